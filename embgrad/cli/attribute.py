@@ -5,25 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-import typer
-
 from embgrad.attribution.attribute import attribute as attributed
 from embgrad.attribution.method import Method
-from embgrad.cli import options as o
 from embgrad.cli.attribution_lines import attribution_legend, attribution_lines
+from embgrad.cli.command import command
 from embgrad.cli.describe import described, model_of
-from embgrad.cli.files import expect_files, say_written, write_files
+from embgrad.cli.files import Files
 from embgrad.cli.methods import methods_from
-from embgrad.cli.models import expect_model
-from embgrad.cli.request import (
-    GradientRequest,
-    Inputs,
-    call_from,
-    loaded_with_batch,
-    note_default,
-    with_objective,
-)
-from embgrad.cli.run import OK, execute
+from embgrad.cli.options import GradientRequest, Inputs, OneModel, of_method, of_points
+from embgrad.cli.request import loaded_with_batch, note_default, with_objective
+from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
 from embgrad.common.text import visible
 from embgrad.inputs.batch import TokenBatch
@@ -35,12 +26,14 @@ __all__ = ["attribute"]
 DEFAULT: Final = ("integrated-gradients",)
 
 
+@command
 def attribute(
-    model: o.Model = None,
-    framework: o.Framework = None,
+    terminal: Terminal,
+    *,
+    models: OneModel,
     method: Annotated[
         list[str] | None,
-        typer.Option(
+        of_method(
             "--method",
             metavar="METHOD",
             help="saliency, input-x-gradient, integrated-gradients (the default), smooth-grad, gradient-shap, "
@@ -49,41 +42,21 @@ def attribute(
     ] = None,
     argument: Annotated[
         list[str] | None,
-        typer.Option(
+        of_method(
             "--set",
             metavar="NAME=VALUE",
             help="An argument of the method, such as steps=50, baseline=mask, samples=200 or seed=1; of several methods, of each "
             "that has it. May be repeated.",
         ),
     ] = None,
-    text: o.TextOption = None,
-    pair: o.Pair = None,
-    file: o.File = None,
-    pairs: o.Pairs = False,
-    ids: o.Ids = None,
-    tokenizer: o.Tokenizer = None,
-    max_length: o.MaxLength = None,
-    objective: o.ObjectiveText = None,
-    labels: o.Labels = None,
+    inputs: Inputs,
+    request: Annotated[GradientRequest, "objective", "labels", "batch_size", "training", "pads", "call"],
     at: Annotated[
         str,
-        typer.Option("--at", metavar="POINT", help="The point: word (the default), embeddings, layer.0, layer.-1, …"),
+        of_points("--at", metavar="POINT", help="The point: word (the default), embeddings, layer.0, layer.-1, …"),
     ] = "word",
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", metavar="N", help="Run at most N examples, steps or samples at once.")
-    ] = None,
-    training: o.Training = False,
-    pads: o.Pads = "keep",
-    ignore: o.Ignore = None,
-    call: o.Call = None,
-    output: o.Output = None,
-    html: Annotated[
-        str | None,
-        typer.Option("--html", metavar="PAGE", help="The HTML page to write, with the methods side by side."),
-    ] = None,
-    as_json: o.AsJson = False,
-    debug: o.Debug = False,
-) -> None:
+    files: Files,
+) -> int:
     """Compute how much each word contributes to the objective, by one or several methods, and print the words coloured by sign.
 
     \b
@@ -91,29 +64,24 @@ def attribute(
     embgrad attribute -m FOLDER -f texts.txt --method saliency --method occlusion --objective "Logit(1)" --html page.html
     embgrad attribute -m FOLDER -t "A gripping film." -o a.safetensors
     """
-
-    def work(terminal: Terminal) -> int:
-        methods = methods_from(method or DEFAULT, argument or ())
-        expect_model(model)
-        expect_files({"--output": output, "--html": html}, printed="words")
-        inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
-        request = GradientRequest(objective, labels, (at,), batch_size, training, pads, call=call)
-        loaded, batch, of_texts = loaded_with_batch(str(model), framework, ignore or (), inputs, terminal, request)
-        with terminal.busy(f"attributing in {loaded.framework} …"):
-            used, results = _computed(loaded.model, batch, request, methods, of_texts)
-        note_default(request, used, terminal)
-        write_files(results, output, html)
-        _print(results, terminal)
-        say_written(terminal, output, html)
-        answer = {name: described(result) for name, result in results.items()}
-        terminal.give({"framework": loaded.framework, "results": answer, "file": output, "page": html})
-        return OK
-
-    execute(work, as_json=as_json, debug=debug)
+    methods = methods_from(method or DEFAULT, argument or ())
+    models.single()
+    files.expect(printed="words")
+    request.expect()
+    loaded, batch, tokenizer = loaded_with_batch(models, inputs, request, terminal)
+    with terminal.busy(f"attributing in {loaded.framework} …"):
+        used, results = _computed(loaded.model, batch, request, methods, at, tokenizer)
+    note_default(request, used, terminal)
+    files.write(results)
+    _print(results, terminal)
+    files.say_written(terminal)
+    answer = {name: described(result) for name, result in results.items()}
+    terminal.give({"framework": loaded.framework, "results": answer, "file": files.output, "page": files.html})
+    return OK
 
 
 def _computed(
-    model: Any, batch: TokenBatch, request: GradientRequest, methods: Mapping[str, Method], tokenizer: Any
+    model: Any, batch: TokenBatch, request: GradientRequest, methods: Mapping[str, Method], at: str, tokenizer: Any
 ) -> tuple[Objective, Attributions]:
     def run(objective: Objective) -> Attributions:
         return attributed(
@@ -121,9 +89,9 @@ def _computed(
             batch,
             objective,
             methods,
-            at=request.at[0],
+            at=at,
             tokenizer=tokenizer,
-            call=call_from(request),
+            call=request.function(),
             training=request.training,
             pads=request.pads,
             batch_size=request.batch_size,

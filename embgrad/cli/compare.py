@@ -8,19 +8,20 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from embgrad.cli import options as o
+from embgrad.cli.command import command
 from embgrad.cli.describe import Results
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import loaded_results, restricted
-from embgrad.cli.models import Models
-from embgrad.cli.request import GradientRequest, Inputs, batch_from, call_from, compute, note_default
-from embgrad.cli.run import DIFFER, OK, execute
+from embgrad.cli.options import GradientRequest, Inputs, Models, Tolerance
+from embgrad.cli.request import batch_from, compute, note_default
+from embgrad.cli.run import DIFFER, OK
 from embgrad.cli.terminal import Terminal
 from embgrad.common.text import visible
 from embgrad.common.tolerance import checked_tolerance
 
 __all__ = [
     "Compared",
+    "OfModels",
     "against_first",
     "compare",
     "compare_models",
@@ -30,6 +31,9 @@ __all__ = [
 
 #: The parameters of commands that apply to files; all others apply to models only.
 FOR_FILES: Final = ("files", "at", "tolerance", "output", "title", "as_json", "debug")
+
+#: The options of gradients that are compared.
+OfModels = Annotated[GradientRequest, "objective", "labels", "at", "batch_size", "training", "pads", "call"]
 
 
 @dataclass(frozen=True)
@@ -45,35 +49,20 @@ class Compared:
     comparisons: Mapping[str, Any]
 
 
+@command
 def compare(
+    terminal: Terminal,
+    *,
     context: typer.Context,
     files: Annotated[
         list[str] | None,
         typer.Argument(metavar="A B", help="Two files of saved gradients; one may be '-', which is stdin."),
     ] = None,
-    model: o.Model = None,
-    frameworks: o.Frameworks = None,
-    against: o.Against = None,
-    framework: o.Framework = None,
-    text: o.TextOption = None,
-    pair: o.Pair = None,
-    file: o.File = None,
-    pairs: o.Pairs = False,
-    ids: o.Ids = None,
-    tokenizer: o.Tokenizer = None,
-    max_length: o.MaxLength = None,
-    objective: o.ObjectiveText = None,
-    labels: o.Labels = None,
-    at: o.At = None,
-    batch_size: o.BatchSize = None,
-    training: o.Training = False,
-    pads: o.Pads = "keep",
-    ignore: o.Ignore = None,
-    call: o.Call = None,
-    tolerance: o.Tolerance = None,
-    as_json: o.AsJson = False,
-    debug: o.Debug = False,
-) -> None:
+    models: Models,
+    inputs: Inputs,
+    request: OfModels,
+    tolerance: Tolerance = None,
+) -> int:
     """Compare gradients: do they agree, by how much do they differ, and why. Exit code 0 if they agree, 1 if they differ.
 
     \b
@@ -81,23 +70,14 @@ def compare(
     embgrad compare -m FOLDER --frameworks torch,tensorflow,gluon,jax,keras -f texts.txt
     embgrad compare -m FOLDER --against OTHER --framework torch -t "A gripping film." --at word --at layer.-1
     """
-
-    def work(terminal: Terminal) -> int:
-        if not files and model is None:
-            raise UsageError("--model is missing: expected two files, or --model with --frameworks or --against")
-        if files:
-            expect_none_for_models(context)
-            _expect_two(files)
-            results = restricted(loaded_results(files), at or ())
-            comparisons: Mapping[str, Any] = against_first(results, tolerance, terminal)
-        else:
-            request = GradientRequest(objective, labels, at or (), batch_size, training, pads, call=call)
-            inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
-            models = Models(model, framework, frameworks, against, ignore or ())
-            comparisons = compare_models(models, inputs, request, tolerance, terminal).comparisons
-        return print_comparisons(comparisons, terminal)
-
-    execute(work, as_json=as_json, debug=debug)
+    if not files and models.model is None:
+        raise UsageError("--model is missing: expected two files, or --model with --frameworks or --against")
+    if files:
+        expect_none_for_models(context)
+        _expect_two(files)
+        results = restricted(loaded_results(files), request.at or ())
+        return print_comparisons(against_first(results, tolerance, terminal), terminal)
+    return print_comparisons(compare_models(models, inputs, request, tolerance, terminal).comparisons, terminal)
 
 
 def against_first(
@@ -139,6 +119,7 @@ def compare_models(
         terminal: where progress, notes and warnings are printed.
         least: the smallest permitted number of models.
     """
+    request.expect()
     checked_tolerance(tolerance)
     batch = batch_from(inputs, models.expect(least), terminal, request)
     loaded = models.load(terminal, least)
@@ -148,7 +129,7 @@ def compare_models(
         used, results[label] = compute(model, batch, request, terminal, used)
     note_default(request, used, terminal)
     natives = {label: model.model for label, model in loaded.items()}
-    return Compared(results, against_first(results, tolerance, terminal, natives, call_from(request)))
+    return Compared(results, against_first(results, tolerance, terminal, natives, request.function()))
 
 
 def print_comparisons(comparisons: Mapping[str, Any], terminal: Terminal) -> int:

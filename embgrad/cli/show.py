@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from embgrad.cli import options as o
 from embgrad.cli.attribution_lines import attribution_legend, attribution_lines, token_lines
+from embgrad.cli.command import command
 from embgrad.cli.describe import Result, described, model_of
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import chosen, loaded_results
-from embgrad.cli.run import OK, execute
+from embgrad.cli.options import At
+from embgrad.cli.run import OK
 from embgrad.cli.search_lines import search_lines, substitution_lines
 from embgrad.cli.terminal import Terminal
 from embgrad.cli.token_colours import legend, painted, pieces
@@ -28,24 +29,28 @@ __all__ = ["show"]
 KINDS = ("norm", "dot")
 
 
+@command
 def show(
+    terminal: Terminal,
+    *,
     file: Annotated[
         str,
         typer.Argument(
-            metavar="FILE", help="A file of saved gradients, attributions, searches or substitutions; '-' is stdin."
+            metavar="FILE",
+            help="A file of saved gradients, attributions, searches or substitutions; '-' is stdin, the default.",
         ),
     ] = "-",
     kind: Annotated[
         str,
         typer.Option(
-            "--kind", metavar="norm|dot", help="The length of the gradient, or its inner product with the embedding."
+            "--kind",
+            metavar="norm|dot",
+            help="The length of the gradient (the default), or its inner product with the embedding.",
         ),
     ] = "norm",
     words: Annotated[bool, typer.Option("--words", help="Merge the tokens of each word.")] = False,
-    at: o.At = None,
-    as_json: o.AsJson = False,
-    debug: o.Debug = False,
-) -> None:
+    at: At = None,
+) -> int:
     """Print the tokens of saved gradients or attributions, coloured by saliency or score; without colours, with digits.
 
     Of a saved search the texts before and after are printed, with changed tokens marked; of substitutions the best ones.
@@ -55,24 +60,20 @@ def show(
     embgrad show g.safetensors --kind dot --words
     NO_COLOR=1 embgrad show g.safetensors --at layer.-1
     """
-
-    def work(terminal: Terminal) -> int:
-        if kind not in KINDS:
-            raise UsageError(f"--kind is {kind!r}: expected 'norm' or 'dot'.{did_you_mean(kind, KINDS)}")
-        results = chosen(next(iter(loaded_results([file]).values())), at or (), file)
-        texts = {name: _lines(name, result, kind, words, terminal) for name, result in results.items()}
-        for name, lines in texts.items():
-            prefix = "" if isinstance(results[name], Search | Substitutions) else "at "
-            terminal.say(f"{prefix}{visible(name)}, {model_of(results[name])}", style="bold")
-            for line in (*lines, ""):
-                terminal.say(line)
-        of_tokens = [result for result in results.values() if not isinstance(result, Search | Substitutions)]
-        for meaning in dict.fromkeys(_legend(result, kind, terminal.coloured) for result in of_tokens):
-            terminal.say(meaning, style="dim")
-        terminal.give({"results": {name: described(result) for name, result in results.items()}})
-        return OK
-
-    execute(work, as_json=as_json, debug=debug)
+    if kind not in KINDS:
+        raise UsageError(f"--kind is {kind!r}: expected 'norm' or 'dot'.{did_you_mean(kind, KINDS)}")
+    results = chosen(next(iter(loaded_results([file]).values())), at or (), file)
+    texts = {name: _lines(name, result, kind, words, terminal) for name, result in results.items()}
+    for name, lines in texts.items():
+        prefix = "" if isinstance(results[name], Search | Substitutions) else "at "
+        terminal.say(f"{prefix}{visible(name)}, {model_of(results[name])}", style="bold")
+        for line in (*lines, ""):
+            terminal.say(line)
+    of_tokens = [result for result in results.values() if not isinstance(result, Search | Substitutions)]
+    for meaning in dict.fromkeys(_legend(result, kind, terminal.coloured) for result in of_tokens):
+        terminal.say(meaning, style="dim")
+    terminal.give({"results": {name: described(result) for name, result in results.items()}})
+    return OK
 
 
 def _legend(result: Result, kind: str, coloured: bool) -> str:

@@ -38,7 +38,6 @@ PARTS: Final = {
     "ray": (
         "embgrad.ray",
         "embgrad.cli.ray_run",
-        "embgrad.cli.gradients:_expect_on_ray",
         "embgrad.cli.huggingface:_expect_all_used",
         "embgrad.cli.huggingface:_expect_complete",
         "embgrad.cli.huggingface:_expect_no_code",
