@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import os
 import signal
@@ -35,14 +36,17 @@ class Record:
     lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)
 
     def tests_of(self, change: Change) -> list[str]:
-        """Return the tests that execute the line of the change, quickest first."""
+        """Return the tests that execute the line of the change, quickest first.
+
+        For what runs as the module is imported these are all: first those that execute a line of the module. None do where no
+        test executes one.
+        """
         lines = self.lines.get(str(change.file), {})
-        if change.loaded:
-            owners = {owner for owners in lines.values() for owner in owners}
-        else:
-            owners = {*(lines.get(change.line) or lines.get(change.statement) or ())}
-        tests = [test for test in self.seconds if test in owners or test.partition("::")[0] in owners]
-        return sorted(tests, key=self.seconds.__getitem__)
+        of_line = [] if change.loaded else lines.get(change.line) or lines.get(change.statement) or []
+        owners = {*(itertools.chain.from_iterable(lines.values()) if change.loaded else of_line)}
+        tests = {test for test in self.seconds if test in owners or test.partition("::")[0] in owners}
+        chosen = [*self.seconds] if change.loaded and tests else tests
+        return sorted(chosen, key=lambda test: (test not in tests, self.seconds[test]))
 
 
 class Recorder:
