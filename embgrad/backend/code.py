@@ -9,13 +9,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, Final
 
-__all__ = [
-    *("HOLDERS", "OPEN", "attributes_of", "code_inside", "content_of", "globals_of", "is_installed"),
-    *("members_of", "names_in", "root_of", "written_by"),
-]
-
-#: Modules of the standard library whose objects hold the user's values.
-HOLDERS: Final = ("argparse", "collections", "types")
+__all__ = ["attributes_of", "content_of", "globals_of", "is_installed", "members_of"]
 
 #: Packages whose classes a user's class may derive from and still count as the user's, whatever its objects hold.
 OPEN: Final = {"embgrad", *sys.stdlib_module_names} - {"__main__"}
@@ -33,22 +27,6 @@ def globals_of(code: CodeType) -> tuple[str, ...]:
     names = [instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _READING]
     inside = [name for inner in code_inside(code) for name in globals_of(inner)]
     return tuple(dict.fromkeys((*names, *inside)))
-
-
-def written_by(code: CodeType) -> set[Any]:
-    """Return the names of the globals that a code object writes, including the code nested inside it."""
-    written = {
-        instruction.argval
-        for instruction in dis.get_instructions(code)
-        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
-    }
-    return written.union(*map(written_by, code_inside(code)))
-
-
-@functools.lru_cache(maxsize=1024)
-def names_in(code: CodeType) -> frozenset[str]:
-    """Return all names in a code object, attribute names included, and those of the code nested inside it."""
-    return frozenset(code.co_names).union(*map(names_in, code_inside(code)))
 
 
 def code_inside(code: CodeType) -> list[CodeType]:
@@ -84,11 +62,6 @@ def attributes_of(value: Any) -> dict[str, Any]:
         attributes.update({name: getattr(value, name) for name in names if name[:2] != "__" and hasattr(value, name)})
     attributes.update(getattr(value, "__dict__", {}))
     return attributes
-
-
-def root_of(cls: type) -> str:
-    """Return the top-level package that defines a class."""
-    return cls.__module__.partition(".")[0]
 
 
 def _mangled(name: str, cls: type) -> str:

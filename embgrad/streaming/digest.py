@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import copyreg
 import dataclasses
+import functools
 import hashlib
 import json
-from collections.abc import Sequence
+import sys
 from typing import Any, Final, Protocol
 
 import numpy as np
 
+from embgrad.backend.code import is_installed
+from embgrad.common.arrays import is_tensor, widened
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import padding_of
 from embgrad.inputs.fast_tokenizers import description_of
-from embgrad.streaming.code_digest import is_function, read
 
-__all__ = ["digest_of", "function_digest", "object_digest", "tokenizer_digest", "update"]
+__all__ = ["UnreadableError", "digest_of", "name_of", "tokenizer_digest", "update"]
 
 
 #: The number types of Python, which are digested as text.
@@ -26,24 +30,44 @@ _NUMBERS: Final = (bool, int, float, complex)
 _SETTINGS: Final = ("truncation_side", "split_special_tokens", "model_input_names", "encode_special_tokens")
 
 
+#: The first protocol of `pickle` that covers objects with slots.
+_PROTOCOL: Final = 4
+
+
 class _Hash(Protocol):
     def update(self, data: bytes, /) -> None: ...
 
 
 def digest_of(value: Any) -> str:
-    """Return sixteen hexadecimal digits that identify a value; they are the same in every process."""
+    """Return sixteen hexadecimal digits that identify a value; they are the same in every process.
+
+    Raises:
+        UnreadableError: see `update`.
+    """
     sha256 = hashlib.sha256()
     update(sha256, value)
     return sha256.hexdigest()[:16]
 
 
-def update(hasher: _Hash, value: Any) -> None:
-    """Add a value to a hash: text, numbers, arrays, functions, batches, lists, sets and dicts of them, and other objects.
+class UnreadableError(Exception):
+    """The content of a value is not known: it is a function, an object of a user's class, or cannot be read.
 
-    Functions and classes are represented by their code, everything else by its whole content.
+    Attributes:
+        value: the value.
+    """
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.value = value
+
+
+def update(hasher: _Hash, value: Any) -> None:
+    """Add a value to a hash: text, numbers, arrays and tensors, batches, lists, sets and dicts of them, and objects.
+
+    An object is what `pickle` would write of it; a class is its name, and so is a function of an installed package.
 
     Raises:
-        UnreadableError: the content of an object cannot be read.
+        UnreadableError: the value is a function of the user's, or an object that `pickle` cannot write.
     """
     cls = type(value)
     if value is None or cls in _NUMBERS:
@@ -72,30 +96,41 @@ def update(hasher: _Hash, value: Any) -> None:
         _put(hasher, "set", str(len(value)).encode())
         for digest in sorted(map(digest_of, value)):  # the order of a set differs from process to process
             _put(hasher, "element", digest.encode())
-    elif is_function(value):
-        _put(hasher, "function", function_digest(value).encode())
+    elif isinstance(value, type):
+        _put(hasher, "class", f"{value.__module__}.{value.__qualname__}".encode())
+    elif hasattr(value, "__qualname__"):
+        _put(hasher, "function", name_of(value).encode())
+    elif (array := _array_of(value)) is not None:
+        update(hasher, [str(getattr(value, "dtype", "")), array])
     else:
-        _put(hasher, "object", digest_of(read(value, digest_of, whole=True)).encode())
+        try:
+            _put(hasher, "object", digest_of(_parts_of(value)).encode())
+        except RecursionError:  # it holds itself
+            raise UnreadableError(value) from None
 
 
-def function_digest(function: Any, known: Sequence[Any] = ()) -> str:
-    """Return the name of a function or of its class, with a digest of its code, see `embgrad.streaming.code_digest`."""
-    cls = function if hasattr(function, "__qualname__") else type(function)
-    module = getattr(cls, "__module__", "")
-    name, description = f"{module}.{cls.__qualname__}", read(function, digest_of, known)
-    # A library's function is identified by its name alone.
-    return name if description == name else f"{name} {digest_of(description)}"
+def name_of(function: Any) -> str:
+    """Return the name of a function or class that Python or an installed package defines, under which it is found there.
 
-
-def object_digest(value: Any, known: Sequence[Any] = ()) -> str:
-    """Return the name of an object's class, with a digest of the object's attributes and of the class."""
-    return f"{type(value).__qualname__} {digest_of(read(value, digest_of, known))}"
+    Raises:
+        UnreadableError: it is the user's, or is not found.
+    """
+    found, module, name = None, getattr(function, "__module__", None), str(getattr(function, "__qualname__", ""))
+    if module is not None and is_installed(module):
+        with contextlib.suppress(AttributeError, KeyError):
+            found = functools.reduce(getattr, name.split("."), sys.modules[module])
+    if found is not function:
+        raise UnreadableError(function)
+    return f"{module}.{name}"
 
 
 def tokenizer_digest(tokenizer: Any) -> str | None:
     """Return a text that identifies a tokenizer, or None for None.
 
-    It covers the tokenizer's own description where it has one, else its vocabulary, else its code; and how it pads.
+    It covers the tokenizer's own description where it has one, else its vocabulary; and how it pads.
+
+    Raises:
+        UnreadableError: the tokenizer has neither.
     """
     if tokenizer is None:
         return None
@@ -116,7 +151,7 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
             if isinstance(value, (bool, int))
         }
         return f"{class_name} {digest_of([dict(vocabulary()), settings, padding])}"
-    return function_digest(tokenizer) if callable(tokenizer) else object_digest(tokenizer)
+    raise UnreadableError(tokenizer)
 
 
 def _description(description: str, *, wrapped: bool) -> Any:
@@ -127,6 +162,31 @@ def _description(description: str, *, wrapped: bool) -> Any:
         return description
     ignored = {"truncation", "padding"} if wrapped else set()
     return {key: value for key, value in parsed.items() if key not in ignored} if isinstance(parsed, dict) else parsed
+
+
+def _array_of(value: Any) -> np.ndarray | None:
+    """Return the values of a framework's tensor; None for other objects, and where it cannot be converted to NumPy."""
+    if not is_tensor(value) or not hasattr(type(value), "shape"):
+        return None
+    try:
+        array = np.asarray(widened(value))
+    except Exception:  # of any class
+        return None
+    return None if array.dtype == object and not array.ndim else array
+
+
+def _parts_of(value: Any) -> Any:
+    """Return the parts from which `pickle` would rebuild an object: the function, its arguments, the state and the items."""
+    if type(value).__module__ == "itertools":  # these can be pickled up to Python 3.13, with a warning
+        raise UnreadableError(value)
+    try:
+        reducer = copyreg.dispatch_table.get(type(value))
+        reduced = value.__reduce_ex__(_PROTOCOL) if reducer is None else reducer(value)
+    except Exception as error:  # whatever the class raises means that the object cannot be copied
+        raise UnreadableError(value) from error
+    if not isinstance(reduced, tuple):
+        return reduced
+    return [*reduced[:3], *(None if items is None else list(items) for items in reduced[3:5])]
 
 
 def _update_with_scalar(hasher: _Hash, value: np.generic) -> None:

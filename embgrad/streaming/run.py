@@ -79,6 +79,7 @@ class Plan:
         options: the options of each batch.
         size: the argument `batch_size`.
         method: the attribution method; None for gradients.
+        run_id: the user's name for the run, which its functions need; None for none.
         compute: the function that returns the results of one batch by point; its last argument is the size of sub-batches.
     """
 
@@ -91,6 +92,7 @@ class Plan:
     ahead: int
     keep: str
     method: Method | None = None
+    run_id: str | None = None
     compute: Callable[[Question, int | None], dict[str, Any]] = gradients_of
 
     def manifest(self) -> Manifest:
@@ -101,7 +103,7 @@ class Plan:
         """Return the identity of the run, by option."""
         size = self.size if self.source.tokenizer is None else self.source.size
         further = {"batch_size": size, "window": self.window, "check": bool(self.options.check)}
-        return identity(self.bound, self.options, self.source, self.objectives, further, self.method)
+        return identity(self.bound, self.options, self.source, self.objectives, further, self.method, self.run_id)
 
     @property
     def total(self) -> int | None:

@@ -1,9 +1,9 @@
-"""The identity of a run: digests of its model's weights, its objective and its options."""
+"""The identity of a run: digests of its model's weights and of its plain arguments, and the user's name for its functions."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from embgrad.attribution.method import Method
@@ -12,16 +12,88 @@ from embgrad.backend.signature import as_parts
 from embgrad.engine.interventions import BroadcastArray
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.weights import weights_of
+from embgrad.errors import EmbgradError, UnsupportedError, brief
 from embgrad.objectives.objectives import Objective, as_objective, described
-from embgrad.streaming.code_digest import read
-from embgrad.streaming.digest import digest_of, function_digest, object_digest, tokenizer_digest, update
+from embgrad.streaming.digest import UnreadableError, digest_of, name_of, tokenizer_digest, update
 from embgrad.streaming.objectives import Labelled, Objectives, PerBatch
 from embgrad.streaming.source import Source
 
-__all__ = ["identity", "objective_identity", "weights_digest"]
+__all__ = ["Names", "identity", "weights_digest"]
 
 #: The longest description of an objective that a manifest holds in full; of a longer one it holds the beginning and a digest.
 LONGEST = 200
+
+
+class Names:
+    """The texts that identify the arguments of a call: digests of plain values, and names of functions.
+
+    What the user's functions and classes compute is not known, so that a call that has any must have a name.
+
+    Args:
+        run_id: the user's name for the call; None for none.
+
+    Raises:
+        EmbgradError: `run_id` is no text.
+    """
+
+    def __init__(self, run_id: Any) -> None:
+        if run_id is not None and (not isinstance(run_id, str) or not run_id):
+            raise EmbgradError(f"run_id is {brief(run_id)}: expected a text, such as 'first', or None")
+        self.run_id = run_id
+
+    def of(self, what: str, value: Any, describe: Callable[[Any], str | None] = digest_of) -> str | None:
+        """Return the text that identifies an argument.
+
+        Args:
+            what: the argument, for the message.
+            value: its value.
+            describe: returns the text, or raises UnreadableError.
+
+        Raises:
+            UnsupportedError: the argument is, or holds, a function or an object of a user's class, and the call has no name.
+        """
+        try:
+            return describe(value)
+        except UnreadableError as error:
+            if self.run_id is None:
+                raise UnsupportedError(
+                    f"{what} is or holds {brief(error.value)}, of type {type(error.value).__name__}, and what your functions and "
+                    "classes compute cannot be compared with what another call's do: give run_id='...', a text that you change "
+                    "whenever they change, or omit to"
+                ) from None
+            cls = value if hasattr(value, "__qualname__") else type(value)
+            return f"{cls.__module__}.{cls.__qualname__}"
+
+    def of_function(self, what: str, function: Any) -> str | None:
+        """Return the name of a function or class that is an argument, None for None; see `of`."""
+        return None if function is None else self.of(what, function, name_of)
+
+    def of_objective(self, objective: Any) -> str | None:
+        """Return the description of an objective with a digest of it; or the name of a function, see `of`."""
+        if not isinstance(objective, Objective):
+            native: Any = as_objective(objective)
+            return f"{described(native)['class']} {self.of_function('the objective', native.function)}"
+        description = repr(objective.describe())
+        shown = description if len(description) <= LONGEST else f"{objective!r}"[:LONGEST]
+        return self.of("the objective", objective, lambda own: f"{shown} {digest_of(_of_embgrad(own).describe())}")
+
+    def of_method(self, method: Any) -> Mapping[str, Any]:
+        """Return the description of a method of attribution or of search."""
+        for entry in (method, getattr(method, "of", method)):
+            self.of("method", entry, lambda own: str(_of_embgrad(own)))
+        arguments: Mapping[str, Any] = method.describe()
+        return arguments
+
+
+def _of_embgrad(value: Any) -> Any:
+    """Return an object whose class is embgrad's.
+
+    Raises:
+        UnreadableError: its class is the user's.
+    """
+    if not type(value).__module__.startswith("embgrad."):
+        raise UnreadableError(value)
+    return value
 
 
 def identity(
@@ -31,10 +103,9 @@ def identity(
     objectives: Objectives,
     further: Mapping[str, Any],
     method: Method | None = None,
+    run_id: str | None = None,
 ) -> dict[str, Any]:
     """Return the identity of a run by option, as values that JSON can hold, equal for the same run in every process.
-
-    Functions and users' classes are represented by their names, their code and what the code reads.
 
     Args:
         bound: the model.
@@ -43,34 +114,46 @@ def identity(
         objectives: the objectives of the batches.
         further: further options, as plain values.
         method: the attribution method; None for gradients, whose identity has no such entry.
+        run_id: the user's name for the run.
+
+    Raises:
+        UnsupportedError: an argument is a function, and `run_id` is None.
     """
-    parts = as_parts(bound.model)  # the weights identify these
-    names = [f"{type(part).__module__}.{type(part).__qualname__}" for part in parts]
-    changes = {
-        option: digest_of(read(_plain(values), digest_of, parts)) if values else None
-        for option, values in options.changes.items()
-    }
+    names = Names(run_id)
+    parts = [type(part) for part in as_parts(bound.model)]
     return {
-        "model": " + ".join(names),
+        "model": " + ".join(f"{cls.__module__}.{cls.__qualname__}" for cls in parts),
         "weights": weights_digest(bound),
-        "objective": _objective_identity(objectives, parts),
+        "objective": _of_argument(names, objectives.argument),
         "source": "batches" if source.tokenizer is None else "texts",
-        "tokenizer": tokenizer_digest(source.tokenizer),
+        "tokenizer": names.of("tokenizer", source.tokenizer, tokenizer_digest),
         "max_length": source.max_length,
-        "call": None if bound.call is None else function_digest(bound.call, parts),
+        "call": names.of_function("call", bound.call),
         "training": bool(options.training),
         "pads": options.pads,
         "split": bool(options.split),
         "compile": bool(options.compile),
-        **changes,
+        **{option: _of_changes(names, option, changes) for option, changes in options.changes.items()},
         **further,
-        **({} if method is None else {"method": _method_identity(method, parts)}),
+        **({} if run_id is None else {"run_id": run_id}),
+        **({} if method is None else {"method": names.of_method(method)}),
     }
 
 
-def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes as the user gave them."""
-    return {name: change.array if isinstance(change, BroadcastArray) else change for name, change in changes.items()}
+def _of_argument(names: Names, objective: Any) -> str | None:
+    if not isinstance(objective, (Labelled, PerBatch)):
+        return names.of_objective(objective)
+    batch = ", with the batch" if isinstance(objective, Labelled) and objective.with_batch else ""
+    return f"{type(objective).__name__} {names.of_function('the objective', objective.make)}{batch}"
+
+
+def _of_changes(names: Names, option: str, changes: Mapping[str, Any]) -> str | None:
+    plain = {name: change.array if isinstance(change, BroadcastArray) else change for name, change in changes.items()}
+    described = {
+        name: names.of_function(f"{option}[{name!r}]", change) if callable(change) else change
+        for name, change in plain.items()
+    }
+    return digest_of(described) if described else None
 
 
 def weights_digest(bound: BoundModel) -> str | None:
@@ -82,33 +165,3 @@ def weights_digest(bound: BoundModel) -> str | None:
     for weight in weights:
         update(hasher, [weight.name, weight.dtype, weight.get()])
     return f"{len(weights)}: {hasher.hexdigest()[:16]}"
-
-
-def _method_identity(method: Method, known: Sequence[Any]) -> dict[str, Any]:
-    methods = (method, getattr(method, "of", method))
-    are_embgrads = all(type(entry).__module__.startswith("embgrad.") for entry in methods)
-    return method.describe() if are_embgrads else {**method.describe(), "code": object_digest(method, known)}
-
-
-def _objective_identity(objectives: Objectives, known: Sequence[Any]) -> str:
-    objective = objectives.argument
-    if isinstance(objective, (Labelled, PerBatch)):
-        batch = ", with the batch" if isinstance(objective, Labelled) and objective.with_batch else ""
-        return f"{type(objective).__name__} {function_digest(objective.make, known)}{batch}"
-    return objective_identity(objective, known)
-
-
-def objective_identity(objective: Any, known: Sequence[Any]) -> str:
-    """Return the description of an objective with a digest of it: of a function, of its code.
-
-    Args:
-        objective: an objective of embgrad, or a function.
-        known: the parts of the model, which other digests identify.
-    """
-    if isinstance(objective, Objective):
-        description = repr(objective.describe())
-        shown = description if len(description) <= LONGEST else f"{objective!r}"[:LONGEST]
-        is_embgrads = type(objective).__module__.startswith("embgrad.")
-        return f"{shown} {digest_of(objective.describe()) if is_embgrads else object_digest(objective, known)}"
-    native: Any = as_objective(objective)
-    return f"{described(native)['class']} {function_digest(native.function, known)}"

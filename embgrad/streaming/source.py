@@ -19,7 +19,7 @@ from embgrad.inputs.collate import Encoded, Padding, padded
 from embgrad.inputs.conventions import as_batch, batch_of
 from embgrad.inputs.encode import as_example, encoded, padding_of, warn_of_doubled
 from embgrad.inputs.fast_tokenizers import apart
-from embgrad.streaming.code_digest import UnreadableError
+from embgrad.streaming.digest import UnreadableError
 
 __all__ = ["Portion", "Source"]
 

@@ -65,6 +65,7 @@ def stream(
     ahead: int = 2,
     progress: Progress | bool | None = None,
     to: str | os.PathLike[str] | None = None,
+    run_id: str | None = None,
     keep: str = "all",
     method: Method | str | None = None,
 ) -> Stream:
@@ -101,6 +102,9 @@ def stream(
         to: a folder, in which the results are written as safetensors files with a manifest. A run that was interrupted, in
             any way, continues where it stopped when the same call is repeated with the same source from its beginning:
             finished results are read back, not computed. The folder is then the same to the last byte. `open_stream` reads it.
+        run_id: with `to` a text that identifies the run's functions and objects of your own classes: the objective, `call`, and
+            others. What they compute cannot be compared, so that a call that has any needs this, and a new text whenever they
+            change.
         keep: the part of each result that is stored and yielded: "all"; "saliency" for an `embgrad.results.Saliencies`, one
             number a position; "table" for the sum of all table gradients alone, see `Stream.table`. With `method` "saliency" is
             the attribution without its `values`, and there is no "table".
@@ -115,6 +119,7 @@ def stream(
     Raises:
         BackendError, BatchError, ObjectiveError, PointError, UnsupportedError: as `gradients`, here or while iterating; or an
             option does not go with `method`.
+        UnsupportedError: with `to`, an argument is a function, and `run_id` is not given.
         FileFormatError: the folder holds another run (other weights, objective, method, options, or source), or is broken.
         EmbgradError: another stream writes to the folder, or there is no such method.
     """
@@ -147,7 +152,7 @@ def stream(
     )
     if window is not None:
         expect_window(options, reader, objective)
-    plan = Plan(bound, options, reader, objectives, size, window, 0 if training else ahead, keep)
+    plan = Plan(bound, options, reader, objectives, size, window, 0 if training else ahead, keep, run_id=run_id)
     if chosen is not None:
         plan = replace(plan, method=chosen, compute=partial(attributions_of, chosen, tokenizer))
     return Stream(plan, folder, progress)

@@ -12,16 +12,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend.signature import as_parts
 from embgrad.common.files import checked_path, once
 from embgrad.common.safetensors import read_tensors, write_tensors
 from embgrad.engine.origins import origins
-from embgrad.errors import EmbgradError, FileFormatError, UnsupportedError, brief
+from embgrad.errors import EmbgradError, FileFormatError, brief
 from embgrad.objectives.native import NativeObjective
 from embgrad.results.history import ARRAYS, History
-from embgrad.streaming.code_digest import UnreadableError
-from embgrad.streaming.digest import digest_of, function_digest, tokenizer_digest
-from embgrad.streaming.run_identity import objective_identity, weights_digest
+from embgrad.streaming.digest import digest_of, tokenizer_digest
+from embgrad.streaming.run_identity import Names, weights_digest
 from embgrad.streaming.writer import changes_between
 from embgrad.token_search.method import SearchMethod, State
 from embgrad.token_search.problem import Problem
@@ -65,6 +63,7 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
         method: the method.
         problem: what is searched; its queries are set to those of the file.
         tokenizer: the tokenizer; None where none is known.
+        run_id: see `search`.
 
     Attributes:
         steps: the number of steps that the file holds; 0 without a file.
@@ -73,16 +72,18 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
 
     Raises:
         FileFormatError: the file holds something else, another search, or more steps than the method takes.
-        UnsupportedError: a function or a further input of the batch cannot be read, so that the search cannot be identified.
+        UnsupportedError: an argument is a function, and `run_id` is None.
     """
 
-    def __init__(self, path: Path | None, method: SearchMethod, problem: Problem, tokenizer: Any) -> None:
+    def __init__(
+        self, path: Path | None, method: SearchMethod, problem: Problem, tokenizer: Any, run_id: str | None = None
+    ) -> None:
         self.steps, self.state, self.history = 0, None, None
         self._path = path
         self._pending: Callable[[], None] | None = None
         self._next = 0.0
         if path is not None:
-            self._run = _identity(method, problem, tokenizer)
+            self._run = _identity(method, problem, tokenizer, Names(run_id))
             if path.exists():
                 self._read(path, method.steps)
         if self.history is not None:
@@ -171,33 +172,25 @@ def _entry(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     return entry
 
 
-def _identity(method: SearchMethod, problem: Problem, tokenizer: Any) -> dict[str, Any]:
+def _identity(method: SearchMethod, problem: Problem, tokenizer: Any, names: Names) -> dict[str, Any]:
     """Return what identifies a search, by argument, as JSON-compatible values. The number of steps is not a part of it."""
     bound, objective = problem.bound, problem.objective
-    parts = as_parts(bound.model)  # the weights identify these
-    arguments = method.describe()
+    arguments = dict(names.of_method(method))
     arguments.pop("steps", None)
-    try:
-        return {
-            "model": origins(bound)["model"],
-            "weights": weights_digest(bound),
-            "call": None if bound.call is None else function_digest(bound.call, parts),
-            "batch": digest_of(problem.batch),
-            "objective": objective_identity(
-                objective.function if isinstance(objective, NativeObjective) else objective, parts
-            ),
-            "method": arguments,
-            **problem.rule.describe(),
-            "positions": digest_of(problem.free),
-            "allowed": digest_of(problem.allowed),
-            **({"training": True} if problem.training else {}),
-            "stable": None if problem.stability is None else tokenizer_digest(tokenizer),
-        }
-    except UnreadableError as error:
-        raise UnsupportedError(
-            f"the call holds {brief(error.value)}, of type {type(error.value).__name__}, whose content cannot be read to "
-            "identify the search for to=...: use numbers, arrays and functions of them, or omit to"
-        ) from error
+    return {
+        "model": origins(bound)["model"],
+        "weights": weights_digest(bound),
+        "call": names.of_function("call", bound.call),
+        "batch": names.of("the batch", problem.batch),
+        "objective": names.of_objective(objective.function if isinstance(objective, NativeObjective) else objective),
+        "method": arguments,
+        **problem.rule.describe(),
+        "positions": digest_of(problem.free),
+        "allowed": digest_of(problem.allowed),
+        **({"training": True} if problem.training else {}),
+        "stable": None if problem.stability is None else names.of("tokenizer", tokenizer, tokenizer_digest),
+        **({} if names.run_id is None else {"run_id": names.run_id}),
+    }
 
 
 def _arrays(state: State, history: History) -> Iterator[tuple[str, np.ndarray]]:

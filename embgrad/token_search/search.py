@@ -72,6 +72,7 @@ def search(
     batch_size: int | None = None,
     progress: Progress | bool | None = None,
     to: str | PathLike[str] | None = None,
+    run_id: str | None = None,
 ) -> Search:
     """Return texts near those of a batch at which the objective of each is as high, or as low, as a method finds.
 
@@ -95,6 +96,7 @@ def search(
         to: a file for the state of the search, which is written after steps, about once a second. The same call goes on from it,
             and returns what an uninterrupted one returns, bit for bit but for the seconds; with more `steps` a finished search
             goes on. The file is no result: `Search.save` writes one.
+        run_id: with `to` a text that identifies your functions among the arguments, see `stream`.
 
     Returns:
         A `Search`.
@@ -126,7 +128,7 @@ def search(
     with (
         explained_errors(problem.bound, problem.batch),
         reporter(progress, "steps") as report,
-        Checkpoint(target, chosen, problem, tokenizer) as checkpoint,
+        Checkpoint(target, chosen, problem, tokenizer, run_id) as checkpoint,
     ):
         record = _Record(problem.queries, checkpoint.history)
         problem.expect_independent()

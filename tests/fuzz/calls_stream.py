@@ -31,7 +31,7 @@ def stream(draw: Draw, framework: str) -> Case:
     if draw.chance(0.3):
         options["window"] = draw.integer(1, 8)
     keep = draw.choice(["all", "all", "saliency", "table"])
-    options["keep"] = keep
+    options |= {"keep": keep, "run_id": "fuzz"}
     to, stop = draw.chance(0.5), draw.integer(0, 3)
 
     def run() -> Any:
@@ -88,7 +88,14 @@ def broken_folder(draw: Draw, framework: str) -> Case:
 
     def streamed(directory: Any) -> Any:
         return embgrad.stream(
-            world.model, iter(texts), embgrad.Sum(), tokenizer=tokenizer, batch_size=2, keep=keep, to=directory
+            world.model,
+            iter(texts),
+            embgrad.Sum(),
+            tokenizer=tokenizer,
+            batch_size=2,
+            keep=keep,
+            to=directory,
+            run_id="fuzz",
         ).finish()
 
     def read(kept: Any) -> Any:

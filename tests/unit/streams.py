@@ -29,10 +29,19 @@ def model(seed: int = 0, dtype: str = "float32") -> ReferenceModel:
     return ReferenceModel(forward, {name: random.normal(size=shape).astype(dtype) for name, shape in shapes.items()})
 
 
-def tokenizer(text: str, pair: str | None = None) -> list[int]:
-    """Return [1] text [2], or [1] text [2] pair [2], with an id for each letter."""
-    parts = [text] if pair is None else [text, pair]
-    return [1] + [one for part in parts for one in [*(3 + LETTERS.index(letter) for letter in part), 2]]
+class Letters:
+    """A tokenizer with an id for each letter, which its vocabulary identifies."""
+
+    def get_vocab(self) -> dict[str, int]:
+        return {letter: 3 + number for number, letter in enumerate(LETTERS)}
+
+    def __call__(self, text: str, pair: str | None = None) -> list[int]:
+        """Return [1] text [2], or [1] text [2] pair [2]."""
+        parts = [text] if pair is None else [text, pair]
+        return [1] + [id_ for part in parts for id_ in [*map(self.get_vocab().__getitem__, part), 2]]
+
+
+tokenizer = Letters()
 
 
 class Pieces:

@@ -189,6 +189,7 @@ def test_settings_of_ones_own_are_another_run(wordpiece: Tokenizer, tmp_path: Pa
             ),
             call=lambda module, inputs: module(inputs["input_ids"]),
             to=tmp_path,
+            run_id="a",
         )
 
     run().finish()

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
 import pytest
 import tokenizers
 
 import embgrad
 from embgrad.cli.demo import minilm_folder
-from embgrad.streaming.digest import function_digest
 
 FRAMEWORKS = ("torch", "tensorflow", "gluon", "jax")
 OBJECTIVE = embgrad.Sum(output="pooled")
@@ -130,55 +128,3 @@ def _finished(folder: Path) -> int:
 
 def _files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != ".lock"}
-
-
-def head(framework: str, number: float) -> Any:
-    """A layer of the user's, such as a probe, with this weight."""
-    if framework == "torch":
-        import torch
-
-        class Head(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.inner = torch.nn.Linear(2, 1)
-                self.inner.weight.data.fill_(number)
-                self.inner.bias.data.fill_(0)
-
-        return Head()
-    if framework == "tensorflow":
-        import tensorflow as tf
-
-        made = tf.keras.layers.Dense(1, kernel_initializer=tf.keras.initializers.Constant(number))
-        made.build((None, 2))
-        return made
-    from embgrad_gluon.importing import import_mxnet  # which makes it one that today's NumPy can import
-
-    mx = import_mxnet()
-    dense = mx.gluon.nn.Dense(1, in_units=2)
-    dense.initialize(mx.init.Constant(number))
-    return dense
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_an_objective_is_told_by_the_weights_of_a_layer_that_it_calls(framework: str) -> None:
-    def reading(layer: Any) -> Any:
-        return lambda outputs: layer(outputs)[:, 0]
-
-    one, same, other = (head(framework, number) for number in (1.0, 1.0, 2.0))
-    assert function_digest(reading(one)) == function_digest(reading(same))
-    assert function_digest(reading(one)) != function_digest(reading(other))
-    # The stream's own model goes by its weights, which are compared by themselves.
-    assert function_digest(reading(one), [one]) == function_digest(reading(other), [other])
-
-
-def test_functions_are_told_by_the_tables_of_pandas_that_they_read() -> None:
-    def reading(value: Any) -> Any:
-        return lambda labels: embgrad.CrossEntropy([int(label is value) for label in labels])
-
-    def told(*columns: Any) -> list[str]:
-        frame = pandas.DataFrame({"label": columns, "text": "x"})
-        return [function_digest(reading(held)) for held in (frame, frame["label"], frame.set_index("label"))]
-
-    assert told(1, 2) == told(1, 2)
-    for column in ([2, 1], [1, 2, 3], ["1", "2"]):
-        assert not set(told(1, 2)) & set(told(*column))

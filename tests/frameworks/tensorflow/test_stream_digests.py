@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from embgrad.streaming.code_digest import UnreadableError
-from embgrad.streaming.digest import digest_of
+from embgrad.streaming.digest import UnreadableError, digest_of
 
 #: By what they are, tensors that hold a number, and others of another one.
 KINDS: dict[str, Callable[[int], Any]] = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import embgrad
-from embgrad.streaming.digest import digest_of, function_digest
+from embgrad.streaming.digest import digest_of
 from tests.unit.streams import model, texts, tokenizer
 
 #: By what they are, tensors that hold a number, and others of another one.
@@ -39,20 +39,11 @@ def test_tensors_are_told_by_their_values(make: Callable[[int], Any]) -> None:
     assert digest_of(make(1)) != digest_of(make(2))
 
 
-def test_functions_differ_by_their_tensors_in_bfloat16() -> None:
-    def closing_over(tensor: torch.Tensor) -> Callable[..., Any]:
-        return lambda labels: tensor[0]
-
-    one, same, other = (function_digest(closing_over(KINDS["bfloat16"](number))) for number in (1, 1, 2))
-    assert one == same
-    assert one != other
-
-
 def test_another_source_of_labels_in_bfloat16_is_refused(tmp_path: Path) -> None:
     def labelled(label: int) -> embgrad.results.Stream:
         source = [(text, torch.tensor(label, dtype=torch.bfloat16)) for text in texts(7)]
         made = embgrad.Labelled(lambda labels: embgrad.Logit(0))
-        return embgrad.stream(model(), source, made, tokenizer=tokenizer, batch_size=2, to=tmp_path)
+        return embgrad.stream(model(), source, made, tokenizer=tokenizer, batch_size=2, to=tmp_path, run_id="a")
 
     with labelled(1) as parts:
         next(parts)

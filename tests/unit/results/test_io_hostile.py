@@ -467,7 +467,7 @@ def test_streams_split_long_texts_among_shards(tmp_path: Path, monkeypatch: pyte
     tokenizer = Pieces(lambda text: [letter * 2000 for letter in text])
     to = tmp_path / "s"
     embgrad.stream(
-        model(), ["ab", "cd", "ef", "gh", "ij"], embgrad.Sum(), tokenizer=tokenizer, batch_size=1, to=to
+        model(), ["ab", "cd", "ef", "gh", "ij"], embgrad.Sum(), tokenizer=tokenizer, batch_size=1, to=to, run_id="a"
     ).finish()
     shards = embgrad.open_stream(to)
     assert [len(read_tensors(path)[0]) > 0 for path in sorted(to.glob("*.safetensors"))] == [True, True]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,22 +107,6 @@ def test_another_method_is_another_run(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=r"of another run: method was .*GradientShap.* and is None"):
         streamed(None, to=tmp_path)
     assert list(streamed(method, to=tmp_path))
-
-
-def test_the_code_of_a_method_of_the_users_own_identifies_the_run(tmp_path: Path) -> None:
-    def of(factor: float) -> embgrad.attribution.Method:
-        @dataclass(frozen=True)
-        class Scaled(embgrad.attribution.Method):
-            def contributions(self, passes: Any, tokenizer: Any) -> embgrad.attribution.Contributions:
-                return embgrad.attribution.Contributions(factor * passes.inputs.sum(-1))
-
-        return Scaled()
-
-    with streamed(of(2.0), to=tmp_path) as parts:
-        next(parts)
-    with pytest.raises(FileFormatError, match=r"of another run: method\.code was "):
-        streamed(of(3.0), to=tmp_path)
-    assert len(streamed(of(2.0), to=tmp_path).finish()) == 6
 
 
 def test_attributions_are_streamed_in_training_mode() -> None:

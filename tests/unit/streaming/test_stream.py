@@ -152,7 +152,7 @@ def test_pairs_and_files_of_every_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("whole", [int, np.int64])
 def test_max_length_and_batch_size_are_whole_numbers_of_any_kind(whole: Any, tmp_path: Path) -> None:
     options = {"tokenizer": Pieces(), "max_length": whole(5), "batch_size": whole(2)}
-    actual = list(stream(["abcdef", "a", "b"], embgrad.Logit(0), **options, to=tmp_path))
+    actual = list(stream(["abcdef", "a", "b"], embgrad.Logit(0), **options, to=tmp_path, run_id="a"))
     assert [result.ids.shape for result in actual] == [(2, 5), (1, 3)]
     assert actual[0].provenance["truncated"] == [3, 0]
 

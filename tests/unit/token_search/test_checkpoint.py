@@ -145,7 +145,7 @@ class Sub(ReferenceModel):
         ({"method": GCG(steps=4, candidates=5, top=4, seed=1)}, "method.seed was 0 and is 1"),
         ({"method": HotFlip(steps=4)}, "method was {'class': 'GCG'"),
         ({"objective": embgrad.Logit(0)}, "objective was "),
-        ({"objective": lambda outputs: outputs.sum(1)}, "objective was "),
+        ({"objective": lambda outputs: outputs.sum(1), "run_id": "a"}, "objective was "),
         ({"goal": "minimize"}, "goal was 'maximize' and is 'minimize'"),
         ({"until": 4.0}, "until was 3.0 and is 4.0"),
         ({"until": [3.0, 3.0]}, "until was 3.0 and is [3.0, 3.0]"),
@@ -155,7 +155,7 @@ class Sub(ReferenceModel):
         ({"model": unlike(curved())}, "weights was "),
         ({"model": Sub(curved().forward, {name: curved()[name].value for name in ("E", "U", "W")})}, "model was "),
         ({"batch": BATCH.replace(ids=BATCH.ids[::-1])}, "batch was "),
-        ({"call": lambda model, inputs: model(**inputs)}, "call was None"),
+        ({"call": lambda model, inputs: model(**inputs), "run_id": "a"}, "call was None"),
     ],
 )  # fmt: skip
 def test_another_search_is_refused_and_its_file_stays(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -227,11 +227,15 @@ def test_what_cannot_be_identified_is_refused(tmp_path: Path) -> None:
         def __init__(self) -> None:
             self.lock = threading.Lock()
 
-    batch = BATCH.replace(extras={"lock": Holds()})
-    with refused(
-        embgrad.errors.UnsupportedError, "whose content cannot be read to identify the search for to=...", "omit to"
-    ):
-        found(tmp_path / "run.safetensors", batch=batch, call=lambda model, inputs: model(inputs["input_ids"]))
+    own = lambda model, inputs: model(inputs["input_ids"])  # noqa: E731
+    for options, what in (({}, "call"), ({"batch": BATCH.replace(extras={"lock": Holds()})}, "the batch")):
+        call = own if what == "call" else None
+        with refused(embgrad.errors.UnsupportedError, f"{what} is or holds", "give run_id='...'", "or omit to"):
+            found(tmp_path / "run.safetensors", call=call, **options)
+    first = found(tmp_path / "run.safetensors", call=own, run_id="first")
+    expect_equal(first, found(tmp_path / "run.safetensors", call=own, run_id="first"))
+    with refused(embgrad.errors.FileFormatError, "run_id was 'first' and is 'second'"):
+        found(tmp_path / "run.safetensors", call=own, run_id="second")
 
 
 def test_the_state_is_written_once_a_second_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
