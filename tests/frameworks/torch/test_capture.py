@@ -431,6 +431,26 @@ def test_checkpoints_of_the_loop_still_run_twice() -> None:
             assert len(runs) == 2
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+def test_layers_that_a_reentrant_checkpoint_does_not_train_stay_untrained() -> None:
+    """PyTorch gives their weights no gradient where no input of the segment has one."""
+    alone, captured = net(reentrant=True), net(reentrant=True)
+    for part in (alone.table, alone.norm, captured.table, captured.norm):
+        part.requires_grad_(False)
+    alone(BATCHES[0]).sum().backward()
+    with embgrad.capture(captured, at="head:input") as tap:
+        captured(BATCHES[0]).sum().backward()
+    assert tap.count == 1
+    for model in (alone, captured):
+        trained = [name for name, weight in model.named_parameters() if weight.grad is not None]
+        assert trained == ["head.weight", "head.bias"]
+    with (
+        pytest.raises(embgrad.errors.NoGradientError, match=r"no gradient reached 'layer\.1'"),
+        embgrad.capture(captured, at="layer.1"),
+    ):
+        captured(BATCHES[0]).sum().backward()
+
+
 def test_points_behind_frozen_weights_alone_in_checkpoints_are_refused() -> None:
     model = net(reentrant=False)
     for part in (model.table, model.norm, model.layers[0]):

@@ -247,19 +247,21 @@ def test_a_function_of_the_user_may_call_the_model() -> None:
     np.testing.assert_array_equal(tap.steps[0].activations, expected)
 
 
+@pytest.mark.parametrize(("at", "path"), [("word", "table"), ("head", "head")])
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpoints(reentrant: bool) -> None:
+def test_gradient_checkpoints(reentrant: bool, at: str, path: str) -> None:
     by_hand, model = net(reentrant=reentrant), net(reentrant=reentrant)
-    delta = torch.randn(3, 4, 4)
+    delta = torch.randn(3, 3) if at == "head" else torch.randn(3, 4, 4)
     torch.manual_seed(5)
-    with hooks_by_hand(by_hand, {"word": delta}) if not reentrant else contextlib.nullcontext():
-        handle = by_hand.table.register_forward_hook(lambda *given: given[2] + delta) if reentrant else None
-        loss_of(by_hand, BATCHES[0]).backward()
-    if handle is not None:
-        handle.remove()
+    handle = by_hand.get_submodule(path).register_forward_hook(lambda *given: given[2] + delta)
+    loss_of(by_hand, BATCHES[0]).backward()
+    handle.remove()
     torch.manual_seed(5)
-    with embgrad.perturbed(model, {"word": delta}):
+    recording: list[bool] = []
+    model.layers[0].register_forward_pre_hook(lambda *given: recording.append(torch.is_grad_enabled()))
+    with embgrad.perturbed(model, {at: delta}):
         loss = loss_of(model, BATCHES[0])
+    assert recording[-1] is not reentrant  # it stays the kind that it is
     loss.backward()  # the segments run again after the perturbation is closed
     for mine, its in zip(model.parameters(), by_hand.parameters(), strict=True):
         assert torch.equal(mine.grad, its.grad)
@@ -274,6 +276,7 @@ def test_gradient_checkpoints(reentrant: bool) -> None:
         loss_of(model, BATCHES[0])
     with torch.no_grad(), embgrad.perturbed(model.eval(), {"layers.1": 1.0}):  # nothing runs again
         model(BATCHES[0])
+    model.layers[0]._forward_pre_hooks.clear()
     expect_clean(model)
 
 
