@@ -26,8 +26,12 @@ class TorchBackend:
     extra: Final = "torch"
     supports: Final = frozenset(
         {"word", "training", "split", "native", "float64", "load_bert"}
-        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "perturb", "weights", "compile"}
+        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "perturb", "weights"}
     )
+    instead: Final = {
+        "compile": "omit it, and pass torch.compile(model) itself where you use it: embgrad runs its Python, because compiled "
+        "code hides its lookups"
+    }
 
     def owns(self, part: object) -> bool:
         """Return whether the object is a `torch.nn.Module`, by its type, without importing PyTorch."""

@@ -11,7 +11,8 @@ from embgrad.checkpoints.keras_bert import keras_bert_targets
 from embgrad.checkpoints.load_bert import bert_names
 from embgrad.checkpoints.weight_target import WeightTarget
 from embgrad.errors import BackendError, UnsupportedError, brief, listed
-from embgrad_torch.parameters import is_bert, writer
+from embgrad_torch.parameters import bert_parameters, is_bert, writer
+from embgrad_torch.walk import original
 
 __all__ = ["bert", "bert_targets"]
 
@@ -54,14 +55,15 @@ def bert_targets(model: Any) -> list[WeightTarget] | None:
 
     None for any other model.
     """
-    if not is_bert(model):
-        return keras_bert_targets(model)
-    names = bert_names(model.config.num_hidden_layers)
-    return _targets(model, names) if {name for name, _ in model.named_parameters()} == set(names) else None
+    module = original(model)
+    if not is_bert(module):
+        return keras_bert_targets(module)
+    names = bert_names(module.config.num_hidden_layers)
+    return _targets(module, names) if bert_parameters(module).keys() == set(names) else None
 
 
 def _targets(model: Any, names: Sequence[str]) -> list[WeightTarget]:
-    parameters = dict(model.named_parameters())
+    parameters = bert_parameters(model)
     return [
         WeightTarget(source=name, shape=tuple(parameters[name].shape), put=writer(parameters[name]), native=name)
         for name in names

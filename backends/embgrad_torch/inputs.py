@@ -20,6 +20,7 @@ from embgrad.common import pytree as structures
 from embgrad.common.tolerance import coarsest
 from embgrad.errors import BatchError, OutputError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
+from embgrad_torch.walk import original
 
 __all__ = [
     *("TorchTensors", "computed_in", "dtype_name", "has_values", "is_floating", "is_quantised"),
@@ -51,12 +52,13 @@ def plan(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> tuple
             f"the model is a sequence of {len(model)} parts, which embgrad cannot call without a function that combines them. "
             "Pass call=lambda parts, inputs: outputs"
         )
-    if is_keras(model):
+    module = original(model)
+    if is_keras(module):
         return _plan_keras(model, batch, device)
-    if _forward_of_class(model) is torch.nn.Module.forward and "forward" not in vars(model):
-        children = ", ".join(name for name, _ in model.named_children())
+    if _forward_of_class(module) is torch.nn.Module.forward and "forward" not in vars(module):
+        children = ", ".join(name for name, _ in module.named_children())
         raise UnsupportedError(
-            f"{type(model).__name__} defines no forward, so that it cannot be called. Give one of its children "
+            f"{type(module).__name__} defines no forward, so that it cannot be called. Give one of its children "
             f"({children or 'none'}), or pass call=lambda model, inputs: outputs"
         )
     planned = plan_call(parameters(model), batch)
@@ -73,19 +75,19 @@ def _plan_keras(model: Any, batch: TokenBatch, device: Any) -> tuple[Callable[[]
             value = cast_exactly(name, value, dtype, str(dtype))
         return to_tensors(value, device, len(batch))
 
-    structure = declared(model)
+    layer = original(model)
+    structure = declared(layer)
     if structure is not None:
         inputs, unused = filled(structure, batch, native)
         args, kwargs = [inputs], {}
     else:
-        taken = parameters_of(model.call, skip=MODES)
+        taken = parameters_of(layer.call, skip=MODES)
         planned = _plan_keras_call(taken, batch)
         dtypes = {"mask": np.bool_}  # as Keras's own masks are
         args = [native(p.name, value, dtypes.get(p.name)) for p, value in zip(taken, planned.args, strict=False)]
         kwargs = {name: native(name, value, dtypes.get(name)) for name, value in planned.kwargs.items()}
         unused = planned.unused
-    training = model.training
-    return functools.partial(model, *args, **kwargs, training=training), unused
+    return functools.partial(model, *args, **kwargs, training=layer.training), unused
 
 
 def _plan_keras_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> CallPlan:

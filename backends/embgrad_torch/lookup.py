@@ -21,7 +21,7 @@ from embgrad_torch.state import ACCUMULATING, is_running
 from embgrad_torch.tap import PointHandler, Unwatched, expect_uncompiled, run_again
 from embgrad_torch.walk import TablePaths
 
-__all__ = ["DIFFERENTIATING", "HANDLERS", "PAIRED", "LookupMode", "WeightsDifferentiated"]
+__all__ = ["DIFFERENTIATING", "LookupMode", "WeightsDifferentiated"]
 
 #: The functions that take gradients.
 DIFFERENTIATING: Final[Collection[Callable[..., Any]]] = frozenset({torch.autograd.grad, *ACCUMULATING})
@@ -89,11 +89,6 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         stack = torch.overrides._get_current_function_mode_stack()
         innermost = next((mode for mode in reversed(stack) if mode is self or isinstance(mode, Unwatched)), None)
         return innermost is self
-
-    def is_innermost(self) -> bool:
-        """Return whether it is the innermost mode of this thread, which PyTorch calls first."""
-        stack = torch.overrides._get_current_function_mode_stack()
-        return bool(stack) and stack[-1] is self
 
     def restore(self) -> None:
         """Restore the rows that lookups with `max_norm` have scaled."""

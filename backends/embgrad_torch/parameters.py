@@ -32,6 +32,7 @@ from embgrad_torch.walk import (
     keras_variables,
     memory_key,
     named_parameters,
+    original,
     spelled,
     tables,
     walk,
@@ -162,7 +163,9 @@ def weights(model: Any) -> list[Weight]:
     """Return the parameters and the floating buffers by name, each once, in the model's order."""
     walked = walk(as_parts(model))
     canonical = _canonical(walked)
-    of_keras = {id(variable.value): target for variable, target in keras_checkpoint(as_parts(model))}
+    of_keras = {
+        id(variable.value): target for variable, target in keras_checkpoint(list(map(original, as_parts(model))))
+    }
     by_memory: dict[Any, Weight] = {}
     owners = {id(node.value): node.owner_path for node in walked.variables}
     for name, variable in keras_variables(walked):
@@ -263,9 +266,14 @@ def _canonical(walked: Iterable[tuple[str, Any]]) -> dict[int, str]:
         return {}
     from embgrad.checkpoints.load_bert import bert_names  # for a BERT alone
 
-    parameters = dict(encoders[0].named_parameters())
+    parameters = bert_parameters(encoders[0])
     names = set(bert_names(encoders[0].config.num_hidden_layers))
     return {id(parameter): name for name, parameter in parameters.items()} if parameters.keys() <= names else {}
+
+
+def bert_parameters(bert: Any) -> dict[str, Any]:
+    """Return the parameters of a BERT by their names in a checkpoint, which compiled modules inside of it do not change."""
+    return {spelled(name): parameter for name, parameter in bert.named_parameters()}
 
 
 def is_bert(module: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -39,23 +39,31 @@ from embgrad_torch.pullback import next_sequence_number, pull_back
 from embgrad_torch.state import (
     ACCUMULATING,
     Before,
+    CompilerLoadedError,
     drawn_by_the_user,
     preserve_random_state,
     preserved,
     running,
+    uncompiled,
 )
 from embgrad_torch.tap import Taps, compute_dtype, expect_unwritten
 from embgrad_torch.walk import Structure, TablePaths, further_paths, scripted_name
 
 __all__ = ["points", "run"]
 
+T = TypeVar("T")
+
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> Reached:
     """Return the points that a forward pass reaches."""
     request = Request(call=call)
-    with contextlib.suppress(WeightsDifferentiated):
-        return TorchPass(model, batch, request, PassRecorder(batch, None), frozen=True).points()
-    return TorchPass(model, batch, request, PassRecorder(batch, None), frozen=False).points()
+
+    def reached() -> Reached:
+        with contextlib.suppress(WeightsDifferentiated):
+            return TorchPass(model, batch, request, PassRecorder(batch, None), frozen=True).points()
+        return TorchPass(model, batch, request, PassRecorder(batch, None), frozen=False).points()
+
+    return _without_compiler(reached)
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
@@ -64,13 +72,23 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     The weights are frozen, unless the model itself, or a native objective, may use their gradients; and in training mode a second
     pass would draw other random numbers.
     """
-    native = request.has_native and not request.compiled and request.pullback
-    if request.parameters or request.training or native:
-        return TorchPass(model, batch, request, frozen=False).run()
     tries = Retries(request)
-    with contextlib.suppress(WeightsDifferentiated):
-        return TorchPass(model, batch, tries.next(), frozen=True).run()
-    return TorchPass(model, batch, tries.next(), frozen=False).run()
+    native = request.has_native and request.pullback
+
+    def done() -> Run:
+        if not (request.parameters or request.training or native):
+            with contextlib.suppress(WeightsDifferentiated):
+                return TorchPass(model, batch, tries.next(), frozen=True).run()
+        return TorchPass(model, batch, tries.next(), frozen=False).run()
+
+    return _without_compiler(done)
+
+
+def _without_compiler(run: Callable[[], T]) -> T:
+    """Return the result of a pass, which is repeated if it began before PyTorch's compiler was loaded, and loaded it."""
+    with contextlib.suppress(CompilerLoadedError):
+        return run()
+    return run()
 
 
 class TorchPass(ModelPass):
@@ -99,6 +117,7 @@ class TorchPass(ModelPass):
         with (
             running(),
             preserved(structure, device, training=request.training) as weights,
+            uncompiled(repeatable=not (request.training or request.has_native)),
             preserve_random_state(device, training=request.training),
             without_checkpoints(),
             contextlib.ExitStack() as stack,
@@ -120,8 +139,6 @@ class TorchPass(ModelPass):
                 modules = ModuleWatch(recorder, taps, mode.is_active, lambda: mode.pulling)
                 further = further_paths(structure.parts, walked) if recorder.everything else {}
                 stack.enter_context(modules.on(walked, further))
-            if request.compiled:
-                stack.enter_context(self._compiled())
             if self._tables is not None:
                 stack.enter_context(self._tables.differentiable())
             if self.frozen and not request.pullback:
@@ -211,18 +228,6 @@ class TorchPass(ModelPass):
     def masked_rows(self) -> Iterable[int | None]:
         """Return the rows that the Keras layers of the lookups mask."""
         return self.structure.masked_rows(lookup.path for lookup in self.recorder.lookups if lookup.layout is not None)
-
-    @contextlib.contextmanager
-    def _compiled(self) -> Iterator[None]:
-        """Run modules compiled while the context is open, and note why none did."""
-        from embgrad_torch.compile import CompiledModules, reason_against
-
-        reason = reason_against(self.request, self.structure, frozen=self.frozen)
-        compiled = CompiledModules(self._mode, reason)
-        self._mode.frozen = self._mode.frozen or reason is None  # compiled code cannot be differentiated twice either
-        with compiled.on(self.structure):
-            yield
-        self.uncompiled = compiled.uncompiled
 
     def _expect_undifferentiated(self) -> None:
         if self._mode.differentiated:

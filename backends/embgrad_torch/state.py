@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,8 +24,8 @@ from embgrad_torch.inputs import is_transformed
 from embgrad_torch.walk import Structure
 
 __all__ = [
-    *("ACCUMULATING", "DEVICES", "Before", "Shared", "Weights", "drawn_by_the_user", "is_running"),
-    *("preserve_random_state", "preserved", "running", "set_trainable"),
+    *("ACCUMULATING", "Before", "CompilerLoadedError", "Weights", "drawn_by_the_user", "is_running"),
+    *("preserve_random_state", "preserved", "running", "set_trainable", "uncompiled"),
 ]
 
 #: The largest size, in elements, of buffers that are copied in evaluation mode. Larger ones are masks, tables and quantised
@@ -69,7 +70,6 @@ def preserved(model: Structure, device: Any, *, training: bool) -> Iterator[Weig
         torch._C._EnableTorchFunction(),  # also where the user has switched it off around the call
         _without_cast_cache(),
         _without_weight_cache if parametrize._cache_enabled else _NOTHING,
-        _uncompiled,
         contextlib.ExitStack() as stack,
     ):
         parameters = model.parameters()
@@ -361,7 +361,38 @@ class Shared:
 
 
 #: Runs compiled functions as the Python that they were made from: a compiler would trace into the hooks and modes.
-_uncompiled: Final = Shared(lambda: torch.compiler.set_stance("force_eager"))
+_stance: Final = Shared(lambda: torch.compiler.set_stance("force_eager"))
+
+#: PyTorch's compiler, without which no function is compiled. `set_stance` imports it, which takes a second.
+COMPILER: Final = "torch._dynamo"
+
+
+class CompilerLoadedError(Exception):
+    """The error that PyTorch's compiler was loaded during a pass that began without it, in which code may have run compiled."""
+
+
+@contextlib.contextmanager
+def uncompiled(*, repeatable: bool) -> Iterator[None]:
+    """Run the Python of compiled functions while the context is open.
+
+    Args:
+        repeatable: whether the pass can be repeated, so that the compiler need not be loaded for it.
+
+    Raises:
+        CompilerLoadedError: the compiler was loaded meanwhile, as by a model that compiles a part when it is first called.
+    """
+    if not repeatable or COMPILER in sys.modules:
+        with _stance:
+            yield
+        return
+    try:
+        yield
+    except Exception:
+        if COMPILER not in sys.modules:
+            raise
+    if COMPILER in sys.modules:
+        raise CompilerLoadedError
+
 
 #: cuDNN has no backward pass for recurrent layers in evaluation mode.
 _without_cudnn: Final = Shared(lambda: torch.backends.cudnn.flags(enabled=False))

@@ -24,15 +24,14 @@ __all__ = [
     "TablePaths",
     "Walked",
     "by_identity",
-    "children_of",
     "further_paths",
     "held_parameters",
     "is_compiled_wrapper",
-    "is_embedding",
     "joined",
     "keras_variables",
     "memory_key",
     "named_parameters",
+    "original",
     "paths",
     "scripted_name",
     "spelled",
@@ -88,7 +87,10 @@ def walk(parts: Sequence[Any]) -> Walked:
 
 def _walk_keras(parts: Sequence[Any]) -> Walked:
     aliases: dict[int, list[str]] = {}
-    nodes = list(keras_layers.walk(parts, _kinds, _held, _hidden, aliases))
+    nodes = [
+        node._replace(path=spelled(node.path), owner_path=spelled(node.owner_path))
+        for node in keras_layers.walk(parts, _kinds, _held, _hidden, aliases)
+    ]
     modules = [node for node in nodes if node.kind == "module"]
     walked = Walked((node.path, node.value) for node in modules)
     walked.variables = [node for node in nodes if node.kind == "variable" and value_of(node.value) is not None]
@@ -219,23 +221,11 @@ def _children(module: Any) -> list[tuple[str, Any]]:
     return [(name, child) for name, child in module._modules.items() if child is not None]
 
 
-def children_of(module: Any) -> list[Any]:
-    """Return the modules that a module holds, those in the containers of a Keras layer included."""
-    if is_keras(module):
-        return [held for _, held in walk([module]) if held is not module]
-    return list(module.children())
-
-
 def held_parameters(module: Any) -> list[Any]:
     """Return the parameters that a module holds itself, or a Keras layer with those that it holds."""
     if is_keras(module):
         return [value_of(variable) for variable in module.weights if value_of(variable) is not None]
     return list(module._parameters.values())
-
-
-def is_embedding(module: Any) -> bool:
-    """Return whether a module is an embedding of PyTorch or Keras, which looks up rows."""
-    return isinstance(module, EMBEDDINGS) or "Embedding" in keras_bases(type(module))
 
 
 def joined(path: str, name: str) -> str:
@@ -251,6 +241,11 @@ def spelled(path: str) -> str:
 def is_compiled_wrapper(module: Any) -> bool:
     """Return whether a module is the wrapper that `torch.compile` makes of another, which has the same path."""
     return ORIGINAL in module._modules
+
+
+def original(module: Any) -> Any:
+    """Return the module inside a wrapper that `torch.compile` made; any other module as it is."""
+    return module._modules[ORIGINAL] if is_compiled_wrapper(module) else module
 
 
 def scripted_name(structure: Structure) -> str | None:

@@ -63,7 +63,6 @@ class ModelPass(ABC):
     Attributes:
         tensors: access to the framework's tensors.
         unused: the names of the inputs that the model cannot take, after `call`.
-        uncompiled: the reason why no kept trace was run, see `Run`.
         reached: with `Request.record` the points that the pass reached, where they are not the recorder's.
     """
 
@@ -75,7 +74,6 @@ class ModelPass(ABC):
         self.request = request
         self.recorder = request.recorder(batch) if recorder is None else recorder
         self.unused: tuple[str, ...] = ()
-        self.uncompiled: str | None = None
         self.reached: Sequence[Point] | None = None
 
     # The steps that a framework implements
@@ -173,7 +171,6 @@ class ModelPass(ABC):
             unused,
             answers.responses,
             parameters,
-            self.uncompiled,
             masked_id=masked_id,
             lookups=self.recorder.looked_up(),
             reached=(self.reached or self.recorder.points()) if request.record else None,

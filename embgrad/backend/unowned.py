@@ -160,6 +160,11 @@ def _instead(value: Any) -> str:
         return (
             "; in place of a dict of weights, pass the model that holds them; a dict of inputs is the second argument"
         )
+    if hasattr(value, "_torchdynamo_orig_callable"):
+        return (
+            "; in place of a function that torch.compile made, pass the torch.nn.Module whose weights it uses, compiled or "
+            "not, and the function as call=..."
+        )
     if isinstance(value, types.FunctionType):
         return (
             "; in place of a function that builds a model, pass what it returns, and in place of a function of JAX its "

@@ -122,10 +122,10 @@ def gradients(
         batch_size: the most examples to run at once; the result is that of all.
         progress: a function that takes (examples done, number of examples), called at the start and after each sub-batch; or True
             for a line on stderr, where that is a terminal.
-        compile: compile the model, or the parts of it that can be, and run the compiled code at later calls, of any length.
-            Weights, labels, changes and functions given here may differ from call to call; when a constant or a layer of the
-            model changes, it is compiled again. Where nothing can be compiled, a warning says why, and the model runs
-            uncompiled.
+        compile: compile the model (TensorFlow, Keras, JAX), and run the compiled code at later calls, of any length. Weights,
+            labels, changes and functions given here may differ from call to call; when a constant or a layer of the model
+            changes, it is compiled again. Where the model cannot be compiled, a warning says why, and it runs uncompiled. Other
+            backends refuse it; with PyTorch pass `torch.compile(model)` itself.
 
     Returns:
         An `EmbeddingGradients`, whose `values` are (example, position, dim), float32, or float64 where the model computes in it;

@@ -16,7 +16,6 @@ from embgrad.checkpoints.load_bert import bert_names
 #: Each way of running a model, and its framework.
 MODES: Final = {
     "PyTorch": "torch",
-    "PyTorch, compile=True": "torch",
     "TensorFlow, eager": "tensorflow",
     "TensorFlow, compile=True": "tensorflow",
     "TensorFlow, SavedModel": "tensorflow",

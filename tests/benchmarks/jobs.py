@@ -24,9 +24,6 @@ RETURNING_MEMORY: Final = {
     "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
 }
 
-#: Compiled anew for a batch of one and for each objective, which takes minutes each.
-COMPILED_AT_LENGTH: Final = "PyTorch, compile=True"
-
 LANGUAGE: Final = {
     "PyTorch, GPT-2": "torch",
     "PyTorch, GPT-2, logits_to_keep=1": "torch",
@@ -67,7 +64,6 @@ def run(job: Job, folder: Path) -> list[dict[str, Any]] | str:
         "OMP_NUM_THREADS": str(cores()),
         "TF_USE_LEGACY_KERAS": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         **os.environ,
         **job.environment,
     }
@@ -149,11 +145,9 @@ def _times(mode: str, cases: Sequence[dict[str, Any]], seconds: float) -> Iterat
 
 def _cases(mode: str, model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     sizes = QUICK_SIZES if options.quick else SIZES
-    at_length = mode == COMPILED_AT_LENGTH
     largest = SIZES[-1] if mode not in PLAIN else None  # takes minutes, and one mode per framework suffices
-    cases = [_case(model, size) for size in sizes if size != largest and not (at_length and size[0] == 1)]
-    if not at_length:
-        cases.append({**_case(model, sizes[-2 if len(sizes) > 2 else -1], "position"), "section": "position"})
+    cases = [_case(model, size) for size in sizes if size != largest]
+    cases.append({**_case(model, sizes[-2 if len(sizes) > 2 else -1], "position"), "section": "position"})
     return cases
 
 

@@ -35,7 +35,6 @@ class Mode:
         gradients: `embgrad.gradients`.
         after: frees a framework's memory after each function of the memory measurement.
         saved: counts the bytes that a function keeps for the backward pass.
-        beside: further code by hand for the overhead alone: code that is not compiled where the mode is.
     """
 
     forward: Callable[[], Any]
@@ -44,7 +43,6 @@ class Mode:
     gradients: Callable[[], Any]
     after: Callable[[], None] = field(default=lambda: None)
     saved: Callable[[Callable[[], Any]], int] | None = None
-    beside: Mapping[str, Callable[[], np.ndarray]] = field(default_factory=dict)
 
     def functions(self) -> dict[str, Callable[[], Any]]:
         hands = {f"by hand: {way}": function for way, function in self.by_hand.items()}
@@ -57,7 +55,7 @@ def checked(mode: Mode) -> tuple[dict[str, Any], dict[str, Callable[[], Any]]]:
     Raises:
         RuntimeError: `gradients` differs from code by hand.
     """
-    expected = {way: function() for way, function in {**mode.by_hand, **mode.beside}.items()}
+    expected = {way: function() for way, function in mode.by_hand.items()}
     first = next(iter(expected.values()))
     for way, gradient in expected.items():
         if distance(gradient, first) > MOST_DISTANCE:

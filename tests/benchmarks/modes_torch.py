@@ -1,4 +1,4 @@
-"""PyTorch, as it is and compiled: the forward pass, the gradient by hand, and all weights' gradients."""
+"""PyTorch: the forward pass, the gradient by hand, and all weights' gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch
 import embgrad
 from tests.benchmarks.cases import POSITION, Case
 from tests.benchmarks.measuring import Mode
-from tests.benchmarks.ratios import UNCOMPILED
 
 Inputs = Mapping[str, torch.Tensor]
 
@@ -54,22 +53,7 @@ def plain(case: Case) -> Mode:
     )
 
 
-def compiled(case: Case) -> Mode:
-    model, frozen, inputs, batch = _model(case.checkpoint), _frozen(case.checkpoint), _inputs(case), case.batch()
-    whole, of_rows = _compiled(case.checkpoint, case.objective), _compiled_of_rows(case.checkpoint, case.objective)
-    return Mode(
-        forward=lambda: _without_gradients(whole, inputs),
-        by_hand={
-            "one compiled function of the rows, the model frozen for good": lambda: _by_rows(case, inputs, of_rows)
-        },
-        backward=lambda: _backward(model, lambda: whole(**inputs)),
-        gradients=lambda: embgrad.gradients(model, batch, case.embgrad_objective(), compile=True),
-        saved=lambda function: saved_for_backward(function, model, frozen),
-        beside={UNCOMPILED: lambda: _by_hook(frozen, inputs, functools.partial(_total, case.objective))},
-    )
-
-
-MODES = {"PyTorch": plain, "PyTorch, compile=True": compiled}
+MODES = {"PyTorch": plain}
 
 
 def saved_for_backward(function: Callable[[], Any], *models: Any) -> int:
@@ -91,19 +75,6 @@ def saved_for_backward(function: Callable[[], Any], *models: Any) -> int:
 
 def _inputs(case: Case) -> Inputs:
     return {name: torch.tensor(value) for name, value in case.batch().to_huggingface().items()}
-
-
-@functools.cache
-def _compiled(checkpoint: str, objective: str) -> Any:
-    """Return the compiled objective of the model, for all lengths."""
-    model = _model(checkpoint)
-    return torch.compile(lambda **inputs: _total(objective, model(**inputs)), dynamic=True)
-
-
-@functools.cache
-def _compiled_of_rows(checkpoint: str, objective: str) -> Any:
-    model = _frozen(checkpoint)
-    return torch.compile(lambda rows, others: _total(objective, model(inputs_embeds=rows, **others)), dynamic=True)
 
 
 def _without_gradients(model: Any, inputs: Inputs) -> Any:

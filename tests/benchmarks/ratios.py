@@ -10,9 +10,6 @@ from typing import Any, Final
 #: The beginning of the names of ways by hand.
 HAND: Final = "by hand: "
 
-#: The name of the code by hand that is not compiled, in a mode that is.
-UNCOMPILED: Final = "uncompiled"
-
 #: The mark of a way by hand that changes the user's model.
 FOR_GOOD: Final = "for good"
 

@@ -12,7 +12,6 @@ from tests.benchmarks.ratios import (
     FOR_GOOD,
     HAND,
     KEEPING,
-    UNCOMPILED,
     by_hand,
     fastest,
     joined,
@@ -82,8 +81,7 @@ over memory takes less than two, and runs in its place.
 - PyTorch: the operations are those of code by hand, one for one. The weights are frozen for the pass, so that a third less \
 is kept. Above code by hand are the watching of each function, the copies that are handed over, and the clone that goes on in \
 place of the rows, since models write into them. All rows of the last layer are pulled back, also where an objective reads one \
-position, as by hand. \
-Of a compiled model the modules between lookups and points run compiled, as a whole, which gains most in small calls.
+position, as by hand.
 - A small call pays for what code by hand does not do: the state of all modules before and after, the check of the \
 lookup's indices, of shapes and of numbers that are not finite, and a result that knows what it is.
 
@@ -109,8 +107,6 @@ objective is the sum of the pooled output. Growth and overhead are measured on a
 layers × 128.
 - A SavedModel and a SymbolBlock are exported from the same models and loaded again.
 - The largest size is measured in one mode a framework.
-- PyTorch's `compile=True` is left out for one position, and for one example but where overhead is measured: \
-torch.compile takes minutes for each, in code by hand as in ours.
 - The language model is a GPT-2 of 6 layers × 384 with 50,257 rows and random weights; gluonnlp's package has none.
 - The page asserts nothing, and no test does of times.
 """
@@ -277,21 +273,11 @@ def _positions(figures: Figures) -> Iterator[Sequence[str]]:
 
 
 def _overhead(figures: Figures) -> Iterator[Sequence[str]]:
-    rows = figures.get("overhead", ())
-    compiled = any(UNCOMPILED in row["times"] for row in rows)
-    yield (
-        "mode",
-        "by hand, ms",
-        "over by hand, ms",
-        "over by hand that leaves the model as it is, ms",
-        *(["over by hand that is not compiled, ms"] if compiled else []),
-    )
-    for row in rows:
+    yield ("mode", "by hand, ms", "over by hand, ms", "over by hand that leaves the model as it is, ms")
+    for row in figures.get("overhead", ()):
         ours, hand, _, _ = times(row)
         leaving = min((seconds for way, seconds in by_hand(row).items() if FOR_GOOD not in way), default=None)
-        over = [_over(ours, hand), _over(ours, leaving)]
-        over += [_over(ours, row["times"].get(UNCOMPILED))] if compiled else []
-        yield (_mode(row), milliseconds(hand), *over)
+        yield (_mode(row), milliseconds(hand), _over(ours, hand), _over(ours, leaving))
 
 
 def _over(seconds: float | None, less: float | None) -> str:

@@ -39,7 +39,6 @@ def times(mode: str, cases: list[dict[str, Any]], seconds: float, *, alone: bool
         figures, functions = checked(built)
         if alone:
             functions = {name: function for name, function in functions.items() if name not in ("forward", "backward")}
-            functions |= built.beside
         rows.append({**about, **figures, **in_turns(functions, seconds)})
     return rows
 

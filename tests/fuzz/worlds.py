@@ -27,9 +27,6 @@ FEWEST_ROWS: Final = 7
 
 @cache
 def harness_of(framework: str) -> Any:
-    if framework == "torch":
-        torch = import_module("torch")
-        torch.compile(torch.sin)(torch.ones(1))  # the first compiled code leaves variables in the environment
     return import_module(f"tests.contract.conformance.harness_{framework}").Harness()
 
 

@@ -15,16 +15,13 @@ from tests.benchmarks.jobs import LANGUAGE
 from tests.benchmarks.points import POINTS, PRICED, prices
 from tests.sampling import slow
 
-#: torch.compile takes minutes to compile the ways by hand; what it computes is tested in tests/frameworks/torch.
-SLOW = "PyTorch, compile=True"
-
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     return drawn_bert(tmp_path_factory.mktemp("models") / "small", layers=2, dim=32, vocab=3000)
 
 
-ASKED = [*((name, "pooled") for name in MODES if name != SLOW), *((name, "position") for name in PLAIN)]
+ASKED = [*((name, "pooled") for name in MODES), *((name, "position") for name in PLAIN)]
 #: The plain modes run with the ordinary tests.
 ORDINARY = [(name, "pooled") for name in PLAIN]
 

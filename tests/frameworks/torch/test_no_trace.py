@@ -214,7 +214,7 @@ def except_kinds(log: Log, *kinds: str) -> Log:
 
 
 @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")
-@pytest.mark.parametrize("options", [{}, {"compile": True}, {"training": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"training": True}], ids=str)
 def test_hooks_are_called_as_in_the_users_own_pass(hooked: Any, options: dict[str, Any]) -> None:
     """But those of parameters, whose gradients are not computed."""
     model, log, user_pass = hooked

@@ -169,7 +169,6 @@ def test_ids_that_python_reads_are_seen_where_word_has_one_number() -> None:
 def test_every_call_refuses_word(way: str) -> None:
     model, objective = Net(UNREAD[way][0]), embgrad.Logit(1)
     for call in (
-        lambda: embgrad.gradients(model, IDS, objective, compile=True),
         lambda: embgrad.gradients(model, IDS, objective, batch_size=1),
         lambda: embgrad.gradients(model, IDS, objective, check=True),
         lambda: embgrad.gradients(model, IDS, objective, at="word#0"),

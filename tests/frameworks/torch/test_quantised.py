@@ -152,10 +152,3 @@ def test_parameters_that_are_loaded_for_the_pass_have_no_gradient() -> None:
         "head.weight",
         "head.bias",
     }
-
-
-def test_a_quantised_model_runs_uncompiled() -> None:
-    model = residual(differentiable=True)
-    with pytest.warns(embgrad.EmbgradWarning, match="compile=True: the model has quantised weights"):
-        compiled = embgrad.gradients(model, IDS, embgrad.Logit(1), compile=True)
-    np.testing.assert_array_equal(compiled.values, embgrad.gradients(model, IDS, embgrad.Logit(1)).values)

@@ -101,6 +101,22 @@ def test_outputs_by_their_roles(sentences: SentenceTransformer) -> None:
         embgrad.gradients(sentences, TEXTS, embgrad.Sum())
 
 
+@pytest.mark.parametrize("way", ["the transformer inside", "the model", "the model in place"])
+def test_a_compiled_sentence_encoder(sentences: SentenceTransformer, way: str) -> None:
+    at = ["word", "embeddings", "layer.-1"]
+    plain, names = embgrad.gradients(sentences, TEXTS, POOLED, at=at), dict(sentences.named_modules())
+    if way == "the transformer inside":
+        path = next(path for path, module in names.items() if module is inner(sentences))
+        parent, _, name = path.rpartition(".")
+        setattr(names[parent], name, torch.compile(names[path], backend="eager"))
+    compiled = torch.compile(sentences, backend="eager") if way == "the model" else sentences
+    if way == "the model in place":
+        sentences.compile(backend="eager")
+    for name, result in embgrad.gradients(compiled, TEXTS, POOLED, at=at).items():
+        np.testing.assert_array_equal(result.values, plain[name].values)
+        assert result.provenance["path"] == plain[name].provenance["path"]
+
+
 def test_layers_micro_batches_checks_and_tables(sentences: SentenceTransformer) -> None:
     whole = embgrad.gradients(sentences, TEXTS, POOLED, at=["word", "layer.-1"], check=True)
     pieces = embgrad.gradients(sentences, TEXTS, POOLED, batch_size=1)

@@ -188,13 +188,11 @@ class Keeping(Small):
         return self.hidden * self.scale
 
 
-@pytest.mark.filterwarnings("ignore:compile=True")  # nothing in it can be compiled
-@pytest.mark.parametrize("compile", [False, True])
-def test_buffers_and_attributes_that_a_model_writes_are_restored(compile: bool) -> None:
+def test_buffers_and_attributes_that_a_model_writes_are_restored() -> None:
     model = Keeping()
     tensors = [*model.buffers(), model.hidden, model.sums["all"]]
     objects, memory = [*model.buffers(), model.hidden, model.maps, model.sums], model.scale.data_ptr()
-    first, second = (embgrad.gradients(model, IDS, embgrad.Sum(), compile=compile) for _ in range(2))
+    first, second = (embgrad.gradients(model, IDS, embgrad.Sum()) for _ in range(2))
     np.testing.assert_array_equal(first.values, second.values)
     assert np.abs(first.values).max() > 0
     for before, after in zip(objects, [*model.buffers(), model.hidden, model.maps, model.sums], strict=True):
@@ -309,9 +307,8 @@ def test_accumulated_gradients_do_not_change(kind: Any, objective: Any, raising:
         assert torch.equal(gradient, values)
 
 
-@pytest.mark.parametrize("compiling", [False, True])
 @pytest.mark.parametrize("option", ["override", "add", "edit"])
-def test_a_backward_pass_in_a_function_keeps_accumulated_gradients(option: str, compiling: bool) -> None:
+def test_a_backward_pass_in_a_function_keeps_accumulated_gradients(option: str) -> None:
     model = Small()
     model(tensor()).sum().backward()
     before = [(parameter.grad, parameter.grad.clone(), parameter.grad._version) for parameter in model.parameters()]
@@ -323,7 +320,7 @@ def test_a_backward_pass_in_a_function_keeps_accumulated_gradients(option: str, 
         result.append(not torch.equal(model.head.weight.grad, before[1][1]))
         return values
 
-    embgrad.gradients(model, IDS, embgrad.Sum(), compile=compiling, **{option: {"word": function}})
+    embgrad.gradients(model, IDS, embgrad.Sum(), **{option: {"word": function}})
     assert result
     assert all(result)
     for one, (gradient, values, version) in zip(model.parameters(), before, strict=True):

@@ -102,10 +102,7 @@ def gpt2() -> tuple[Any, torch.Tensor]:
     return model, torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"at": "layer.0"}, {"override": {"word": lambda rows: rows}}, {"compile": True}]
-)
-@pytest.mark.filterwarnings("ignore:compile=True")  # a cache is no plain argument
+@pytest.mark.parametrize("options", [{}, {"at": "layer.0"}, {"override": {"word": lambda rows: rows}}])
 def test_a_cache_in_the_batch_does_not_change(options: dict[str, Any]) -> None:
     """A pass makes it longer: each gets one of its own, and so does the next call."""
     model, ids = gpt2()

@@ -354,6 +354,19 @@ def test_a_function_is_no_model() -> None:
         registry.backend_for(of_class)
 
 
+def test_a_function_that_torch_compile_made_is_no_model() -> None:
+    def function() -> None:
+        pass
+
+    function._torchdynamo_orig_callable = of_class  # type: ignore[attr-defined]
+    with refused(
+        embgrad.errors.BackendError,
+        "in place of a function that torch.compile made, pass the torch.nn.Module whose weights it uses, compiled or not, and "
+        "the function as call=...",
+    ):
+        registry.backend_for(function)
+
+
 def test_a_backend_may_own_objects_that_are_a_model_only_together(installed: list[Any]) -> None:
     beside = {"owns_part": lambda self, part: isinstance(part, dict) or callable(part)}
     installed += [FakeEntryPoint("a", backend("a", Model, **beside)), FakeEntryPoint("b", backend("b", set))]
