@@ -88,7 +88,7 @@ def walk(parts: Sequence[Any]) -> Walked:
 def _walk_keras(parts: Sequence[Any]) -> Walked:
     aliases: dict[int, list[str]] = {}
     nodes = [
-        node._replace(path=spelled(node.path), owner_path=spelled(node.owner_path))
+        Node(spelled(node.path), node.value, node.kind, node.owner, spelled(node.owner_path))
         for node in keras_layers.walk(parts, _kinds, _held, _hidden, aliases)
     ]
     modules = [node for node in nodes if node.kind == "module"]
