@@ -116,9 +116,7 @@ def with_numbers(batch: TokenBatch, name: str, change: Callable[[np.ndarray], np
         numbers = _whole(leaf)
         return leaf if numbers is None else _like(leaf, change(numbers))
 
-    return batch.replace(
-        extras={**batch.extras, name: mapped(batch.extras[name], _is_leaf, changed)}, shared=batch.shared
-    )
+    return batch.replace(extras={**batch.extras, name: mapped(batch.extras[name], _is_leaf, changed)})
 
 
 def input_after_move(name: str, value: Any, batch: TokenBatch, real: np.ndarray) -> Any:

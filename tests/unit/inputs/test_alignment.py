@@ -116,7 +116,7 @@ def test_inputs_of_the_decoder_move_with_its_ids_and_the_others_with_the_batch()
 
 
 def test_an_entry_for_each_of_as_many_examples_as_positions_is_no_axis_of_positions() -> None:
-    weights = np.array([0.5, 0.25])
-    moved, _, _ = aligned(TokenBatch([[0, 3], [4, 5]], [[0, 1], [1, 1]], extras={"weights": weights}))
-    np.testing.assert_array_equal(moved.extras["weights"], weights)
-    np.testing.assert_array_equal(moved.ids, [[3, 0], [4, 5]])
+    for weights in (np.array([0.5, 0.25]), np.array([[0.5, 1, 2], [0.25, 3, 4]])):
+        moved, _, _ = aligned(TokenBatch([[0, 3], [4, 5]], [[0, 1], [1, 1]], extras={"weights": weights}))
+        np.testing.assert_array_equal(moved.extras["weights"], weights)
+        np.testing.assert_array_equal(moved.ids, [[3, 0], [4, 5]])
