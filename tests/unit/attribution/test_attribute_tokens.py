@@ -391,6 +391,11 @@ def test_an_array_as_baseline_moves_with_a_batch_padded_on_the_left() -> None:
     assert whole.baseline_objective is not None
     assert alone.baseline_objective is not None
     np.testing.assert_allclose(whole.baseline_objective[0, 0], alone.baseline_objective[0, 0], atol=1e-12)
+    for vector in (baseline[0, 0], baseline[0, :1]):
+        method = embgrad.methods.IntegratedGradients(5, vector)
+        padded = attribute_tokens(causal(), embgrad.TokenBatch(ids, mask), method=method)
+        bare = attribute_tokens(causal(), [[5, 6]], method=method)
+        np.testing.assert_allclose(padded.scores[0, 0, 2:], bare.scores[0, 0], atol=1e-12)
     np.testing.assert_allclose(whole.scores[0, 0, 2:], alone.scores[0, 0], atol=1e-12)
 
 

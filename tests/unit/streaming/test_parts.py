@@ -1,0 +1,264 @@
+"""The parts of a stream by themselves: groups by length, sums of tables, items computed ahead, digests, what is refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import embgrad
+from embgrad.common.safetensors import read_tensors, write_tensors
+from embgrad.errors import FileFormatError, UnsupportedError
+from embgrad.inputs.collate import Encoded, Padding, padded
+from embgrad.results.row_sparse import RowSparse
+from embgrad.streaming.buckets import _stacked, grouped, per_window
+from embgrad.streaming.digest import digest_of
+from embgrad.streaming.prefetch import Ahead
+from embgrad.streaming.sorting import expect_sortable
+from embgrad.streaming.source import Portion
+from embgrad.streaming.totals import Total, load_tables, save_tables
+from tests.unit.refusals import refused
+
+
+def portions_of(lengths: list[int], size: int, skipped: int = -1) -> Iterator[Portion]:
+    for number, start in enumerate(range(0, len(lengths), size)):
+        texts = [
+            Encoded([1 + start + row] * n, None, None, None, 0) for row, n in enumerate(lengths[start : start + size])
+        ]
+        batch = None if number == skipped else padded(texts, Padding())
+        yield Portion(number, start, len(texts), batch, texts)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=25), st.integers(1, 4), st.integers(1, 9), st.integers(0, 4))
+def test_groups_hold_each_example_once_and_are_sorted_by_length(
+    lengths: list[int], size: int, window: int, finished: int
+) -> None:
+    groups = list(grouped(portions_of(lengths, size), size, window, Padding(), finished))
+    numbers = [portion.number for group in groups for portion in group.portions]
+    assert numbers == list(range(-(-len(lengths) // size)))
+    for group in groups[:-1]:
+        assert len(group.portions) == per_window(window, size) == -(-window // size)
+    for group in groups:
+        members = [member for piece in group.pieces for member in piece.members]
+        every = [(index, row) for index, portion in enumerate(group.portions) for row in range(portion.count)]
+        run = [*map(len, (group.portions[index].texts[row].ids for index, row in members))]
+        assert len({*members}) == len(members)
+        assert {*members} <= {*every}
+        assert run == sorted(run)
+        assert {(index, row) for index, row in every if group.portions[index].number >= finished} <= {*members}
+        for piece in group.pieces:
+            assert len(piece.members) <= size
+            assert any(group.portions[index].number >= finished for index, _ in piece.members)
+            ids = [group.portions[index].texts[row].ids for index, row in piece.members]
+            assert [row[real].tolist() for row, real in zip(piece.batch.ids, piece.batch.real, strict=True)] == ids
+        if not finished:
+            assert {*members} == {*every}
+            assert [len(piece.members) for piece in group.pieces[:-1]] == [size] * (len(group.pieces) - 1)
+
+
+def test_without_a_window_each_portion_is_run_as_it_is() -> None:
+    groups = list(grouped(portions_of([3, 1, 2, 4, 5, 6], 2, skipped=1), 2, None, Padding(), 0))
+    assert [len(group.pieces) for group in groups] == [1, 0, 1]
+    assert groups[2].pieces[0].members == ((0, 0), (0, 1))
+    assert groups[2].pieces[0].batch is groups[2].portions[0].batch
+    assert [len(group.pieces) for group in grouped(portions_of([3] * 6, 2), 2, None, Padding(), 2)] == [0, 0, 1]
+    (skipped,) = grouped(portions_of([3] * 6, 2, skipped=2), 2, 6, Padding(), 0)
+    assert skipped.pieces == ()
+    assert len(skipped.portions) == 3
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_are_brought_to_the_length_of_their_batch_at_the_side_of_the_padding(side: str) -> None:
+    arrays = [np.arange(1.0, 7).reshape(3, 2), np.arange(1.0, 11).reshape(5, 2)]
+    for length in (2, 3, 4, 7):
+        found = _stacked(arrays, length, side)
+        assert found.shape == (2, length, 2)
+        for row, array in zip(found, arrays, strict=True):
+            common = min(length, len(array))
+            kept, rest = (
+                (row[length - common :], row[: length - common]) if side == "left" else (row[:common], row[common:])
+            )
+            np.testing.assert_array_equal(kept, array[-common:] if side == "left" else array[:common])
+            assert not rest.any()
+
+
+@given(st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=6, unique=True), min_size=1, max_size=6))
+def test_a_total_is_the_sum_of_its_tables(rows: list[list[int]]) -> None:
+    random, total = np.random.default_rng(0), Total()
+    assert total.table() is None
+    expected = np.zeros((12, 3))
+    for own in map(sorted, rows):
+        values = random.normal(size=(len(own), 3)).astype(np.float32)
+        total.add(RowSparse(np.array(own), values, (12, 3)))
+        expected[own] += values
+    table, wide = total.table(), total.table(wide=True)
+    assert table is not None
+    assert wide is not None
+    assert (table.values.dtype, wide.values.dtype) == (np.float32, np.float64)
+    assert wide.rows.tolist() == sorted({row for own in rows for row in own})
+    np.testing.assert_allclose(wide.to_dense(), expected, atol=1e-14)
+    np.testing.assert_array_equal(table.values, wide.values.astype(np.float32))
+
+
+def test_a_total_goes_on_from_a_former_one_in_the_wider_dtype_and_of_one_table_alone() -> None:
+    former = RowSparse(np.array([1, 4]), np.array([[1.0], [2.0]]), (6, 1))
+    total = Total(former, np.dtype(np.float32))
+    total.add(RowSparse(np.array([0, 4]), np.array([[0.5], [0.25]], np.float32), (6, 1)))
+    table = total.table()
+    assert table is not None
+    assert (table.rows.tolist(), table.values.ravel().tolist(), table.values.dtype) == (
+        [0, 1, 4],
+        [0.5, 1, 2.25],
+        np.float32,
+    )
+    total.add(RowSparse(np.array([5]), np.array([[1.0]]), (6, 1)))
+    assert total.dtype == np.float64
+    with refused(
+        FileFormatError, "the sum so far is of a table of shape (6, 1), and the next gradient of one of (7, 1)"
+    ):
+        total.add(RowSparse(np.array([0]), np.array([[1.0]]), (7, 1)))
+
+
+def saved(path: Path) -> Path:
+    total = Total()
+    total.add(RowSparse(np.array([1, 4]), np.array([[1.0], [2.0]], np.float32), (6, 1)))
+    save_tables({"word": total, "other": total}, path)
+    return path
+
+
+def test_saved_tables_are_read_back(tmp_path: Path) -> None:
+    found = load_tables(saved(tmp_path / "a"))
+    assert [*found] == ["word", "other"]
+    table, dtype = found["word"]
+    assert (table.rows.tolist(), table.values.tolist(), table.shape, dtype) == (
+        [1, 4],
+        [[1.0], [2.0]],
+        (6, 1),
+        np.float32,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda arrays, header: header.update(format=2), "it is of another format"),
+        (
+            lambda arrays, header: header["tables"][1].update(name="word"),
+            "it holds arrays of no table, or a name twice",
+        ),
+        (lambda arrays, header: arrays.update(more=np.zeros(1)), "it holds arrays of no table, or a name twice"),
+        (lambda arrays, header: header["tables"][0].update(dtype="float16"), "a sum is of dtype 'float16'"),
+        (lambda arrays, header: arrays.pop("1.rows"), "'1.rows'; write it again"),
+        (lambda arrays, header: arrays.update({"0.rows": np.array([1, 6])}), "or rows out of order"),
+        (lambda arrays, header: arrays.update({"0.rows": np.array([-1, 4])}), "or rows out of order"),
+        (lambda arrays, header: arrays.update({"0.rows": np.array([4, 4])}), "or rows out of order"),
+        (lambda arrays, header: arrays.update({"0.rows": np.array([1, 2, 4])}), "has values of shape (2, 1)"),
+        (lambda arrays, header: arrays.update({"0.rows": np.array([[1, 4]])}), "has rows of shape (1, 2)"),
+        (lambda arrays, header: arrays.update({"0.rows": np.array([1.0, 4.0])}), "has rows of shape (2,)"),
+        (lambda arrays, header: arrays.update({"0.values": np.ones((2, 1), np.int64)}), "has rows of shape (2,)"),
+        (lambda arrays, header: header["tables"][0].update(shape=[6]), "a table of shape (6,)"),
+        (lambda arrays, header: header["tables"][0].update(shape=[True, 1]), "a table of shape (True, 1)"),
+        (lambda arrays, header: header["tables"][0].update(shape=[6, 0]), "a table of shape (6, 0)"),
+        (lambda arrays, header: header["tables"][0].update(shape=[2**48, 1]), "a table of shape (281474976710656, 1)"),
+    ],
+)
+def test_tables_that_were_changed_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    arrays, metadata = read_tensors(saved(tmp_path / "a"))
+    header = json.loads(metadata["embgrad-tables"])
+    change(arrays, header)
+    write_tensors(tmp_path / "a", arrays, {"embgrad-tables": json.dumps(header)})
+    with refused(FileFormatError, "holds no tables as embgrad writes them", message):
+        load_tables(tmp_path / "a")
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_items_are_computed_in_order_and_no_more_than_asked_for_ahead(size: int) -> None:
+    made: list[int] = []
+    reached = threading.Event()
+
+    def items() -> Iterator[int]:
+        for number in range(10):
+            made.append(number)
+            if number == size:  # the one that waits for room
+                reached.set()
+            yield number
+
+    ahead: Ahead[int] = Ahead(items(), size)  # type: ignore[arg-type]
+    assert (ahead.thread is None) == (size == 0)
+    if size:
+        assert reached.wait(10)
+        assert made == list(range(size + 1))
+    assert list(ahead) == list(range(10))
+    with pytest.raises(StopIteration):
+        next(ahead)
+    ahead.close()
+    if ahead.thread is not None:
+        assert not ahead.thread.is_alive()
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_an_error_follows_the_items_before_it_and_one_at_closing_is_raised_by_close(size: int) -> None:
+    def failing() -> Iterator[int]:
+        yield 1
+        raise KeyError("late")
+
+    ahead: Ahead[int] = Ahead(failing(), size)  # type: ignore[arg-type]
+    assert next(ahead) == 1
+    with pytest.raises(KeyError):
+        next(ahead)
+    ahead.close()
+
+    def untidy() -> Iterator[int]:
+        try:
+            yield from range(100)
+        finally:
+            raise ValueError("at closing")
+
+    ahead = Ahead(untidy(), size)  # type: ignore[arg-type]
+    assert next(ahead) == 0
+    with pytest.raises(ValueError, match="at closing"):
+        ahead.close()
+
+
+def test_values_that_differ_have_digests_that_differ() -> None:
+    values: list[Any] = [
+        *(None, True, False, 0, 1, 1.0, -1, 1j, "", "1", b"", b"1", [], [1], [[1]], [1, 1], [[], 1], [1, []]),
+        *({}, {1: 2}, {2: 1}, {"1": 2}, {"a": 1, "b": 2}, {"a": 2, "b": 1}, set(), {1}, {1, 2}, {frozenset({1}), 2}),
+        *(np.zeros(2), np.zeros(2, np.float32), np.zeros((2, 1)), np.zeros(2, int), np.array([0.0, -0.0]), np.zeros(0)),
+        *(np.array([1, "a"], object), np.array(["1", "a"], object), np.array(["1", "a"])),
+        *(np.zeros(1, [("a", int)]), np.zeros(1, [("b", int)]), np.datetime64(1, "s"), np.datetime64(1, "D")),
+        *(np.longdouble(1) * np.ones(2), embgrad.TokenBatch([[1]]), embgrad.TokenBatch([[1]], [[1]])),
+        *(embgrad.TokenBatch([[1]], extras={"a": 1}), 10**5000, len, abs),
+    ]
+    digests = [digest_of(value) for value in values]
+    assert len({*digests}) == len(values)
+    assert {len(digest) for digest in digests} == {16}
+    assert digests == [digest_of(value) for value in values]
+    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
+    assert digest_of((1, 2)) == digest_of([1, 2])
+    assert digest_of(np.arange(6).reshape(2, 3).T) == digest_of(np.arange(6).reshape(2, 3).T.copy())
+    assert digest_of(np.float64(1.5)) == digest_of(1.5)
+
+
+def test_only_columns_of_a_batch_padded_on_the_left_cannot_be_sorted() -> None:
+    for position, side in ((None, "left"), (-1, "left"), (0, "right"), ([1, 2], "right"), ([-1, -2], "left")):
+        expect_sortable(embgrad.Logit(0, position=position), side)
+    expect_sortable(lambda outputs: outputs, "left")
+    for position in (0, 1, [-1, 0]):
+        with refused(embgrad.errors.ObjectiveError, "is a column of a batch, which holds another token"):
+            expect_sortable(embgrad.Logit(0, position=position), "left")
+
+
+def test_arrays_with_an_axis_of_examples_do_not_apply_to_many_batches() -> None:
+    from embgrad.streaming.broadcast import for_all_batches
+
+    with refused(UnsupportedError, "add['word'] has the shape (2, 1, 3), which seems to have an example axis"):
+        for_all_batches(SimpleNamespace(changes={"add": {"word": np.zeros((2, 1, 3))}}))  # type: ignore[arg-type]
