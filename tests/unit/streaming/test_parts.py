@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,13 +20,14 @@ from embgrad.common.safetensors import read_tensors, write_tensors
 from embgrad.errors import FileFormatError, UnsupportedError
 from embgrad.inputs.collate import Encoded, Padding, padded
 from embgrad.results.row_sparse import RowSparse
-from embgrad.streaming.buckets import _stacked, grouped, per_window
+from embgrad.streaming.buckets import _stacked, grouped, per_window, restored
 from embgrad.streaming.digest import digest_of
 from embgrad.streaming.prefetch import Ahead
 from embgrad.streaming.sorting import expect_sortable
 from embgrad.streaming.source import Portion
 from embgrad.streaming.totals import Total, load_tables, save_tables
 from tests.unit.refusals import refused
+from tests.unit.streams import model, texts, tokenizer
 
 
 def portions_of(lengths: list[int], size: int, skipped: int = -1) -> Iterator[Portion]:
@@ -262,3 +264,49 @@ def test_arrays_with_an_axis_of_examples_do_not_apply_to_many_batches() -> None:
 
     with refused(UnsupportedError, "add['word'] has the shape (2, 1, 3), which seems to have an example axis"):
         for_all_batches(SimpleNamespace(changes={"add": {"word": np.zeros((2, 1, 3))}}))  # type: ignore[arg-type]
+
+
+def test_a_batch_has_32_examples_unless_another_size_is_named() -> None:
+    found = embgrad.stream(model(), texts(40), embgrad.Logit(0), tokenizer=tokenizer)
+    assert [len(result.ids) for result in found] == [32, 8]
+
+
+def test_an_error_names_the_examples_at_which_it_was_raised() -> None:
+    def failing(outputs: Any) -> Any:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        list(embgrad.stream(model(), texts(5), failing, tokenizer=tokenizer, batch_size=2))
+    if hasattr(raised.value, "add_note"):  # Python 3.11
+        assert any("while streaming the examples 0" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [np.ones((2, 3), int), SimpleNamespace(shape=(2, 3)), SimpleNamespace(asnumpy=None), {"input_ids": [[1]]}],
+    ids=["array", "with a shape", "of MXNet", "dict"],
+)
+def test_one_batch_is_no_source(source: Any) -> None:
+    with refused(embgrad.errors.BatchError, "the source is one batch, a ", "embgrad.gradients takes one batch"):
+        list(embgrad.stream(model(), source, embgrad.Logit(0)))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_portion_gets_the_mask_of_its_own_batch_and_the_largest_leak_of_its_pieces(masked: bool) -> None:
+    lengths = [3, 1, 2, 4] if masked else [2, 2, 2, 2]
+    (group,) = grouped(portions_of(lengths, 4), 2, 4, Padding())
+    results = [
+        {"word": replace(embgrad.gradients(model(), piece.batch, embgrad.Logit(0)), pad_leak=leak)}
+        for piece, leak in zip(group.pieces, (0.5, 0.25), strict=True)
+    ]
+    found = restored(group, results, 0, {"word": True}, {"class": "Logit"}, 4, Padding())["word"]
+    batch = group.portions[0].batch
+    assert batch is not None
+    whole = embgrad.gradients(model(), batch, embgrad.Logit(0))
+    assert found.pad_leak == 0.5
+    assert (found.mask is None) == (batch.mask is None)
+    if batch.mask is not None:
+        np.testing.assert_array_equal(found.mask, batch.mask)
+    np.testing.assert_allclose(found.values, whole.values, rtol=1e-5)
+    np.testing.assert_array_equal(found.ids, whole.ids)
+    np.testing.assert_allclose(found.objective, whole.objective, rtol=1e-5)
