@@ -50,7 +50,7 @@ zoo: $(TOX) ## Every architecture of transformers and keras-hub against gradient
 mutants: $(TOX) ## Whether a room's tests notice wrong changes: make mutants ROOM=inputs SEED=1, ROOM=embgrad_torch ENVIRONMENT=torch
 	$(TOX) exec -e $(or $(ENVIRONMENT),core) -- python -m tests.mutants --room $(ROOM) --seed $(or $(SEED),0)
 
-docs: $(TOX) ## The documentation as pages, into build/docs
+docs: $(TOX) browser ## The documentation as pages, into build/docs
 	$(TOX) run -e docs
 
 lint: $(TOX) ## Style and types
