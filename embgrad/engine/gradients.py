@@ -86,8 +86,8 @@ def gradients(
     The model is restored afterwards, even after an exception.
 
     Args:
-        model: a model of PyTorch, TensorFlow, Keras or MXNet Gluon; an object that holds a model in its attribute `model`, such
-            as a pipeline; or a sequence of parts of one framework, with `call`.
+        model: a model of PyTorch, TensorFlow, Keras, JAX or MXNet Gluon; an object that holds a model in its attribute `model`,
+            such as a pipeline; or a sequence of parts of one framework, with `call`.
         batch: a TokenBatch, a dict of inputs in a known convention, gluonnlp's (ids, types, valid_length), an array of
             ids of shape (example, position), or texts, with `tokenizer`. A dict may hold ids in one row, one example after
             another, and under `offsets` where each begins; results have the shape (example, position, dim) as well.
