@@ -20,9 +20,9 @@ from embgrad.cli import report as reporting
 from embgrad.cli import search as searching
 from embgrad.cli import show as showing
 from embgrad.cli.command import Command
-from embgrad.cli.errors import UsageError
 from embgrad.cli.run import FAILED, READER_GONE, in_own_process
 from embgrad.errors import did_you_mean
+from embgrad.loading.errors import UsageError
 
 __all__ = ["app", "run"]
 

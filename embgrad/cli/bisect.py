@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from embgrad.cli.command import command
-from embgrad.cli.errors import UsageError
 from embgrad.cli.options import GradientRequest, Inputs, Models, Tolerance
 from embgrad.cli.request import batch_from, note_default, with_objective
 from embgrad.cli.run import DIFFER, OK
 from embgrad.cli.terminal import Terminal
 from embgrad.common.tolerance import checked_tolerance
+from embgrad.loading.errors import UsageError
 
 __all__ = ["bisect"]
 

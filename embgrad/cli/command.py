@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 import typer
 import typer.core
 
-from embgrad.cli.errors import UsageError
 from embgrad.cli.run import execute
 from embgrad.cli.terminal import Terminal
+from embgrad.loading.errors import UsageError
 
 __all__ = ["Command", "command", "pairs_from"]
 

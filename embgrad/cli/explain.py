@@ -11,10 +11,10 @@ import typer
 
 from embgrad import errors
 from embgrad.cli.command import command
-from embgrad.cli.errors import UsageError
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
 from embgrad.errors import did_you_mean
+from embgrad.loading.errors import UsageError
 
 __all__ = ["explain"]
 

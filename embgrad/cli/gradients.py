@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 from embgrad.cli.command import command
 from embgrad.cli.describe import Results, described, named, print_summary
-from embgrad.cli.errors import UsageError
 from embgrad.cli.files import expect_writable
 from embgrad.cli.options import GradientRequest, Inputs, OneModel, of_output
 from embgrad.cli.ray_run import OnRay, write_on_ray
 from embgrad.cli.request import compute, loaded_with_batch, note_default
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
+from embgrad.loading.errors import UsageError
 
 __all__ = ["gradients"]
 

@@ -9,8 +9,8 @@ from typing import Any, Final, TypeVar
 
 from embgrad.attribution.attribute import METHODS
 from embgrad.attribution.method import Method
-from embgrad.cli.errors import UsageError
 from embgrad.errors import did_you_mean, listed
+from embgrad.loading.errors import UsageError
 
 __all__ = ["instances_of", "methods_from"]
 

@@ -9,15 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from embgrad.cli.errors import UsageError
-from embgrad.cli.models import FRAMEWORKS, Loaded, expect_models, frameworks_from, load_model
 from embgrad.cli.objectives import labels_from, parsed_objective
 from embgrad.cli.run import own_process
 from embgrad.cli.terminal import Terminal
-from embgrad.cli.user_objects import expect_function, imported
 from embgrad.common.options import count_or_none
 from embgrad.engine.options import expect_pads
 from embgrad.forward.points import WORD
+from embgrad.loading.errors import UsageError
+from embgrad.loading.models import FRAMEWORKS, Loaded, expect_models, frameworks_from, load_model
+from embgrad.loading.user_objects import expect_function, imported
 from embgrad.objectives.objectives import Objective
 
 __all__ = [
@@ -31,10 +31,11 @@ __all__ = [
     "of_method",
     "of_model",
     "of_output",
+    "of_ray",
     "of_texts",
 ]
 
-SEVERAL_FRAMEWORKS = "torch,tensorflow,gluon,jax,keras"
+SEVERAL_FRAMEWORKS = ",".join(FRAMEWORKS)
 
 #: The makers of options, by the panel of the help that shows them.
 of_model = functools.partial(typer.Option, rich_help_panel="Model")
@@ -43,6 +44,7 @@ of_method = functools.partial(typer.Option, rich_help_panel="Method")
 of_objective = functools.partial(typer.Option, rich_help_panel="Objective")
 of_points = functools.partial(typer.Option, rich_help_panel="Points and passes")
 of_comparison = functools.partial(typer.Option, rich_help_panel="Comparison")
+of_ray = functools.partial(typer.Option, rich_help_panel="Ray")
 of_output = functools.partial(typer.Option, rich_help_panel="Output")
 
 At = Annotated[

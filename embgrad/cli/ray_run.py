@@ -11,26 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import typer
-
-from embgrad.cli.errors import UsageError
-from embgrad.cli.models import expect_models, load_model
 from embgrad.cli.objectives import parsed_objective
-from embgrad.cli.options import GradientRequest, Inputs, Models
+from embgrad.cli.options import GradientRequest, Inputs, Models, of_ray
 from embgrad.cli.request import warn_truncated
 from embgrad.cli.terminal import Terminal
-from embgrad.cli.tokenizer import tokenizer_from, tokenizer_of
-from embgrad.cli.user_objects import expect_function, imported
 from embgrad.errors import did_you_mean
+from embgrad.loading.errors import UsageError
+from embgrad.loading.models import expect_models, load_model
+from embgrad.loading.tokenizer import tokenizer_from, tokenizer_of
+from embgrad.loading.user_objects import expect_function, imported
 from embgrad.objectives.objectives import Objective
 
 __all__ = ["OnRay", "write_on_ray"]
 
 #: The permitted values of --give. The gradients themselves need a fixed length and are available from Python only.
 OUTPUTS: Final = ("saliency", "tables")
-
-
-of_ray = functools.partial(typer.Option, rich_help_panel="Ray")
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import typer
 from embgrad.cli.command import command
 from embgrad.cli.compare import OfModels, against_first, compare_models, expect_none_for_models
 from embgrad.cli.describe import Results, named
-from embgrad.cli.errors import UsageError
 from embgrad.cli.files import expect_writable, loaded_results, restricted
 from embgrad.cli.options import Inputs, Models, Tolerance, of_output
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
+from embgrad.loading.errors import UsageError
 
 __all__ = ["report"]
 

@@ -8,18 +8,18 @@ from typing import Any, TypeVar
 
 from embgrad.cli.command import pairs_from
 from embgrad.cli.describe import Results
-from embgrad.cli.errors import UsageError
-from embgrad.cli.models import Loaded, expect_models, load_model
 from embgrad.cli.options import GradientRequest, Inputs, Models
 from embgrad.cli.run import own_process
 from embgrad.cli.terminal import Terminal
 from embgrad.cli.texts import ids_from, read_texts
-from embgrad.cli.tokenizer import tokenizer_from, tokenizer_of
 from embgrad.common.options import count_or_none
 from embgrad.engine.gradients import gradients
 from embgrad.errors import OutputError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import encode
+from embgrad.loading.errors import UsageError
+from embgrad.loading.models import Loaded, expect_models, load_model
+from embgrad.loading.tokenizer import tokenizer_from, tokenizer_of
 from embgrad.objectives.objectives import Objective, Sum
 
 __all__ = [

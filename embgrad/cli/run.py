@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final, NoReturn
 
-from embgrad.cli.errors import UsageError
 from embgrad.cli.terminal import Terminal, own_stdout
 from embgrad.errors import EmbgradError
+from embgrad.loading.errors import UsageError
 
 __all__ = ["DIFFER", "FAILED", "OK", "execute", "in_own_process", "own_process"]
 

@@ -10,7 +10,6 @@ import typer
 
 from embgrad.cli.command import command
 from embgrad.cli.describe import described
-from embgrad.cli.errors import UsageError
 from embgrad.cli.files import Files
 from embgrad.cli.methods import instances_of
 from embgrad.cli.options import GradientRequest, Inputs, OneModel, of_method, of_output
@@ -19,6 +18,7 @@ from embgrad.cli.run import OK
 from embgrad.cli.search_lines import search_lines
 from embgrad.cli.terminal import Terminal
 from embgrad.errors import did_you_mean, listed
+from embgrad.loading.errors import UsageError
 from embgrad.objectives.objectives import Objective
 from embgrad.results.search import Search
 from embgrad.token_search.rule import expect_goal

@@ -9,7 +9,6 @@ import typer
 from embgrad.cli.attribution_lines import attribution_legend, attribution_lines, token_lines
 from embgrad.cli.command import command
 from embgrad.cli.describe import Result, described, model_of
-from embgrad.cli.errors import UsageError
 from embgrad.cli.files import chosen, loaded_results
 from embgrad.cli.options import At
 from embgrad.cli.run import OK
@@ -18,6 +17,7 @@ from embgrad.cli.terminal import Terminal
 from embgrad.cli.token_colours import legend, painted, pieces
 from embgrad.common.text import visible
 from embgrad.errors import did_you_mean
+from embgrad.loading.errors import UsageError
 from embgrad.report.sentences import has_sentences
 from embgrad.results.attribution import Attribution
 from embgrad.results.search import Search

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from embgrad.cli.errors import UsageError
 from embgrad.common.files import once
 from embgrad.errors import FileFormatError, did_you_mean, listed
 from embgrad.inputs.batch import CONVENTIONS, TokenBatch
 from embgrad.inputs.conventions import as_batch
 from embgrad.inputs.text_file import text_lines
+from embgrad.loading.errors import UsageError
 
 __all__ = ["MOST_INPUT", "Text", "ids_from", "read_bytes", "read_texts"]
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from embgrad.cli.demo import minilm_folder
+from embgrad.loading.minilm import minilm_folder
 from tests.benchmarks.cases import FRAMEWORKS, MODES
 from tests.benchmarks.cold import imports
 from tests.benchmarks.environment import machine, rivals_python

@@ -26,7 +26,7 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 
 import embgrad
 from embgrad.attribution.draws import generators_of, normal
-from embgrad.cli.demo import minilm_folder
+from embgrad.loading.minilm import minilm_folder
 
 CLASS: Final = 1
 TEXTS: Final = [

@@ -25,7 +25,7 @@ from measuring import distance, in_turns, peak_of  # by path, since some of thes
 from transformers import AutoTokenizer, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 import embgrad
-from embgrad.cli.demo import minilm_folder
+from embgrad.loading.minilm import minilm_folder
 
 CLASS: Final = 1
 STEPS: Final = 8

@@ -23,12 +23,12 @@ PARTS: Final = {
     "torch": (
         "embgrad_torch",
         "embgrad.backend.cotangents:answer OutputError: the output … is of dtype",
-        "embgrad.cli.tokenizer:tokenizer_of UsageError: … holds no tokenizer that transformers",
+        "embgrad.loading.tokenizer:tokenizer_of UsageError: … holds no tokenizer that transformers",
         "embgrad.objectives.native:expect_of_outputs ObjectiveError: the objective is …, a loss",
     ),
     "tensorflow": (
         "embgrad_tensorflow",
-        "embgrad.cli.models:_saved_model",
+        "embgrad.loading.models:_saved_model",
         "embgrad.backend.keras_inputs:cast_exactly",
         "embgrad.inputs.extras:cut",
         "embgrad.inputs.tfhub",
@@ -38,11 +38,11 @@ PARTS: Final = {
     "ray": (
         "embgrad.ray",
         "embgrad.cli.ray_run",
-        "embgrad.cli.huggingface:_expect_all_used",
-        "embgrad.cli.huggingface:_expect_complete",
-        "embgrad.cli.huggingface:_expect_no_code",
-        "embgrad.cli.huggingface:from_transformers FileFormatError",
-        "embgrad.cli.huggingface:from_transformers UnsupportedError",
+        "embgrad.loading.huggingface:_expect_all_used",
+        "embgrad.loading.huggingface:_expect_complete",
+        "embgrad.loading.huggingface:_expect_no_code",
+        "embgrad.loading.huggingface:from_transformers FileFormatError",
+        "embgrad.loading.huggingface:from_transformers UnsupportedError",
     ),
 }
 

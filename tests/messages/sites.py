@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embgrad import errors
-from embgrad.cli.errors import UsageError
+from embgrad.loading.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 #: The sources to read, each with the folder to which its modules' names are relative.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from embgrad.cli.demo import minilm_folder
+from embgrad.loading.minilm import minilm_folder
 
 DOCS = Path(__file__).parents[3] / "docs"
 

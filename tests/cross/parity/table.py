@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Final
 
 import embgrad
-from embgrad.cli.demo import FRAMEWORKS, command, example_batch, minilm_folder
+from embgrad.cli.demo import command, example_batch
+from embgrad.loading.minilm import minilm_folder
+from embgrad.loading.models import FRAMEWORKS
 
 #: The points that have the same role in each framework's BERT.
 POINTS: Final = ("word", "embeddings", "layer.0", "layer.3", "layer.-1")

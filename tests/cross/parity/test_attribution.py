@@ -10,7 +10,8 @@ import tokenizers
 from transformers import AutoTokenizer
 
 import embgrad
-from embgrad.cli.demo import TEXTS, minilm_folder
+from embgrad.cli.demo import TEXTS
+from embgrad.loading.minilm import minilm_folder
 
 METHODS = {
     "saliency": embgrad.methods.Saliency(),

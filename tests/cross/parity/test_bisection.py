@@ -10,8 +10,8 @@ import torch
 from transformers import BertConfig, BertModel
 
 import embgrad
-from embgrad.cli.demo import FRAMEWORKS
 from embgrad.engine.weights import substituted, weights_of
+from embgrad.loading.models import FRAMEWORKS
 
 PAIRS = [("torch", "tensorflow"), ("torch", "gluon"), ("gluon", "tensorflow"), ("tensorflow", "torch")]
 #: Pairs with keras-hub's BERT and with embgrad's own for JAX.

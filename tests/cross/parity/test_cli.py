@@ -18,7 +18,7 @@ import pytest
 
 import embgrad
 from embgrad.cli import main
-from embgrad.cli.demo import minilm_folder
+from embgrad.loading.minilm import minilm_folder
 
 DATA = Path(__file__).parents[2] / "data"
 VOCABULARY = DATA / "tfhub_bert_tiny" / "assets" / "uncased_vocab.txt"
@@ -28,7 +28,7 @@ FRAMEWORKS = "torch,tensorflow,gluon,jax,keras"
 #: The command with a fault put into one framework's model by the framework's own means, before it is handed over.
 INJECT = """
 import sys
-import embgrad.cli, embgrad.cli.models as models
+import embgrad.cli, embgrad.loading.models as models
 
 at = sys.argv.index("--inject")
 _, fault = sys.argv[at], sys.argv[at + 1]
@@ -213,7 +213,7 @@ def test_a_model_with_missing_weights_is_refused(command: Any, folders: Path) ->
 
 def test_weights_that_the_layers_do_not_use_are_refused(command: Any, folders: Path, tmp_path: Path) -> None:
     """TFBertModel passes over positions that are no table's, and embgrad's own loading refuses them in every framework."""
-    from embgrad.cli.huggingface import from_transformers
+    from embgrad.loading.huggingface import from_transformers
 
     with pytest.raises(
         embgrad.errors.UnsupportedError, match=r"2 weights that the layers of a TFBertModel do not use: '.*0"

@@ -6,7 +6,8 @@ import numpy as np
 import tokenizers
 
 import embgrad
-from embgrad.cli.demo import TEXTS, minilm_folder
+from embgrad.cli.demo import TEXTS
+from embgrad.loading.minilm import minilm_folder
 
 #: The largest difference, relative to the largest figure: each is a difference of two sums of float32.
 TOLERANCE = 1e-5

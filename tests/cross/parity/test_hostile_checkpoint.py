@@ -15,9 +15,9 @@ import safetensors.numpy
 
 import embgrad
 from embgrad.checkpoints.load_bert import bert_names
-from embgrad.cli.errors import UsageError
-from embgrad.cli.huggingface import from_transformers
-from embgrad.cli.tokenizer import tokenizer_of
+from embgrad.loading.errors import UsageError
+from embgrad.loading.huggingface import from_transformers
+from embgrad.loading.tokenizer import tokenizer_of
 from tests.unit.checkpoints.test_load_bert import CONFIG, example_weights
 from tests.unit.hostile import ASIDE, CONFIGURATIONS
 

@@ -14,7 +14,8 @@ import safetensors.numpy
 import tokenizers
 
 import embgrad
-from embgrad.cli.demo import TEXTS, minilm_folder
+from embgrad.cli.demo import TEXTS
+from embgrad.loading.minilm import minilm_folder
 
 FRAMEWORKS = ("torch", "tensorflow", "gluon", "jax", "keras")
 

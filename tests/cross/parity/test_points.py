@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.cli.demo import FRAMEWORKS, minilm_folder
+from embgrad.loading.minilm import minilm_folder
+from embgrad.loading.models import FRAMEWORKS
 from tests.cross.parity.table import POINTS, main
 
 

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import embgrad
-from embgrad.cli.demo import minilm_folder
+from embgrad.loading.minilm import minilm_folder
 from embgrad.results.search import Search
 from embgrad.token_search import PEZ, SearchMethod, UniversalTrigger, is_word
 

@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 
 import embgrad
-from embgrad.cli.demo import minilm_folder
+from embgrad.loading.minilm import minilm_folder
 
 FRAMEWORKS = ("torch", "tensorflow", "gluon", "jax")
 OBJECTIVE = embgrad.Sum(output="pooled")
@@ -86,7 +86,7 @@ def test_batches_by_length_give_the_same_numbers(model: Any, tokenizer: Any) -> 
 RUN = """
 import sys, time
 import tokenizers, embgrad
-from embgrad.cli.demo import minilm_folder
+from embgrad.loading.minilm import minilm_folder
 from embgrad.streaming import writer
 from tests.cross.parity.test_stream import OBJECTIVE, texts
 writer.MOST_RESULTS = 2

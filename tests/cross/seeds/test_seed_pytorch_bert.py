@@ -124,7 +124,7 @@ def test_seed_pytorch_bert_traps(model: Any) -> None:
 @pytest.mark.parametrize("framework", ["torch", "tensorflow", "gluon"])
 def test_seed_pytorch_bert_in_every_framework(framework: str) -> None:
     """The same on MiniLM's weights, against PyTorch's own backward pass."""
-    from embgrad.cli.demo import minilm_folder
+    from embgrad.loading.minilm import minilm_folder
 
     ids = np.array([[101, 2023, 3185, 2003, 2307, 102], [101, 6659, 102, 0, 0, 0]])
     mask = (ids != 0).astype(np.int64)

@@ -18,7 +18,7 @@ import tokenizers
 import torch
 
 import embgrad
-from embgrad.cli.demo import minilm_folder
+from embgrad.loading.minilm import minilm_folder
 
 assert tensorflow_text  # registers the operations of the preprocessing model
 

@@ -168,7 +168,7 @@ def test_a_cross_encoder_that_is_no_module(tokenizer: PreTrainedTokenizerFast) -
 
 
 def test_minilm() -> None:
-    from embgrad.cli.demo import minilm_folder
+    from embgrad.loading.minilm import minilm_folder
 
     model = SentenceTransformer(str(minilm_folder()), device="cpu")
     direction = np.random.default_rng(0).normal(size=384)

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import embgrad
-from embgrad.cli.demo import minilm_folder
+from embgrad.loading.minilm import minilm_folder
 from embgrad.token_search import is_ascii, is_word
 
 VOCAB, TOP = 500, 256

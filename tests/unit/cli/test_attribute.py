@@ -24,7 +24,7 @@ def masked(directory: Path) -> Path:
 
 
 def built(directory: Path) -> Any:
-    from embgrad.cli.user_objects import imported
+    from embgrad.loading.user_objects import imported
 
     return imported(f"{directory}/models.py:build")()
 

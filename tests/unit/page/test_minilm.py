@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import embgrad
-from embgrad.cli.demo import TEXTS, minilm_folder
+from embgrad.cli.demo import TEXTS
+from embgrad.loading.minilm import minilm_folder
 from tests.cross.parity.table import measure
 from tests.unit.page.browser import Browser, Page
 

@@ -38,7 +38,7 @@ def minilm() -> tuple[Any, Any]:
     import tokenizers
 
     import embgrad
-    from embgrad.cli.demo import minilm_folder
+    from embgrad.loading.minilm import minilm_folder
 
     folder = minilm_folder()
     return embgrad.zoo.load_bert(folder, "torch"), tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -13,7 +13,6 @@ import pytest
 
 import embgrad
 import embgrad.ray
-from embgrad.cli.errors import UsageError
 from embgrad.errors import (
     BackendError,
     BatchError,
@@ -23,6 +22,7 @@ from embgrad.errors import (
     PointError,
     UnsupportedError,
 )
+from embgrad.loading.errors import UsageError
 from embgrad.ray.dataset import dataset_of
 from embgrad.ray.failures import plain_errors
 from embgrad.ray.partial_sum import Partial
@@ -618,10 +618,10 @@ def test_errors_of_embgrad_are_extracted_from_those_of_ray() -> None:
             raise RuntimeError(whole)
     with pytest.raises(UsageError, match=r"^first$"), plain_errors():
         raise RuntimeError(
-            "embgrad.cli.errors.UsageError: first\n\nThe above exception was\n\nembgrad is\n" + blank[-30:]
+            "embgrad.loading.errors.UsageError: first\n\nThe above exception was\n\nembgrad is\n" + blank[-30:]
         )
     with pytest.raises(UsageError, match=r"^of ours$"), plain_errors():
-        raise RuntimeError("embgrad.cli.errors.UsageError: of ours")
+        raise RuntimeError("embgrad.loading.errors.UsageError: of ours")
     with pytest.raises(EmbgradError, match=r"^of ours\nsee docs/errors/embgraderror"), plain_errors():
         raise RuntimeError("embgrad.not_here.UnknownError: of ours")
     for error in (RuntimeError("embgrad is no class"), KeyboardInterrupt(), BatchError("plain")):

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import embgrad
-from embgrad.cli import demo, huggingface, models
-from embgrad.cli.demo import minilm_folder
+from embgrad.cli import demo
+from embgrad.loading import huggingface, models
+from embgrad.loading.minilm import minilm_folder
 from tests.unit.cli.commands import Command, configured, said
 from tests.unit.refusals import refused
 

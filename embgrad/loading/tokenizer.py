@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from embgrad.cli.errors import UsageError
-from embgrad.cli.huggingface import CLOSED
-from embgrad.cli.user_objects import imported, is_reference
 from embgrad.common.files import read_bounded, read_json
 from embgrad.errors import brief
+from embgrad.loading.errors import UsageError
+from embgrad.loading.huggingface import CLOSED
+from embgrad.loading.user_objects import imported, is_reference
 
 __all__ = ["MOST_TOKENIZER", "MOST_TOKENS", "MOST_VOCABULARY", "tokenizer_from", "tokenizer_of"]
 

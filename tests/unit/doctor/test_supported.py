@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from embgrad.cli.supported import SETUPTOOLS, SUPPORTED, Supported, numbers, table
+from embgrad.doctor.supported import SETUPTOOLS, SUPPORTED, Supported, numbers, table
 from tests.docs.pages import ROOT
 
 if sys.version_info >= (3, 11):
@@ -92,7 +92,7 @@ def test_advice_names_the_installed_distribution() -> None:
 
 def test_the_installation_page_has_the_table() -> None:
     text = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
-    assert table() in text, "docs/installation.md has another table than python -m embgrad.cli.supported prints"
+    assert table() in text, "docs/installation.md has another table than python -m embgrad.doctor.supported prints"
 
 
 def test_the_readme_names_the_same_pythons() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from embgrad.cli.errors import UsageError
 from embgrad.errors import did_you_mean
+from embgrad.loading.errors import UsageError
 
 __all__ = ["expect_function", "imported", "is_reference"]
 

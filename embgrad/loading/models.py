@@ -15,10 +15,10 @@ from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.registry import backend_for, backend_named, is_installed, list_backends
 from embgrad.checkpoints.bert_config import read_config
 from embgrad.checkpoints.load_bert import load_bert
-from embgrad.cli.errors import UsageError
-from embgrad.cli.huggingface import from_transformers
-from embgrad.cli.user_objects import expect_function, imported, is_reference
 from embgrad.errors import BackendError, FileFormatError, UnsupportedError, brief, listed
+from embgrad.loading.errors import UsageError
+from embgrad.loading.huggingface import from_transformers
+from embgrad.loading.user_objects import expect_function, imported, is_reference
 
 __all__ = [
     "FRAMEWORKS",

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from embgrad.backend.keras_choice import KERAS, keras_choice
 from embgrad.backend.registry import list_backends
-from embgrad.cli.supported import SETUPTOOLS, SUPPORTED, Standing, Supported, numbers
+from embgrad.doctor.supported import SETUPTOOLS, SUPPORTED, Standing, Supported, numbers
 
 __all__ = ["Health", "Part", "core_parts", "examine"]
 
@@ -326,8 +326,10 @@ def _run_trial(name: str, limit: float) -> dict[str, Any]:
             }
 
 
+#: The program of the separate process.
 _SCRIPT: Final = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from embgrad.cli.trial import main; main(*sys.argv[2:4])"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from embgrad.doctor.trial import main; main(*sys.argv[2:4])"
 )
 
 

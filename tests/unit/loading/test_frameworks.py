@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from embgrad.cli.errors import UsageError
-from embgrad.cli.tokenizer import tokenizer_of
+from embgrad.loading.errors import UsageError
+from embgrad.loading.tokenizer import tokenizer_of
 from tests.unit.cli.commands import Command, configured, said
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from embgrad.backend import registry
-from embgrad.cli import health
-from embgrad.cli.supported import SUPPORTED
+from embgrad.doctor import health
+from embgrad.doctor.supported import SUPPORTED
 from tests.unit.cli.commands import child
 
 
@@ -62,7 +62,7 @@ def test_a_framework_that_crashes_or_hangs(
     command: Any, backends: Any, monkeypatch: pytest.MonkeyPatch, script: str, said: str
 ) -> None:
     backends({"wild": backend("wild")}, {})
-    monkeypatch.setattr("embgrad.cli.health._SCRIPT", script)
+    monkeypatch.setattr("embgrad.doctor.health._SCRIPT", script)
     done = command("doctor", "--timeout", "1")
     assert done.code == 1
     assert said in done.out

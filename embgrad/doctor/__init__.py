@@ -1,0 +1,1 @@
+"""Checks of the installation: the versions that embgrad is tested with, and a test gradient for each framework."""
