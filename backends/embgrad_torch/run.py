@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,19 +51,19 @@ from embgrad_torch.walk import Structure, TablePaths, further_paths, scripted_na
 
 __all__ = ["points", "run"]
 
-T = TypeVar("T")
-
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> Reached:
     """Return the points that a forward pass reaches."""
-    request = Request(call=call)
-
-    def reached() -> Reached:
-        with contextlib.suppress(WeightsDifferentiated):
-            return TorchPass(model, batch, request, PassRecorder(batch, None), frozen=True).points()
-        return TorchPass(model, batch, request, PassRecorder(batch, None), frozen=False).points()
-
-    return _without_compiler(reached)
+    request, frozen = Request(call=call), True
+    while True:
+        try:
+            return TorchPass(model, batch, request, PassRecorder(batch, None), frozen=frozen).points()
+        except WeightsDifferentiated:
+            if not frozen:
+                raise
+            frozen = False
+        except CompilerLoadedError:
+            pass  # it is loaded once
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
@@ -73,22 +73,16 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     pass would draw other random numbers.
     """
     tries = Retries(request)
-    native = request.has_native and request.pullback
-
-    def done() -> Run:
-        if not (request.parameters or request.training or native):
-            with contextlib.suppress(WeightsDifferentiated):
-                return TorchPass(model, batch, tries.next(), frozen=True).run()
-        return TorchPass(model, batch, tries.next(), frozen=False).run()
-
-    return _without_compiler(done)
-
-
-def _without_compiler(run: Callable[[], T]) -> T:
-    """Return the result of a pass, which is repeated if it began before PyTorch's compiler was loaded, and loaded it."""
-    with contextlib.suppress(CompilerLoadedError):
-        return run()
-    return run()
+    frozen = not (request.parameters or request.training or (request.has_native and request.pullback))
+    while True:
+        try:
+            return TorchPass(model, batch, tries.next(), frozen=frozen).run()
+        except WeightsDifferentiated:
+            if not frozen:
+                raise
+            frozen = False
+        except CompilerLoadedError:
+            pass  # it is loaded once
 
 
 class TorchPass(ModelPass):

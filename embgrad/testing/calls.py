@@ -158,7 +158,7 @@ def _stream_left(arguments: Asked) -> Any:
 
 def _stream_to_a_folder(arguments: Asked) -> Any:
     with tempfile.TemporaryDirectory() as folder:
-        return _stream(arguments, to=Path(folder) / "run", keep="saliency")
+        return _stream(arguments, to=Path(folder) / "run", run_id="first", keep="saliency")
 
 
 def _golden(arguments: Asked) -> Any:
