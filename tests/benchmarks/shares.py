@@ -25,7 +25,7 @@ COMMON: Final[Mapping[str, tuple[str, ...]]] = {
     "the lookups' indices checked": ("embgrad.forward.recorder:PassRecorder.see",),
     "the objective and its cotangent": ("embgrad.backend.objective_callback:BatchObjective.__call__",),
     "the result made": ("embgrad.engine.run:assembled",),
-    "what the result remembers": ("embgrad.engine.run:provenance",),
+    "what the result remembers": ("embgrad.engine.question:Question.provenance",),
 }
 
 #: The classes of passes by framework, whose methods are steps. A context manager is timed at its entry and its exit.
