@@ -22,10 +22,12 @@ from embgrad.inputs.collate import Encoded, Padding, padded
 from embgrad.results.row_sparse import RowSparse
 from embgrad.streaming.buckets import _stacked, grouped, per_window, restored
 from embgrad.streaming.digest import digest_of
+from embgrad.streaming.manifest import _SHARD
 from embgrad.streaming.prefetch import Ahead
 from embgrad.streaming.sorting import expect_sortable
 from embgrad.streaming.source import Portion
 from embgrad.streaming.totals import Total, load_tables, save_tables
+from embgrad.streaming.writer import _text_bytes
 from tests.unit.refusals import refused
 from tests.unit.streams import model, texts, tokenizer
 
@@ -300,6 +302,8 @@ def test_a_portion_gets_the_mask_of_its_own_batch_and_the_largest_leak_of_its_pi
         for piece, leak in zip(group.pieces, (0.5, 0.25), strict=True)
     ]
     found = restored(group, results, 0, {"word": True}, {"class": "Logit"}, 4, Padding())["word"]
+    others = [{"word": replace(result["word"], mask=None)} for result in results]  # as of a lookup of other indices
+    assert restored(group, others, 0, {"word": True}, {"class": "Logit"}, 4, Padding())["word"].mask is None
     batch = group.portions[0].batch
     assert batch is not None
     whole = embgrad.gradients(model(), batch, embgrad.Logit(0))
@@ -310,3 +314,19 @@ def test_a_portion_gets_the_mask_of_its_own_batch_and_the_largest_leak_of_its_pi
     np.testing.assert_allclose(found.values, whole.values, rtol=1e-5)
     np.testing.assert_array_equal(found.ids, whole.ids)
     np.testing.assert_allclose(found.objective, whole.objective, rtol=1e-5)
+
+
+def test_a_shard_holds_a_countable_number_of_results() -> None:
+    rules = (_SHARD["results"], _SHARD["first"], _SHARD["examples"])
+    for number, expected in (
+        (-1, [False] * 3),
+        (0, [False, True, True]),
+        (2**53, [True] * 3),
+        (2**53 + 1, [False] * 3),
+    ):
+        assert [rule.accepts(number) for rule in rules] == expected
+
+
+def test_the_text_of_a_part_is_counted_with_what_its_provenance_holds() -> None:
+    part = SimpleNamespace(tokens=[["a", "é"]], provenance={"size": np.float32(1.5)})
+    assert _text_bytes(part) == len('[["a", "\\u00e9"]]') + len('{"size": "1.5"}')
