@@ -1,4 +1,4 @@
-"""Builds gluonnlp's BERT from a Hugging Face configuration, and names its weights and outputs."""
+"""Build gluonnlp's BERT from a Hugging Face configuration, and name its weights and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports the user's own passes through a model, and the gradients at its points, to a listener, or adds to values there."""
+"""Report the user's own passes through a model, and the gradients at its points, to a listener, or add to values there."""
 
 from __future__ import annotations
 

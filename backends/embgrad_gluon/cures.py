@@ -1,4 +1,4 @@
-"""Corrects the operators of MXNet whose gradient is silently wrong, and refuses those that cannot be corrected.
+"""Correct the operators of MXNet whose gradient is silently wrong, and refuse those that cannot be corrected.
 
 Each cure documents what MXNet does wrong; `tests/frameworks/gluon/test_silent_errors.py`, `test_layers.py` and
 `test_rewriting.py` hold each of them against finite differences.

@@ -1,4 +1,4 @@
-"""Runs hybridised blocks and SymbolBlocks operator by operator, so that lookups are seen and operators cured as in any block."""
+"""Run hybridised blocks and SymbolBlocks operator by operator, so that lookups are seen and operators cured as in any block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports MXNet with current versions of NumPy and the other frameworks, and leaves both unchanged."""
+"""Import MXNet with current versions of NumPy and the other frameworks, and leave both unchanged."""
 
 from __future__ import annotations
 

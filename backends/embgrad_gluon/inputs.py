@@ -1,4 +1,4 @@
-"""Turns the batch into MXNet's arrays, and calls the model with them in the order of its arguments."""
+"""Turn the batch into MXNet's arrays, and call the model with them in the order of its arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intercepts the operators that MXNet runs imperatively in this thread, and recognises the lookups among them."""
+"""Intercept the operators that MXNet runs imperatively in this thread, and recognise the lookups among them."""
 
 from __future__ import annotations
 

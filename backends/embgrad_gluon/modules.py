@@ -1,4 +1,4 @@
-"""Intercepts the calls of a model's blocks in this thread, at the method through which all of them go."""
+"""Intercept the calls of a model's blocks in this thread, at the method through which all of them go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes layer norm's gradient in a few passes over memory: MXNet's own takes ten times its forward pass on a CPU."""
+"""Compute layer norm's gradient in a few passes over memory: MXNet's own takes ten times its forward pass on a CPU."""
 
 from __future__ import annotations
 

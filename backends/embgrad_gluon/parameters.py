@@ -1,4 +1,4 @@
-"""Finds the arrays at which the gradients of parameters and tables are taken, and the weights that can be read and written."""
+"""Find the arrays at which the gradients of parameters and tables are taken, and the weights that can be read and written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulls cotangents back through a recorded forward pass, and finds in MXNet's recorded graph which arrays a gradient reaches."""
+"""Pull cotangents back through a recorded forward pass, and find in MXNet's recorded graph which arrays a gradient reaches."""
 
 from __future__ import annotations
 

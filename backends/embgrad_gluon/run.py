@@ -1,4 +1,4 @@
-"""Runs one forward pass of a model, and the pullbacks through it."""
+"""Run one forward pass of a model, and the pullbacks through it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restores a model and the thread, and keeps embgrad's own passes from drawing random numbers, which cannot be restored."""
+"""Restore a model and the thread, and keep embgrad's own passes from drawing random numbers, which cannot be restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes the values at the points of a forward pass, and marks them so that their gradients can be taken."""
+"""Change the values at the points of a forward pass, and mark them so that their gradients can be taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps a model's graph compiled, for each shape of a batch: one function for the forward pass, and one for its pullback.
+"""Keep a model's graph compiled, for each shape of a batch: one function for the forward pass, and one for its pullback.
 
 The forward pass returns its pullback, which JAX can pass from one compiled function to another with the values that it needs.
 The objective is computed between the two, in NumPy or by the user's function, so that nothing calls back from compiled code.

@@ -1,4 +1,4 @@
-"""Notices that a model has changed: compares everything that its Python may read with what it was at an earlier call."""
+"""Notice that a model has changed: compare everything that its Python may read with what it was at an earlier call."""
 
 from __future__ import annotations
 

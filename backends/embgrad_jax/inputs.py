@@ -1,4 +1,4 @@
-"""Turns the batch into the arguments of a model's call, and reads JAX's arrays."""
+"""Turn the batch into the arguments of a model's call, and read JAX's arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the points of a graph without computing its forward pass: lookups, by what they do, and calls of modules, by their marks.
+"""Find the points of a graph without computing its forward pass: lookups, by what they do, and calls of modules, by their marks.
 
 Only indices are computed, and what else depends on the batch alone; arrays of the model are known by their shapes. The same walk
 finds on which points each output depends.

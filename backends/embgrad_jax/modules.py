@@ -1,4 +1,4 @@
-"""Marks the calls of a model's modules while it is traced, so that they can be found in the trace.
+"""Mark the calls of a model's modules while it is traced, so that they can be found in the trace.
 
 A mark is `jax.ad_checkpoint.checkpoint_name`, an identity that carries a text. It stays where it was made in every transformation
 that a model applies to a part of itself, such as `jit`, `scan`, `vmap` and `checkpoint`.

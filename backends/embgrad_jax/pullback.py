@@ -1,4 +1,4 @@
-"""Pulls cotangents back from a model's outputs to the points, and answers objectives of JAX's own arrays."""
+"""Pull cotangents back from a model's outputs to the points, and answer objectives of JAX's own arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restores attributes of modules that a copy shares with the model, and refuses arrays that belong to a trace."""
+"""Restore attributes of modules that a copy shares with the model, and refuse arrays that belong to a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walks a model: its arrays and modules, each by its path, and how a copy of it is made of other arrays."""
+"""Walk a model: its arrays and modules, each by its path, and how a copy of it is made of other arrays."""
 
 from __future__ import annotations
 

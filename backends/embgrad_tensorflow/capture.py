@@ -127,7 +127,7 @@ class _Point:
 
 
 class _Observer:
-    """Reports the forward passes of one model to one listener.
+    """An observer that reports the forward passes of one model to one listener.
 
     Attributes:
         modules: the model's.

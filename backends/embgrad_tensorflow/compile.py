@@ -1,4 +1,4 @@
-"""Keeps a `tf.function` of a model's forward pass, the objective's callback and the pullback, and runs it at later calls."""
+"""Keep a `tf.function` of a model's forward pass, the objective's callback and the pullback, and run it at later calls."""
 
 from __future__ import annotations
 
@@ -613,7 +613,7 @@ def _restored(written: Sequence[Any]) -> Iterator[None]:
 
 
 class _Exchange:
-    """Lets a graph ask questions, which the thread that runs it answers.
+    """A way for a graph to ask questions, which the thread that runs it answers.
 
     That thread holds the caller's locks and state and can be interrupted, so another one runs the function meanwhile.
     """

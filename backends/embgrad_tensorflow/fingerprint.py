@@ -1,4 +1,4 @@
-"""Notices that a model has changed: compares its modules, variables and plain attributes with those of an earlier call."""
+"""Notice that a model has changed: compare its modules, variables and plain attributes with those of an earlier call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes a compiled function's graph out flat, by TensorFlow's own inliner: without calls of functions, with short names."""
+"""Write a compiled function's graph out flat, by TensorFlow's own inliner: without calls of functions, with short names."""
 
 from __future__ import annotations
 

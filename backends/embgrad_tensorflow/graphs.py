@@ -1,4 +1,4 @@
-"""Runs saved and compiled functions as graphs that are cut at the points, so that lookups and layers inside are seen."""
+"""Run saved and compiled functions as graphs that are cut at the points, so that lookups and layers inside are seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns the batch into the arguments of a model's call: native tensors, of the dtypes that the model declares."""
+"""Turn the batch into the arguments of a model's call: native tensors, of the dtypes that the model declares."""
 
 from __future__ import annotations
 

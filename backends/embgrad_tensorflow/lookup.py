@@ -1,4 +1,4 @@
-"""Finds the lookups: watches every operation of an eager forward pass and keeps hold of the rows that are asked for."""
+"""Find the lookups: watch every operation of an eager forward pass and keep hold of the rows that are asked for."""
 
 from __future__ import annotations
 
@@ -452,7 +452,7 @@ _slice: Final = Interception(lambda: gen_array_ops, "_slice")
 
 
 class Replacing:
-    """Replaces a tensor that an op callback has seen where the operation returns it."""
+    """The replacement of a tensor that an op callback has seen, where the operation returns it."""
 
     def __init__(self) -> None:
         self._due: tuple[Any, Callable[[Any], Any]] | None = None

@@ -1,4 +1,4 @@
-"""Follows one-hot rows through a forward pass to the product with a table, which looks those rows up."""
+"""Follow one-hot rows through a forward pass to the product with a table, which looks those rows up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds a model's trainable variables, and names them as their framework does."""
+"""Find a model's trainable variables, and name them as their framework does."""
 
 from __future__ import annotations
 

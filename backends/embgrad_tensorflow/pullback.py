@@ -1,4 +1,4 @@
-"""Pulls cotangents back to the points and the variables of a pass."""
+"""Pull cotangents back to the points and the variables of a pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns the batch into the arguments of a function that was saved or compiled, by the inputs that it declares."""
+"""Turn the batch into the arguments of a function that was saved or compiled, by the inputs that it declares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recognises slices of a table that are lookups of consecutive rows, as layers take the vectors of positions 0, 1, 2, …"""
+"""Recognise slices of a table that are lookups of consecutive rows, as layers take the vectors of positions 0, 1, 2, …"""
 
 from __future__ import annotations
 

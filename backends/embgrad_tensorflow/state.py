@@ -1,4 +1,4 @@
-"""Restores variables, attributes, losses, modes, other tapes and process-wide settings."""
+"""Restore variables, attributes, losses, modes, other tapes and process-wide settings."""
 
 from __future__ import annotations
 

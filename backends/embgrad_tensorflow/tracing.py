@@ -1,4 +1,4 @@
-"""Watches a forward pass while it is traced into a graph, and keeps the script by which each run reports its lookups."""
+"""Watch a forward pass while it is traced into a graph, and keep the script by which each run reports its lookups."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def _in_slots(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Tables:
-    """Names the tables that lookups are made in, by the resource of the variable."""
+    """The names of the tables that lookups are made in, by the resource of the variable."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = parts

@@ -1,4 +1,4 @@
-"""Computes the items of an iterator ahead of time, in a thread that ends when the consumer is closed or gone."""
+"""Compute the items of an iterator ahead of time, in a thread that ends when the consumer is closed or gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a stream batch by batch: reads finished results back, and writes every new result before it is yielded."""
+"""Run a stream batch by batch: read finished results back, and write every new result before it is yielded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a stream's source: batches as they are, or texts, encoded in portions."""
+"""Read a stream's source: batches as they are, or texts, encoded in portions."""
 
 from __future__ import annotations
 

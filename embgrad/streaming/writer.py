@@ -1,4 +1,4 @@
-"""Writes a stream's results to a folder, so that an interrupted run continues where it stopped."""
+"""Write a stream's results to a folder, so that an interrupted run continues where it stopped."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def expect_target(to: Any) -> Path | None:
 
 
 class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
-    """Reads the state of a search from a file, and writes it after steps: at most once a second, and on exit.
+    """The file of a search's state: read at the beginning, and written after steps, at most once a second, and on exit.
 
     An interruption loses the step that it interrupts. States are not modified in place, so that the last one can be written then.
 

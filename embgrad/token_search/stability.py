@@ -23,7 +23,7 @@ RoundTrip = Callable[[Sequence[Sequence[int]]], list[list[int]]]
 
 @dataclass(frozen=True)
 class Stability:
-    """Tells which ids are those to which their own text tokenises.
+    """A test of which ids are those to which their own text tokenises.
 
     Attributes:
         round_trip: decodes ids, and encodes the text.
