@@ -223,8 +223,9 @@ def test_files_preserve_hostile_text(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("keep", ["all", "saliency"])
 def test_streams_preserve_hostile_text(keep: str, tmp_path: Path) -> None:
     given, pieces = list(TEXTS.values()), Pieces(lambda text: [text, "x"])
+    saved: dict[str, Any] = {"keep": keep, "run_id": "the tokenizer of this test"}
     for folder in (tmp_path / "a", tmp_path / "a"):  # and again, where nothing is left to do
-        run = embgrad.stream(model(), given, embgrad.Sum(), tokenizer=pieces, batch_size=4, to=folder, keep=keep)
+        run = embgrad.stream(model(), given, embgrad.Sum(), tokenizer=pieces, batch_size=4, to=folder, **saved)
         actual = [row[1] for item in run for row in item.tokens]
         assert actual == given
     assert [row[1] for item in embgrad.open_stream(tmp_path / "a") for row in item.tokens] == given
