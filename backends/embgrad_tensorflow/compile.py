@@ -675,4 +675,4 @@ class _Exchange:
 
 
 class _StoppedError(Exception):
-    """Ends a function one of whose questions could not be answered."""
+    """The error that ends a function one of whose questions could not be answered."""
