@@ -7,13 +7,13 @@ from typing import Annotated, Any, Final
 
 from embgrad.attribution.attribute import attribute as attributed
 from embgrad.attribution.method import Method
-from embgrad.cli.attribution_lines import attribution_legend, attribution_lines
 from embgrad.cli.command import command
 from embgrad.cli.describe import described, model_of
 from embgrad.cli.files import Files
 from embgrad.cli.methods import methods_from
 from embgrad.cli.options import GradientRequest, Inputs, OneModel, of_method, of_points
 from embgrad.cli.request import loaded_with_batch, note_default, with_objective
+from embgrad.cli.result_lines import attribution_legend, attribution_lines
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
 from embgrad.common.text import visible

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from embgrad.attribution.attribute_tokens import attribute_tokens as attributed
-from embgrad.cli.attribution_lines import attribution_legend, token_lines
 from embgrad.cli.command import command
 from embgrad.cli.describe import described, model_of
 from embgrad.cli.files import Files
 from embgrad.cli.methods import methods_from
 from embgrad.cli.options import GradientRequest, Inputs, OneModel, of_method
 from embgrad.cli.request import loaded_with_batch
+from embgrad.cli.result_lines import attribution_legend, token_lines
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
 from embgrad.common.text import visible

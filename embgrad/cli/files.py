@@ -13,9 +13,9 @@ from typing import Annotated, Any
 from embgrad.cli.describe import Result, Results, named
 from embgrad.cli.options import of_output
 from embgrad.cli.terminal import Terminal
-from embgrad.cli.texts import read_bytes
 from embgrad.errors import FileFormatError, did_you_mean, listed
 from embgrad.loading.errors import UsageError
+from embgrad.loading.texts import read_bytes
 from embgrad.results.attribution import Attributions
 
 __all__ = ["Files", "chosen", "expect_writable", "loaded_results", "restricted"]

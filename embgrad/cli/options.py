@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from embgrad.cli.objectives import labels_from, parsed_objective
 from embgrad.cli.run import own_process
 from embgrad.cli.terminal import Terminal
 from embgrad.common.options import count_or_none
@@ -17,6 +16,7 @@ from embgrad.engine.options import expect_pads
 from embgrad.forward.points import WORD
 from embgrad.loading.errors import UsageError
 from embgrad.loading.models import FRAMEWORKS, Loaded, expect_models, frameworks_from, load_model
+from embgrad.loading.objectives import labels_from, parsed_objective
 from embgrad.loading.user_objects import expect_function, imported
 from embgrad.objectives.objectives import Objective
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from embgrad.cli.objectives import parsed_objective
 from embgrad.cli.options import GradientRequest, Inputs, Models, of_ray
 from embgrad.cli.request import warn_truncated
 from embgrad.cli.terminal import Terminal
 from embgrad.errors import did_you_mean
 from embgrad.loading.errors import UsageError
 from embgrad.loading.models import expect_models, load_model
+from embgrad.loading.objectives import parsed_objective
 from embgrad.loading.tokenizer import tokenizer_from, tokenizer_of
 from embgrad.loading.user_objects import expect_function, imported
 from embgrad.objectives.objectives import Objective

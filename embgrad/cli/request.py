@@ -11,7 +11,6 @@ from embgrad.cli.describe import Results
 from embgrad.cli.options import GradientRequest, Inputs, Models
 from embgrad.cli.run import own_process
 from embgrad.cli.terminal import Terminal
-from embgrad.cli.texts import ids_from, read_texts
 from embgrad.common.options import count_or_none
 from embgrad.engine.gradients import gradients
 from embgrad.errors import OutputError
@@ -19,6 +18,7 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import encode
 from embgrad.loading.errors import UsageError
 from embgrad.loading.models import Loaded, expect_models, load_model
+from embgrad.loading.texts import ids_from, read_texts
 from embgrad.loading.tokenizer import tokenizer_from, tokenizer_of
 from embgrad.objectives.objectives import Objective, Sum
 

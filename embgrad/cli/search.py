@@ -14,8 +14,8 @@ from embgrad.cli.files import Files
 from embgrad.cli.methods import instances_of
 from embgrad.cli.options import GradientRequest, Inputs, OneModel, of_method, of_output
 from embgrad.cli.request import loaded_with_batch, note_default, with_objective
+from embgrad.cli.result_lines import search_lines
 from embgrad.cli.run import OK
-from embgrad.cli.search_lines import search_lines
 from embgrad.cli.terminal import Terminal
 from embgrad.errors import did_you_mean, listed
 from embgrad.loading.errors import UsageError

@@ -6,13 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from embgrad.cli.attribution_lines import attribution_legend, attribution_lines, token_lines
 from embgrad.cli.command import command
 from embgrad.cli.describe import Result, described, model_of
 from embgrad.cli.files import chosen, loaded_results
 from embgrad.cli.options import At
+from embgrad.cli.result_lines import (
+    attribution_legend,
+    attribution_lines,
+    search_lines,
+    substitution_lines,
+    token_lines,
+)
 from embgrad.cli.run import OK
-from embgrad.cli.search_lines import search_lines, substitution_lines
 from embgrad.cli.terminal import Terminal
 from embgrad.cli.token_colours import legend, painted, pieces
 from embgrad.common.text import visible

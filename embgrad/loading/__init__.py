@@ -1,1 +1,1 @@
-"""Loading of what a user names by a folder, a file or a function: models and tokenizers."""
+"""Loading of what a user names by a text, a file, a folder or a function: models, tokenizers, texts, ids and objectives."""

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from embgrad.cli import texts
 from embgrad.common import files, token_text, tolerance
 from embgrad.common import safetensors as headers
 from embgrad.common import text as visible
-from embgrad.loading import tokenizer
+from embgrad.loading import texts, tokenizer
 from embgrad.report import environment, provenance
 from embgrad.streaming import manifest
 from embgrad.streaming import writer as writing

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 import embgrad
-from embgrad.cli import texts
 from embgrad.cli.terminal import Terminal
-from embgrad.cli.texts import ids_from, read_bytes
 from embgrad.cli.token_colours import painted, pieces
+from embgrad.loading import texts
 from embgrad.loading import tokenizer as tokenizing
 from embgrad.loading.errors import UsageError
+from embgrad.loading.texts import ids_from, read_bytes
 from embgrad.loading.tokenizer import tokenizer_from
 from tests.unit.cli.commands import ASK as ASK_IDS
 from tests.unit.cli.commands import TEXTS as ASK_TEXTS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.cli.attribution_lines import attribution_lines
+from embgrad.cli.result_lines import attribution_lines
 from embgrad.errors import EmbgradError
 from embgrad.report.page import render_page
 from embgrad.report.sentences import sentences

@@ -19,7 +19,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import embgrad
-from embgrad.cli.attribution_lines import attribution_lines
+from embgrad.cli.result_lines import attribution_lines
 from embgrad.common.colours import LEVELS, PALETTES, step
 from embgrad.results.attribution import Attributions
 from tests.unit.inputs.test_offsets import wordpiece

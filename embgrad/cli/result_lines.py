@@ -1,4 +1,4 @@
-"""Attributions in the terminal: one line of coloured words for each example, and the legend."""
+"""Results in the terminal, as lines of coloured text: attributions with their legend, searches and substitutions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ from embgrad.cli.token_colours import legend
 from embgrad.errors import EmbgradError
 from embgrad.results.attribution import Attribution
 from embgrad.results.pieces import lines_of
+from embgrad.results.search import Search
+from embgrad.results.search_lines import lines_of as search_lines_of
+from embgrad.results.search_terminal import fragments
+from embgrad.results.search_terminal import legend as search_legend
+from embgrad.results.substitution_display import SHOWN
+from embgrad.results.substitution_display import lines as lines_of_substitutions
+from embgrad.results.substitutions import Substitutions
 from embgrad.results.terminal import painted
 from embgrad.results.token_attribution import TokenAttribution
 
-__all__ = ["attribution_legend", "attribution_lines", "token_lines"]
+__all__ = ["attribution_legend", "attribution_lines", "search_lines", "substitution_lines", "token_lines"]
 
 
 def attribution_lines(attribution: Attribution, terminal: Terminal, *, words: bool) -> list[Any]:
@@ -66,3 +73,22 @@ def attribution_legend(attribution: Attribution | TokenAttribution, coloured: bo
 def _expect_tokens(attribution: Attribution | TokenAttribution, words: bool) -> None:
     if words and attribution.tokens is None:
         raise EmbgradError("the tokens of this attribution are not known, only their ids: omit --words")
+
+
+def search_lines(search: Search, terminal: Terminal) -> list[Any]:
+    """Return the lines of text of a search: its title, the lines of each example, and the legend; none with --json."""
+    from rich.text import Text
+
+    if terminal.as_json:
+        return []
+    of_examples = search_lines_of(search, range(len(search.before)))
+    shown = [Text.assemble(*fragments(line, terminal.coloured)) for line in of_examples]
+    for text in shown:
+        text.rstrip()
+    return [Text(search.figures().title, style="bold"), *shown, Text(search_legend(terminal.coloured), style="dim")]
+
+
+def substitution_lines(substitutions: Substitutions, terminal: Terminal) -> list[Any]:
+    """Return the lines of text of substitutions, those of each example and position; none with --json."""
+    examples = () if terminal.as_json else range(len(substitutions.ids))
+    return [line for example in examples for line in lines_of_substitutions(substitutions, example, SHOWN)]

@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from embgrad.cli.texts import read_bytes
 from embgrad.errors import did_you_mean, listed
 from embgrad.loading.errors import UsageError
+from embgrad.loading.texts import read_bytes
 from embgrad.objectives import objectives
 from embgrad.objectives.classes import CLASSES
 from embgrad.objectives.objectives import Objective

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import embgrad
-from embgrad.cli.objectives import CLASSES, labels_from, parsed_objective
 from embgrad.errors import EmbgradError
 from embgrad.loading.errors import UsageError
+from embgrad.loading.objectives import CLASSES, labels_from, parsed_objective
 
 
 @pytest.mark.parametrize(
