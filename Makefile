@@ -13,7 +13,7 @@ help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(VENV)/.installed ## The same call in each framework, on real BERT weights
-	$(VENV)/bin/python -m embgrad.cli.demo
+	$(VENV)/bin/python -m embgrad demo
 
 # Environments are installed side by side, which mostly waits; tests take all cores, and so run one environment after another.
 test: $(TOX) browser ## All tests but the slow ones, each in its own environment, in EMBGRAD_TEST_WORKERS processes (2)

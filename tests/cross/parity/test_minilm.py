@@ -94,7 +94,7 @@ def test_gluon_loads_a_checkpoint_without_the_other_frameworks(folder: Path) -> 
 def test_the_demo_gives_the_same_figures_twice() -> None:
     def figures() -> list[str]:
         done = subprocess.run(
-            [sys.executable, "-m", "embgrad.cli.demo", "--frameworks", "torch"],
+            [sys.executable, "-m", "embgrad", "demo", "--frameworks", "torch"],
             capture_output=True,
             text=True,
             check=False,

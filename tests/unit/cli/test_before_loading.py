@@ -111,7 +111,7 @@ def test_the_second_model_is_found_before_the_first_is_loaded(
     assert not (directory / "loaded").exists()
 
 
-def test_the_demo_needs_no_typer() -> None:
+def test_the_checkpoint_of_the_demo_needs_no_typer() -> None:
     """Since the extra `demo` does not install it."""
     code = "import sys; sys.modules['typer'] = None; from embgrad.loading.minilm import minilm_folder"
     subprocess.run([sys.executable, "-c", code], check=True)
