@@ -36,7 +36,7 @@ def panels(lines: list[str]) -> dict[str, list[str]]:
 
 
 def test_the_options_of_a_command_stand_in_panels() -> None:
-    assert panels(shown("bisect")) == {
+    expected = {
         "Model": [
             "-m, --model MODEL",
             "--frameworks NAMES",
@@ -59,6 +59,12 @@ def test_the_options_of_a_command_stand_in_panels() -> None:
         "Output": ["--json"],
         "Options": ["--debug", "-h, --help"],
     }
+    assert list(panels(shown("bisect")).items()) == list(expected.items())
+
+
+def test_options_without_a_panel_come_last() -> None:
+    expected = {"Output": ["--json"], "Options": ["--timeout SECONDS", "--debug", "-h, --help"]}
+    assert list(panels(shown("doctor")).items()) == list(expected.items())
 
 
 def test_a_command_takes_some_options_of_a_group() -> None:
