@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from embgrad.cli.command import command
-from embgrad.cli.options import SEVERAL_FRAMEWORKS
+from embgrad.cli.options import SEVERAL_FRAMEWORKS, of_model, of_output
 from embgrad.cli.run import DIFFER, OK
 from embgrad.cli.terminal import Terminal
 from embgrad.loading.models import frameworks_from
@@ -22,20 +20,18 @@ def demo(
     *,
     model: Annotated[
         Path | None,
-        typer.Option("--model", "-m", metavar="FOLDER", help="A BERT checkpoint folder. Default: all-MiniLM-L6-v2."),
+        of_model("--model", "-m", metavar="FOLDER", help="A BERT checkpoint folder. Default: all-MiniLM-L6-v2."),
     ] = None,
     frameworks: Annotated[
         str | None,
-        typer.Option(
+        of_model(
             "--frameworks",
             metavar="NAMES",
             help=f"Frameworks to build the model in, such as {SEVERAL_FRAMEWORKS}; each is compared with the first. Default: "
             "those that are installed.",
         ),
     ] = None,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Write the output as an SVG picture.")
-    ] = None,
+    svg: Annotated[Path | None, of_output("--svg", metavar="FILE", help="Write the output as an SVG picture.")] = None,
 ) -> int:
     """Make the same call in each framework, show that the results agree, and colour the sentences by saliency.
 

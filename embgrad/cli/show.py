@@ -9,7 +9,7 @@ import typer
 from embgrad.cli.command import command
 from embgrad.cli.describe import Result, described, model_of
 from embgrad.cli.files import chosen, loaded_results
-from embgrad.cli.options import At
+from embgrad.cli.options import At, of_output
 from embgrad.cli.result_lines import (
     attribution_legend,
     attribution_lines,
@@ -47,13 +47,13 @@ def show(
     ] = "-",
     kind: Annotated[
         str,
-        typer.Option(
+        of_output(
             "--kind",
             metavar="norm|dot",
             help="The length of the gradient (the default), or its inner product with the embedding.",
         ),
     ] = "norm",
-    words: Annotated[bool, typer.Option("--words", help="Merge the tokens of each word.")] = False,
+    words: Annotated[bool, of_output("--words", help="Merge the tokens of each word.")] = False,
     at: At = None,
 ) -> int:
     """Print the tokens of saved gradients or attributions, coloured by saliency or score; without colours, with digits.
