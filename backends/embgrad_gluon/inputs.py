@@ -172,7 +172,7 @@ class GluonArrays:
         return str(np.dtype(tensor.dtype))
 
     def to_numpy(self, tensor: Any) -> np.ndarray:
-        """Return the values in memory of their own, half precision widened; raise the errors of the operators before."""
+        """Return a copy as NumPy, half precision widened; MXNet raises the errors of earlier operators here."""
         return widened(tensor.asnumpy())
 
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:

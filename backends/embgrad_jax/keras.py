@@ -143,7 +143,7 @@ def _planned(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> Call
 
 
 def _expect_built(part: Any) -> None:
-    """Refuse a model whose weights do not exist yet: Keras would make them in the middle of a trace.
+    """Raise an error for a model that is not built: Keras would create its weights during the trace.
 
     Raises:
         UnsupportedError: the model was never called.

@@ -312,7 +312,7 @@ class _Surveyor(Walker[Cell]):
         return self._looked_up(number, table, indices, result, result.shape, sliced=True)
 
     def branch(self, number: int, value: Cell, count: int) -> int | None:
-        """Return the branch that a value which depends on the batch alone takes."""
+        """Return the index of the branch that is taken; None if that depends on the weights."""
         if value.compute is None:
             return None
         taken = min(max(int(value.value), 0), count - 1)

@@ -54,7 +54,7 @@ class Family(Protocol):
 
     @property
     def leaves(self) -> Sequence[Leaf]:
-        """The arrays."""
+        """The arrays of the parts in the model's order, shared ones once."""
         ...
 
     @property

@@ -524,7 +524,7 @@ class PullbackGraph:
 
 
 def _last_uses(flat: FlatGraph) -> dict[str, int]:
-    """Return by tensor the number of the last node that takes it; past the last one for what is returned."""
+    """Return for each tensor the index of the last node that takes it; for outputs of the graph the number of nodes."""
     lasts = {name: number for number, node in enumerate(flat.nodes) for name in node.input}
     return lasts | dict.fromkeys(flat.results, len(flat.nodes))
 
@@ -645,7 +645,7 @@ def _paths(name: str) -> Iterator[str]:
 
 
 class CutFunctions:
-    """Runs this thread's compiled functions as graphs that are cut, eagerly or in the graph that is being made.
+    """A way to run this thread's compiled functions in segments, eagerly or inside a graph under construction.
 
     Args:
         watch: records the pass.
@@ -742,12 +742,12 @@ def opened(opening: CutFunctions) -> Iterator[None]:
 
 
 def _converted(value: Any) -> Any:
-    """Return an array as a tensor of its own dtype, as tracing takes it."""
+    """Return a NumPy array as a tensor of the same dtype."""
     return tf.constant(value) if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 def _has_gradient(function: Any) -> bool:
-    """Return whether a gradient can come through a function: not through a tokenizer's graph, say."""
+    """Return whether a function has an output through which a gradient can flow."""
     return any(
         tensor.dtype.is_floating or tensor.dtype in (tf.variant, tf.resource) for tensor in function.graph.outputs
     )

@@ -39,7 +39,7 @@ class Plan:
         invoke: calls it with the arguments, or with others in their places.
         arguments: a nest, of tensors and of what else is passed.
         unused: what of the batch is left out.
-        outputs: the names of its outputs, in order, where it gives them without.
+        outputs: the names of its outputs, in order, if it returns them unnamed.
         graph: "alone" where the model is a compiled graph already, "in a layer" where a layer holds that; else None.
     """
 

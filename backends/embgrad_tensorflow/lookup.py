@@ -97,7 +97,7 @@ def writes_of(kind: Any, inputs: Sequence[Any]) -> list[Any]:
 
 
 class Watcher:
-    """An op callback: TensorFlow calls it after every operation of the thread, with the very tensors that go on.
+    """An op callback that records lookups: TensorFlow calls it after each eager operation, with the operation's own outputs.
 
     Marking such a tensor as watched is all that reading takes: no layer, no function and no tensor is replaced, so nothing
     that hangs on them (a Keras mask, a trace) can be lost.
@@ -413,7 +413,7 @@ class Comparisons:
         self._made: list[tuple[Any, Any, int]] = []
 
     def record(self, name: str, inputs: Sequence[Any], *_: Any) -> None:
-        """Take one down."""
+        """Record one comparison."""
         index, more = COMPARISONS[name]
         smaller, larger = inputs[index], inputs[1 - index]
         if smaller.dtype.is_integer and larger.shape.rank == 0:
@@ -466,7 +466,7 @@ class Replacing:
             self._due = (tensor, lambda given: make(earlier[1](given)))
 
     def going_on(self, result: Any) -> Any:
-        """Return the tensor that goes on in place of an operation's result."""
+        """Return the replacement of an operation's result, or the result."""
         if self._due is None or result is not self._due[0]:
             return result
         (tensor, make), self._due = self._due, None

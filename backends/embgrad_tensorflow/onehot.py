@@ -61,7 +61,7 @@ class OneHots:
         self._known: ByTensor[Any] = ByTensor()
 
     def follow(self, operation: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        """Take down an operation that makes one-hot rows, or that keeps them what they are."""
+        """Record an operation that creates one-hot rows, or preserves them."""
         if operation in MAKING:
             indices = _one_hot_indices(inputs, attrs) if operation == "OneHot" else _compared_indices(inputs)
         else:

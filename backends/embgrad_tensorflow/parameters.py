@@ -109,9 +109,9 @@ def _variables_with_mode(part: Any) -> Iterator[tuple[Any, bool]]:
 
 
 def _duplicates(nodes: Iterable[Node]) -> set[int]:
-    """Return the handles of copies of variables in a saved object, which it does not list and no function of it reads.
+    """Return the handles of duplicate variables in a saved object.
 
-    So Keras 3 exports every variable once more, under `_all_variables`, where no function refers to it.
+    Keras 3 exports each variable a second time, under `_all_variables`, unlisted and read by no function.
     """
     saved = [node for node in nodes if node.kind == "module" and is_saved(node.value)]
     listing = [node.path for node in saved if _variables_listed(node.value, "variables")]
@@ -158,7 +158,7 @@ def weights(model: Any) -> list[Weight]:
     for name, variable in Parameters(parts).items():
         native = native_variable(variable)
         node = owners.get(id(handle_of(variable)))
-        is_metric = node is not None and has_base(node.owner, "Metric")  # of a training loop
+        is_metric = node is not None and has_base(node.owner, "Metric")  # metrics belong to the training loop
         if native.dtype.is_floating and not is_metric and _has_value(native):
             weight, target = _weight(name, node, native), canonical.get(id(handle_of(variable)))
             result.append(weight if target is None else target.named(weight))

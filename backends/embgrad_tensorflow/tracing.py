@@ -191,7 +191,7 @@ class Tracer:
         return self._replacing.going_on(run())
 
     def record_graph(self, graph: CutGraph) -> None:
-        """Take down a saved graph that was written into this one."""
+        """Record a saved graph that was inlined into this trace."""
         if graph.written or not {*RANDOM, *PYTHON}.isdisjoint(node.op for node in graph.flat.nodes):
             raise UntraceableError("a saved graph that the model runs draws random numbers, writes, or runs Python")
         self.computing |= graph.casts

@@ -87,10 +87,7 @@ def bookkeeping() -> Mapping[str, type]:
 
 
 def kind_of(cls: type) -> str | None:
-    """Return whether objects of a class are a "variable", a "module", a "list", a "dict", a "function" or the user's own.
-
-    The last are an "object"; None is for anything else.
-    """
+    """Return what objects of a class are: "variable", "module", "list", "dict", "function", "object" (the user's) or None."""
     names = {base.__qualname__ for base in cls.__mro__}
     keras = {base.__qualname__ for base in cls.__mro__ if base.__module__.partition(".")[0] == "keras"}
     if issubclass(cls, tf.Variable) or "Variable" in keras:

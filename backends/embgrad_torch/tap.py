@@ -266,7 +266,7 @@ class PerturbedPoints(CapturedPoints):
 
 
 def _differentiable(tensor: Any) -> Any:
-    """Return a clone that requires a gradient, also where its inputs do not, or where gradients are switched off."""
+    """Return a clone that requires a gradient, even if the tensor does not, or gradients are switched off."""
     with torch.inference_mode(False):
         if not tensor.requires_grad:
             tensor = (tensor.clone() if tensor.is_inference() else tensor.detach()).requires_grad_()

@@ -51,7 +51,7 @@ def _checked_removal(remove: Any) -> str | int:
 
 
 def removal_of(passes: Passes, remove: Any, keep_special: bool, tokenizer: Any) -> Removal:
-    """Return the way to remove tokens, after a pass on the batch itself, which refuses what does not fit and warns.
+    """Return a `Removal`, after one pass on the unchanged batch, which raises for unsupported inputs.
 
     Raises:
         EmbgradError: see `faithfulness`; or as `evaluate` raises.

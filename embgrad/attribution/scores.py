@@ -1,4 +1,4 @@
-"""The scores of one attribution or of several, by name, checked against the batch that they are of."""
+"""The scores of one or several attributions, by name, checked against their batch."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _expect_file(file: str) -> None:
 
 
 def _warn_cut(folder: str, column: str, rows: int, most: int, terminal: Terminal) -> None:
-    """Warn how many tokens were cut off, as without Ray."""
+    """Warn how many tokens were truncated, in the same words as without Ray."""
     import ray.data
 
     tokens = cut = 0

@@ -114,7 +114,7 @@ def table_reader(bound: BoundModel, tokens: TokenBatch, at: str = WORD) -> Table
     values = _read(bound, tokens, point.key)
     lookup = values.lookup
     if lookup is None:
-        raise PointError(f"the point {at!r} is {point.key!r}, a module's value: expected a lookup, such as at='word'")
+        raise PointError(f"at={at!r} names {point.key!r}, the value of a module: expected a lookup, such as at='word'")
     weight = _weight(bound, lookup, values.activation)
     if weight is not None:
         return TableReader(lookup.rows, lookup.dim, weight.rows)

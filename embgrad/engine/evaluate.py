@@ -76,8 +76,8 @@ def evaluate(
 ) -> np.ndarray | list[np.ndarray]:
     """Return the objective L of each example, from forward passes without gradients.
 
-    The numbers are those of `gradients(...).objective` up to rounding. No graph is recorded, but where the model or a function as
-    objective differentiates by itself. The model is restored afterwards, even after an exception.
+    The numbers are those of `gradients(...).objective` up to rounding. No graph is recorded, unless the model or a
+    function as objective takes gradients itself. The model is restored afterwards, even after an exception.
 
     Args:
         model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length`, `call` and `training`.

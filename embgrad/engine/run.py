@@ -176,7 +176,7 @@ def expect_examples_first(question: Question, size: int | None) -> None:
 def objective_with(
     question: Question, located: Mapping[str, Located], key: str, change: Change
 ) -> tuple[np.ndarray, float]:
-    """Return the objective's values where an array is added at a point, without a pullback.
+    """Return the objective's values with an array added at one point, without a backward pass.
 
     Args:
         question: the question.

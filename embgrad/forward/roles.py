@@ -458,7 +458,7 @@ def _leads_slightly(calls: Calls, block: int, layer: int) -> bool:
 
 
 def _key_of(token: int | None, lookups: Sequence[Lookup], calls: Sequence[ModuleCall], layer: int) -> str:
-    """Return the key of the tensor that a layer takes: at the last module that returned it, its lookup, or the layer's input."""
+    """Return the key of the point that made a layer's input: the last module that returned it, its lookup, or the input."""
     tables = {lookup.path for lookup in lookups if lookup.token == token}
     around = set(ancestors(calls, layer))
     giving = [

@@ -332,7 +332,7 @@ def _read_back(plan: Plan, manifest: Manifest, writer: Writer, state: State) -> 
 
 
 def trim() -> None:
-    """Return free memory to the system where the C library can: a heap for arrays of many sizes retains more and more of it."""
+    """Give freed memory back to the operating system (malloc_trim): a heap for arrays of many sizes keeps growing otherwise."""
     trimmed = _malloc_trim()
     if trimmed is not None:
         trimmed(0)

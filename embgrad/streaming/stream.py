@@ -285,9 +285,7 @@ class Stream(Iterator[Any]):
         if self._to is not None:
             return self.finish().table()
         if self._results is not None or self._ended:
-            raise EmbgradError(
-                "results were taken from the stream already, and are not in the sum: expected a new stream"
-            )
+            raise EmbgradError("the stream has yielded results, which the sum would miss: call table() on a new stream")
         self._state.totals = {name: Total() for name in self._plan.options.names}
         self._exhaust()
         return table_of(self._state.totals, self._plan.options.single)

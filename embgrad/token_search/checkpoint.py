@@ -1,4 +1,4 @@
-"""The file of a search that can be interrupted: its state after the last step, from which the same call goes on."""
+"""The checkpoint of a search: its state after the last step, from which the same call resumes."""
 
 from __future__ import annotations
 

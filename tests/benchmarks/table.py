@@ -35,7 +35,7 @@ process. Times are ratios between functions that take turns in one process, over
 processes with some ten each. Of each round there is a ratio, and the one in the middle is given: on a machine that others use, \
 too, the least times move by a tenth from run to run, as one function has met with a quiet moment and another has not. They \
 stand beside it, and so does what each process gave. Of short calls, of which there are thousands, it is the least times. \
-The milliseconds say only how large the things are that are divided.
+The milliseconds show the sizes behind the ratios.
 
 - **by hand**: the fastest of the ways in which an expert would write the same gradient in the same mode (the table \
 of ways below). All agree with `gradients` to rounding, or there is no row.

@@ -85,7 +85,7 @@ def test_a_computed_table_of_other_indices_is_refused() -> None:
 
 def test_a_hidden_state_has_no_table() -> None:
     with refused(
-        embgrad.errors.PointError, "the point 'block' is 'block:output#0', a module's value: expected a lookup"
+        embgrad.errors.PointError, "at='block' names 'block:output#0', the value of a module: expected a lookup"
     ):
         embgrad.tables.embedding_table(curved(), BATCH, at="block")
 
