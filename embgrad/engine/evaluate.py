@@ -17,7 +17,7 @@ from embgrad.engine.options import checked_options
 from embgrad.engine.probe import with_shared
 from embgrad.engine.question import Question
 from embgrad.engine.run import objectives_of
-from embgrad.engine.sub_batches import pieces_of
+from embgrad.engine.sub_batches import run_in_sub_batches
 from embgrad.forward.points import WORD
 from embgrad.inputs.conventions import batch_of
 from embgrad.objectives.objectives import as_objectives
@@ -120,9 +120,5 @@ def evaluated_each(
     is_cut = batch_size is not None and batch_size < count
     if is_cut:
         question.expect_cuttable(batch_size)
-    done: list[list[np.ndarray]] = []
-    with pieces_of(question, batch_size, progress) as sub_batches:
-        for piece in sub_batches:
-            with piece.compared:
-                done.append(objectives_of(piece.question))
+    done = run_in_sub_batches(question, batch_size, progress, objectives_of)
     return [np.concatenate(pieces) if is_cut else pieces[0] for pieces in zip(*done, strict=True)]

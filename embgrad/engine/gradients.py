@@ -21,7 +21,7 @@ from embgrad.engine.options import Keywords, checked_options
 from embgrad.engine.probe import with_shared
 from embgrad.engine.question import Question
 from embgrad.engine.run import expect_examples_first, run_question
-from embgrad.engine.sub_batches import pieces_of
+from embgrad.engine.sub_batches import run_in_sub_batches
 from embgrad.errors import EmbgradWarning, level_of_user
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.conventions import batch_of
@@ -205,12 +205,7 @@ def results_of_each(
         ):
             expect_examples_first(question, batch_size)
 
-    pieces: list[list[dict[str, EmbeddingGradients]]] = []
-    with pieces_of(question, batch_size, progress) as sub_batches:
-        for piece in sub_batches:
-            with piece.compared:
-                results = run_question(piece.question)
-                pieces.append(_certified(piece.question, results) if options.check else results)
+    pieces = run_in_sub_batches(question, batch_size, progress, _run_certified if options.check else run_question)
     if options.compile:
         _warn_of_uncompiled([by_name for results in pieces for by_name in results])
     joint = [
@@ -246,13 +241,11 @@ def points(
     return [point for point in reached if point.listed]
 
 
-def _certified(
-    question: Question, results: Sequence[dict[str, EmbeddingGradients]]
-) -> list[dict[str, EmbeddingGradients]]:
+def _run_certified(question: Question) -> list[dict[str, EmbeddingGradients]]:
     """Return the results of each objective of a sub-batch, tested."""
     from embgrad.engine.check import certified  # much code, for few calls
 
-    checked = []
+    checked, results = [], run_question(question)
     for index, by_name in enumerate(results):
         with at_index(index, len(results)):
             checked.append(certified(question.only(index), by_name))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,59 +18,45 @@ from embgrad.engine.question import Question
 from embgrad.engine.run import run_located
 from embgrad.errors import UnsupportedError, listed
 
-__all__ = ["Piece", "compared", "pieces_of"]
+__all__ = ["compared", "run_in_sub_batches"]
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Some examples of a batch, which are run at once.
-
-    Attributes:
-        question: the question for these examples.
-        compared: a context in which they are run, see `compared`; it can be entered once.
-    """
-
-    question: Question
-    compared: AbstractContextManager[None]
-
-
-@contextlib.contextmanager
-def pieces_of(
-    question: Question, batch_size: int | None, progress: Progress | bool | None
-) -> Iterator[Iterator[Piece]]:
-    """Yield the sub-batches of at most `batch_size` examples, or the whole batch, to be run in order while the context is open.
+def run_in_sub_batches(
+    question: Question, batch_size: int | None, progress: Progress | bool | None, run: Callable[[Question], T]
+) -> list[T]:
+    """Return what a function returns for each sub-batch of at most `batch_size` examples, in order, or for the whole batch.
 
     Args:
         question: the question for all examples.
         batch_size: the most examples of a sub-batch; None for the whole batch.
         progress: see `gradients`.
+        run: takes the question for some of the examples.
 
     Raises:
         BatchError: an error of the model is explained, see `explained_errors`.
+        UnsupportedError: a state makes the results of a sub-batch others than in the whole batch, see `compared`.
     """
-    batch = question.batch
-    is_cut = batch_size is not None and batch_size < len(batch)
+    batch, count = question.batch, len(question.batch)
+    is_cut = batch_size is not None and batch_size < count
+    size = batch_size if batch_size is not None and is_cut else count
     explained = explained_errors(
         question.bound, batch, sub_batches=is_cut, size=batch_size, objectives=question.objectives
     )
+    done = []
     with explained, reporter(progress) as report:
-        yield _reported(question, batch_size if is_cut else None, report)
-
-
-def _reported(question: Question, size: int | None, report: Progress) -> Iterator[Piece]:
-    count = len(question.batch)
-    report(0, count)
-    for start in range(0, count, size or count):
-        end = min(start + (size or count), count)
-        part = question if size is None else question.part(start, end)
-        # The other sub-batches have as many examples as the first; a model that draws random numbers computes something else in
-        # each pass.
-        is_compared = size is not None and not question.options.training and (not start or end - start != size)
-        comparison: AbstractContextManager[None] = (
-            compared(question, part, start) if is_compared else contextlib.nullcontext()
-        )
-        yield Piece(part, comparison)
-        report(end, count)
+        report(0, count)
+        for start in range(0, count, size):
+            end = min(start + size, count)
+            part = question.part(start, end) if is_cut else question
+            # The other sub-batches have as many examples as the first; a model that draws random numbers computes something else
+            # in each pass.
+            is_compared = is_cut and not question.options.training and (not start or end - start != size)
+            with compared(question, part, start) if is_compared else contextlib.nullcontext():
+                done.append(run(part))
+            report(end, count)
+    return done
 
 
 @contextlib.contextmanager
