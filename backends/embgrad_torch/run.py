@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -51,19 +51,17 @@ from embgrad_torch.walk import Structure, TablePaths, further_paths, scripted_na
 
 __all__ = ["points", "run"]
 
+T = TypeVar("T")
+
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> Reached:
     """Return the points that a forward pass reaches."""
-    request, frozen = Request(call=call), True
-    while True:
-        try:
-            return TorchPass(model, batch, request, PassRecorder(batch, None), frozen=frozen).points()
-        except WeightsDifferentiated:
-            if not frozen:
-                raise
-            frozen = False
-        except CompilerLoadedError:
-            pass  # it is loaded once
+    request = Request(call=call)
+    return _repeated(
+        lambda frozen: TorchPass(model, batch, request, PassRecorder(batch, None), frozen=frozen),
+        TorchPass.points,
+        frozen=True,
+    )
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
@@ -74,9 +72,20 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """
     tries = Retries(request)
     frozen = not (request.parameters or request.training or (request.has_native and request.pullback))
+    return _repeated(lambda frozen: TorchPass(model, batch, tries.next(), frozen=frozen), TorchPass.run, frozen=frozen)
+
+
+def _repeated(make: Callable[[bool], TorchPass], result_of: Callable[[TorchPass], T], *, frozen: bool) -> T:
+    """Return the result of a pass; it is repeated with trainable weights, and where it loaded PyTorch's compiler.
+
+    Args:
+        make: returns a pass, of a model whose weights are frozen or not.
+        result_of: runs the pass.
+        frozen: whether the weights of the first pass are frozen.
+    """
     while True:
         try:
-            return TorchPass(model, batch, tries.next(), frozen=frozen).run()
+            return result_of(make(frozen))
         except WeightsDifferentiated:
             if not frozen:
                 raise

@@ -78,18 +78,15 @@ class Interception:
 
 
 def _passing(original: Any, local: threading.local) -> Any:
+    is_of_class = inspect.ismethod(original) and inspect.isclass(original.__self__)
+
     @functools.wraps(original, updated=())  # so that `inspect.signature` returns the original's signature
     def replacement(*args: Any, **kwargs: Any) -> Any:
+        function = original
+        if is_of_class:  # of the class on which it is called, perhaps a subclass
+            cls, *rest = args
+            function, args = types.MethodType(original.__func__, cls), tuple(rest)
         handlers = getattr(local, "handlers", None)
-        return handlers[-1](original, *args, **kwargs) if handlers else original(*args, **kwargs)
+        return handlers[-1](function, *args, **kwargs) if handlers else function(*args, **kwargs)
 
-    if not (inspect.ismethod(original) and inspect.isclass(original.__self__)):
-        return replacement
-
-    @functools.wraps(original, updated=())
-    def of_class(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
-        bound = types.MethodType(original.__func__, cls)
-        handlers = getattr(local, "handlers", None)
-        return handlers[-1](bound, *args, **kwargs) if handlers else bound(*args, **kwargs)
-
-    return classmethod(of_class)
+    return classmethod(replacement) if is_of_class else replacement
