@@ -113,12 +113,10 @@ def evaluated_each(
     question: Question, batch_size: int | None = None, progress: Progress | bool | None = None
 ) -> list[np.ndarray]:
     """Return for each objective of the question what `evaluated` returns of one, from the same forward passes."""
-    batch, count = question.batch, len(question.batch)
-    is_square = bool(question.options.named) and count == batch.shape[1]  # a probe shows which axis is which
+    batch = question.batch
+    is_square = bool(question.options.named) and len(batch) == batch.shape[1]  # a probe shows which axis is which
     if batch.extras and (batch_size is not None or is_square):
         question = replace(question, batch=with_shared(question.bound, batch))
-    is_cut = batch_size is not None and batch_size < count
-    if is_cut:
-        question.expect_cuttable(batch_size)
+    question.expect_cuttable(batch_size)
     done = run_in_sub_batches(question, batch_size, progress, objectives_of)
-    return [np.concatenate(pieces) if is_cut else pieces[0] for pieces in zip(*done, strict=True)]
+    return [np.concatenate(pieces) if question.is_cut(batch_size) else pieces[0] for pieces in zip(*done, strict=True)]

@@ -194,10 +194,8 @@ def results_of_each(
     is_square = options.names != (WORD,) and count == batch.shape[1]  # a probe shows which axis is which
     if batch.extras and (batch_size is not None or options.split or options.check or is_square):
         question = replace(question, batch=with_shared(bound, batch))
-    is_cut = batch_size is not None and batch_size < count
-    if is_cut:
-        question.expect_cuttable(batch_size)
-    by_example = count > 1 and (options.split or is_cut)
+    question.expect_cuttable(batch_size)
+    by_example = count > 1 and (options.split or question.is_cut(batch_size))
     if by_example:
         with (
             explained_errors(bound, batch, sub_batches=True, size=batch_size),

@@ -106,8 +106,7 @@ def memory(
     bound, count = bind(model, call), len(tokens)
     size = min(count_or_none(batch_size, "batch_size") or count, count)
     question = Question(bound, tokens, (as_objective(objective),), options, quiet=True)
-    if size < count:
-        question.expect_cuttable(size)
+    question.expect_cuttable(size)
     meter = _meter_of(bound)
     if tokens.extras:
         question = replace(question, batch=with_shared(bound, tokens))

@@ -13,7 +13,7 @@ from embgrad.backend.protocol import BoundModel
 from embgrad.backend.signature import as_parts
 from embgrad.version import __version__
 
-__all__ = ["origins"]
+__all__ = ["model_name", "origins"]
 
 #: The origins that are the same throughout the process.
 PLATFORM: Final = {"embgrad": __version__, "python": platform.python_version(), "numpy": np.__version__}
@@ -24,14 +24,18 @@ _matrices: WeakKeyDictionary[Any, tuple[tuple[int, ...], int]] = WeakKeyDictiona
 
 def origins(bound: BoundModel) -> dict[str, Any]:
     """Return the provenance that depends on the model alone: the versions, and the model's class and depth."""
-    classes = [type(part) for part in as_parts(bound.model)]
     return {
         **PLATFORM,
         "backend": bound.backend.name,
         "versions": dict(bound.backend.versions()),
-        "model": " + ".join([f"{cls.__module__}.{cls.__qualname__}" for cls in classes]),
+        "model": model_name(bound),
         **({"matrices": _count_of_matrices(bound)} if bound.supports("weights") else {}),
     }
+
+
+def model_name(bound: BoundModel) -> str:
+    """Return the name of the model's class, or of those of its parts."""
+    return " + ".join([f"{type(part).__module__}.{type(part).__qualname__}" for part in as_parts(bound.model)])
 
 
 def _count_of_matrices(bound: BoundModel) -> int:

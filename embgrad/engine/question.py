@@ -94,9 +94,13 @@ class Question:
         """Return the same question for the objective with this index alone."""
         return replace(self, objectives=(self.objectives[index],))
 
+    def is_cut(self, size: int | None) -> bool:
+        """Return whether the batch is run in several sub-batches, of at most `size` examples; None for the whole batch."""
+        return size is not None and size < len(self.batch)
+
     def expect_cuttable(self, size: int | None) -> None:
-        """Refuse a Scalar objective where the batch is run in sub-batches of at most `size` examples."""
-        if self.is_scalar:
+        """Refuse a Scalar objective where the batch is run in several sub-batches, see `is_cut`."""
+        if self.is_scalar and self.is_cut(size):
             raise UnsupportedError(
                 f"batch_size={size} splits the batch of {len(self.batch)}, and a Scalar objective reduces over all of it: "
                 "omit batch_size, or pass a function of shape (example,)"

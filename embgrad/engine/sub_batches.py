@@ -39,8 +39,8 @@ def run_in_sub_batches(
         UnsupportedError: a state makes the results of a sub-batch others than in the whole batch, see `compared`.
     """
     batch, count = question.batch, len(question.batch)
-    is_cut = batch_size is not None and batch_size < count
-    size = batch_size if batch_size is not None and is_cut else count
+    is_cut = question.is_cut(batch_size)
+    size = min(batch_size or count, count)
     explained = explained_errors(
         question.bound, batch, sub_batches=is_cut, size=batch_size, objectives=question.objectives
     )

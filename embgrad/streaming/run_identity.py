@@ -8,9 +8,9 @@ from typing import Any
 
 from embgrad.attribution.method import Method
 from embgrad.backend.protocol import BoundModel
-from embgrad.backend.signature import as_parts
 from embgrad.engine.interventions import BroadcastArray
 from embgrad.engine.options import GradientOptions
+from embgrad.engine.origins import model_name
 from embgrad.engine.weights import weights_of
 from embgrad.errors import EmbgradError, UnsupportedError, brief
 from embgrad.objectives.objectives import Objective, as_objective, described
@@ -80,7 +80,7 @@ class Names:
     def of_method(self, method: Any) -> Mapping[str, Any]:
         """Return the description of a method of attribution or of search."""
         for entry in (method, getattr(method, "of", method)):
-            self.of("method", entry, lambda own: str(_of_embgrad(own)))
+            self.of("method", entry, lambda own: type(_of_embgrad(own)).__name__)
         arguments: Mapping[str, Any] = method.describe()
         return arguments
 
@@ -120,9 +120,8 @@ def identity(
         UnsupportedError: an argument is a function, and `run_id` is None.
     """
     names = Names(run_id)
-    parts = [type(part) for part in as_parts(bound.model)]
     return {
-        "model": " + ".join(f"{cls.__module__}.{cls.__qualname__}" for cls in parts),
+        "model": model_name(bound),
         "weights": weights_digest(bound),
         "objective": _of_argument(names, objectives.argument),
         "source": "batches" if source.tokenizer is None else "texts",

@@ -14,7 +14,7 @@ import numpy as np
 
 from embgrad.common.files import checked_path, once
 from embgrad.common.safetensors import read_tensors, write_tensors
-from embgrad.engine.origins import origins
+from embgrad.engine.origins import model_name
 from embgrad.errors import EmbgradError, FileFormatError, brief
 from embgrad.objectives.native import NativeObjective
 from embgrad.results.history import ARRAYS, History
@@ -178,7 +178,7 @@ def _identity(method: SearchMethod, problem: Problem, tokenizer: Any, names: Nam
     arguments = dict(names.of_method(method))
     arguments.pop("steps", None)
     return {
-        "model": origins(bound)["model"],
+        "model": model_name(bound),
         "weights": weights_digest(bound),
         "call": names.of_function("call", bound.call),
         "batch": names.of("the batch", problem.batch),
