@@ -24,7 +24,7 @@ OTHERS: Final = "Options"
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """What a command prints; every command has these options."""
+    """The options of what a command prints, which every command has."""
 
     as_json: Annotated[
         bool,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -45,7 +45,7 @@ class Schema:
     entry: Mapping[str, Callable[[Any, Arrays], Any]]
     version: int
     optional: tuple[str, ...] = ()
-    rules: tuple[Callable[[Arrays], None], ...] = field(default=())
+    rules: tuple[Callable[[Arrays], None], ...] = ()
 
     def arrays_of(self, result: Any) -> dict[str, np.ndarray]:
         """Return the arrays of a result by their names in a file."""
@@ -73,19 +73,13 @@ class Schema:
         }
 
 
-def positions(axes: str = "example position", ids: str = "ids", prefix: str = "") -> dict[str, Array]:
-    """Return the arrays with a number for each position: ids and, where a result has them, its mask, types and words.
-
-    Args:
-        axes: the names of their axes.
-        ids: the name of the ids.
-        prefix: how the names of the others begin.
-    """
+def positions(axes: str = "example position") -> dict[str, Array]:
+    """Return the arrays with a number for each position: ids and, where a result has them, its mask, types and words."""
     return {
-        ids: Array(axes, "int64", 0),
-        f"{prefix}mask": Array(axes, "int64", 0, 1, optional=True),
-        f"{prefix}types": Array(axes, "int64", 0, optional=True),
-        f"{prefix}words": Array(axes, "int64", -1, optional=True),
+        "ids": Array(axes, "int64", 0),
+        "mask": Array(axes, "int64", 0, 1, optional=True),
+        "types": Array(axes, "int64", 0, optional=True),
+        "words": Array(axes, "int64", -1, optional=True),
     }
 
 

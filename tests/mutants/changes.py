@@ -33,9 +33,9 @@ ARITHMETIC = {
     ast.BitOr: ("|", "&"),
 }
 TWINS = {"min": "max", "any": "all", "minimum": "maximum", "argmin": "argmax", "floor": "ceil", "zeros": "ones"}
+TWINS |= {twin: name for name, twin in TWINS.items()}
 #: Calls whose keywords only guard against mistakes in the code itself: `strict=True`, `frozen=True`.
 GUARDS = {"zip", "dataclass"}
-TWINS |= {twin: name for name, twin in TWINS.items()}
 
 
 @dataclass(frozen=True)

@@ -248,16 +248,16 @@ def try_changes(record: Record, tests: list[str], changes: list[Change], fresh: 
     """Return for each change whether a test notices it."""
     noticed = dict[int, bool]()
     here = [] if fresh else [index for index, change in enumerate(changes) if not change.loaded]
-    with tempfile.TemporaryFile("w+") as told:
+    with tempfile.TemporaryFile("w+") as outcomes:
 
         def report(index: int, code: int) -> None:
-            told.write(f"{index} {code}\n")
-            told.flush()
+            outcomes.write(f"{index} {code}\n")
+            outcomes.flush()
 
         work = Trials(record, [None, *(changes[index] for index in here)], report)
         in_child(lambda: run_pytest(tests, [work]), 36000)
-        told.seek(0)
-        codes = [int(line.split()[1]) for line in told]
+        outcomes.seek(0)
+        codes = [int(line.split()[1]) for line in outcomes]
     if here and (len(codes) != len(here) + 1 or codes[0] != PASSED):
         raise SystemExit("The tests fail, quickest first and in a forked process, without any change.")
     # What a test module made of the library when it was imported was made without the change: survivors are tried afresh.
