@@ -7,6 +7,8 @@ The objective is computed between the two, in NumPy or by the user's function, s
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -31,10 +33,6 @@ from embgrad_jax.walk import Structure
 __all__ = ["run_kept"]
 
 
-class _Owner:
-    """Stands for models that take no weak references, such as dicts of arrays: their traces depend on their structure alone."""
-
-
 def run_kept(
     structure: Structure, model: Any, batch: TokenBatch, request: Request, pass_of: Callable[..., ModelPass]
 ) -> Run:
@@ -55,7 +53,7 @@ def run_kept(
         tuple(repr(getattr(jax.config, name)) for name in ("jax_enable_x64", "jax_default_matmul_precision")),
     )
     lengths = tuple(tuple(array.shape) for array in inputs)
-    owners = [part for part in as_parts(model) if _takes_references(part)] or [_owner]
+    owners = [part for part in as_parts(model) if _takes_references(part)] or [_code(request.call)]
     return _kept.run(
         owners,
         question,
@@ -72,6 +70,17 @@ def _takes_references(part: Any) -> bool:
     except TypeError:
         return False
     return not isinstance(part, (dict, types.FunctionType))
+
+
+def _code(call: Any) -> Any:
+    """Return the code of a function that calls models which take no weak references, such as dicts of arrays.
+
+    Their traces belong to it: the function itself may be a new one, with the same code, at each call.
+    """
+    while isinstance(call, functools.partial):
+        call = call.func
+    call = inspect.unwrap(call)
+    return getattr(call, "__code__", None) or type(call)
 
 
 class _Maker:
@@ -220,5 +229,4 @@ def _compiled(
     return jax.jit(forward if stop is None else value)
 
 
-_owner: Final = _Owner()
 _kept: Final[TraceCache[_Trace]] = TraceCache()

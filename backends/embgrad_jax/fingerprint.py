@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import types
 import weakref
@@ -87,6 +88,8 @@ class Fingerprint:
             return (type(value), {entry if isinstance(entry, PLAIN) else id(entry) for entry in value})
         if isinstance(value, types.FunctionType):
             return self._function(value)
+        if isinstance(value, functools.partial):
+            return (type(value), self._of(value.func), self._of(value.args), self._of(value.keywords))
         if isinstance(value, types.MethodType):
             return (self._of(value.__func__), self._of(value.__self__))
         if isinstance(value, type):

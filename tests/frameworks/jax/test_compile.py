@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import types
 from collections.abc import Callable
@@ -120,3 +121,26 @@ def test_new_weights_need_no_new_trace() -> None:
         compiled = embgrad.gradients(parameters, IDS, embgrad.Sum(), call=call, compile=True)
         np.testing.assert_array_equal(compiled.values, np.full((2, 3, 4), 2 * scale))
     assert next(traces) == 2  # of the model, and of the trace that was compared with it
+
+
+def test_functions_that_call_arrays_count_no_changes_of_each_other() -> None:
+    def call(parameters: Any, ids: Any) -> Any:
+        return (parameters["table"][ids] ** 2).sum(1)
+
+    parameters = {"table": jnp.ones((11, 4))}
+    for number in range(20):
+        other = types.FunctionType(call.__code__.replace(co_name=f"call_{number}"), globals())
+        assert both(parameters, call=other)[1].shape == (2, 3, 4)
+
+
+def test_a_partial_function_made_anew_for_each_call_keeps_its_trace() -> None:
+    traces = itertools.count()
+
+    def call(parameters: Any, ids: Any, factor: float) -> Any:
+        next(traces)
+        return factor * (parameters["table"][ids] ** 2).sum(1)
+
+    parameters = {"table": jnp.ones((11, 4))}
+    for _ in range(20):
+        both(parameters, call=functools.partial(call, factor=3.0))
+    assert next(traces) == 20 + 2  # the plain passes, the model's of the first trace, and that trace
