@@ -52,13 +52,15 @@ _ROOMS = [
     "common",
     "comparison",
     "engine",
-    "forward",
     "inputs",
+    "keras",
+    "model_points",
     "objectives",
     "report",
     "streaming",
     "testing",
     "token_search",
+    "toolkit",
     "version",
 ]
 

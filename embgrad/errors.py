@@ -99,7 +99,7 @@ class AmbiguousPointError(PointError):
     """A name fits several points.
 
     Attributes:
-        lookups: the lookups (`embgrad.forward.points.Lookup`) that the name fits, in the order in which they were made.
+        lookups: the lookups (`embgrad.model_points.points.Lookup`) that the name fits, in the order in which they were made.
     """
 
     def __init__(self, message: str, lookups: Sequence[Any] = ()) -> None:

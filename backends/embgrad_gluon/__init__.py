@@ -10,10 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from embgrad.backend import Call, Listener, Perturber, Point, Request, Run, Weight
-from embgrad.backend.signature import as_parts
-from embgrad.checkpoints.weight_target import WeightTarget
-from embgrad.inputs.batch import TokenBatch
+from embgrad.backend import Call, Listener, Perturber, Point, Request, Run, TokenBatch, Weight
+from embgrad.checkpoints import WeightTarget
+from embgrad.toolkit import as_parts
 from embgrad_gluon.importing import import_mxnet
 
 __all__ = ["GluonBackend"]

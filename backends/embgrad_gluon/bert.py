@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.checkpoints.bert_config import completed, inexpressible
-from embgrad.checkpoints.weight_target import WeightTarget
+from embgrad.checkpoints import WeightTarget, completed, inexpressible
 from embgrad.errors import listed
 from embgrad_gluon.importing import import_gluonnlp, import_mxnet
 from embgrad_gluon.walk import arrays_of, unique_names

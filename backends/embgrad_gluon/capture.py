@@ -13,15 +13,20 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend import Listener, PassListener, Perturber, Request, Run, additions, call_recorded
-from embgrad.backend.patching import Interception
-from embgrad.backend.rng import preserve_generators
-from embgrad.common.arrays import owned
+from embgrad.backend import (
+    Listener,
+    PassListener,
+    PassRecorder,
+    Perturber,
+    Reached,
+    Request,
+    Run,
+    TokenBatch,
+    additions,
+    split_name,
+)
 from embgrad.errors import NoGradientError, UnsupportedError
-from embgrad.forward.descent import Reached
-from embgrad.forward.points import split_name
-from embgrad.forward.recorder import PassRecorder
-from embgrad.inputs.batch import TokenBatch
+from embgrad.toolkit import Interception, call_recorded, owned, preserve_generators
 from embgrad_gluon import run
 from embgrad_gluon.cures import GUARDED, Guards, copy_input_of_max_pooling
 from embgrad_gluon.graphs import (

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend.patching import Interception
 from embgrad.errors import UnsupportedError
+from embgrad.toolkit import Interception
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.lookup import Handler, Operation, invoke
 from embgrad_gluon.walk import is_recorded

@@ -16,12 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend.graph_scopes import Crossings, Entry, Scope, entering, leaving, users_of
-from embgrad.backend.locks import process_lock
-from embgrad.backend.patching import Interception
-from embgrad.backend.rng import preserve_generators
-from embgrad.common.pytree import PLAIN
+from embgrad.backend import Crossings, Entry, Scope, entering, leaving, users_of
 from embgrad.errors import UnsupportedError, listed
+from embgrad.toolkit import PLAIN, Interception, preserve_generators, process_lock
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import is_floating
 from embgrad_gluon.lookup import ignore_operators, invoke

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend.locks import process_lock
 from embgrad.errors import BackendError
+from embgrad.toolkit import process_lock
 
 __all__ = ["import_gluonnlp", "import_mxnet"]
 

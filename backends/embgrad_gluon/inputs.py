@@ -9,12 +9,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend import Call
-from embgrad.backend.arguments import integer_arguments
-from embgrad.backend.signature import CallPlan, expect_single, parameters_of, plan_call, plan_mapping
-from embgrad.common.arrays import owned, whole_numbers
-from embgrad.common.pytree import copied
-from embgrad.inputs.batch import TokenBatch
+from embgrad.backend import Call, TokenBatch
+from embgrad.toolkit import (
+    CallPlan,
+    copied,
+    expect_single,
+    integer_arguments,
+    owned,
+    parameters_of,
+    plan_call,
+    plan_mapping,
+    whole_numbers,
+)
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.walk import all_parameters, arrays_of, contexts_of, input_names
 

@@ -13,10 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend.patching import Interception
-from embgrad.common.arrays import whole_numbers
+from embgrad.backend import UNNAMED_TABLE, Way, layout_of
 from embgrad.errors import BatchError
-from embgrad.forward.points import UNNAMED_TABLE, Way, layout_of
+from embgrad.toolkit import Interception, whole_numbers
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import is_floating
 from embgrad_gluon.tap import Taps

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from embgrad.backend.module_calls import ModuleCalls, RecordedCall, call_recorded
-from embgrad.backend.patching import Interception
-from embgrad.common.pytree import first
+from embgrad.toolkit import Interception, ModuleCalls, RecordedCall, call_recorded, first
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import is_floating
 from embgrad_gluon.tap import Taps

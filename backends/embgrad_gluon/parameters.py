@@ -9,12 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend import ParameterValues, TableRest, Weight
-from embgrad.backend.locks import model_lock
-from embgrad.backend.rests import table_rests
-from embgrad.backend.signature import as_parts
-from embgrad.common.arrays import owned
+from embgrad.backend import ParameterValues, TableRest, Weight, table_rests
 from embgrad.errors import UnsupportedError, listed
+from embgrad.toolkit import as_parts, model_lock, owned
 from embgrad_gluon import bert
 from embgrad_gluon.graphs import scope_paths
 from embgrad_gluon.importing import import_mxnet

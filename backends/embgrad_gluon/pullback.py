@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend import Cotangents, Pullback
-from embgrad.backend.point_changes import PointChanges
+from embgrad.backend import Cotangents, PointChanges, Pullback
 from embgrad.errors import UnsupportedError
 from embgrad_gluon.cures import WRONG
 from embgrad_gluon.importing import import_mxnet

@@ -18,18 +18,18 @@ from embgrad.backend import (
     ParameterValues,
     PassRecorder,
     Pullback,
+    Reached,
     Request,
     Respond,
     Run,
     TableRest,
     TokenBatch,
-    as_parts,
+    answer,
     compute_dtype,
+    native_answer,
 )
-from embgrad.backend.cotangents import answer, native_answer
-from embgrad.common.pytree import every, first
 from embgrad.errors import UnsupportedError
-from embgrad.forward.descent import Reached
+from embgrad.toolkit import as_parts, every, first
 from embgrad_gluon import bert
 from embgrad_gluon.cures import Cures, Functions
 from embgrad_gluon.graphs import imperatively, observe_scopes, output_names

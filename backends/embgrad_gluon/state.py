@@ -7,10 +7,8 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from embgrad.backend.locks import model_lock
-from embgrad.backend.object_state import ObjectState
-from embgrad.backend.recorded_changes import is_recorded, record_change, record_kept
 from embgrad.errors import UnsupportedError
+from embgrad.toolkit import ObjectState, is_recorded, model_lock, record_change, record_kept
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.lookup import Handler, Operation
 from embgrad_gluon.pullback import drew_in_graph_order

@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend import Request
-from embgrad.backend.point_changes import PointChanges
+from embgrad.backend import PassRecorder, PointChanges, Request
 from embgrad.errors import UnsupportedError
-from embgrad.forward.recorder import PassRecorder
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import native_like, widened
 from embgrad_gluon.walk import same_bits

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from embgrad.backend import Call, Point, Request, Run, TokenBatch, Weight
-from embgrad.checkpoints.weight_target import WeightTarget
+from embgrad.checkpoints import WeightTarget
 from embgrad.errors import BackendError
 
 __all__ = ["JaxBackend"]
@@ -109,7 +109,7 @@ class JaxBackend:
 
     def bert_targets(self, model: Any) -> list[WeightTarget] | None:
         """Return where each weight of a checkpoint goes in a BERT as `bert` makes it, or in keras-hub's; None for another."""
-        from embgrad.checkpoints.keras_bert import keras_bert_targets
+        from embgrad.checkpoints import keras_bert_targets
 
         own = sys.modules.get("embgrad_jax.bert")
         targets: list[WeightTarget] | None = None if own is None else own.bert_targets(model)

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from embgrad.checkpoints.bert_config import completed, inexpressible
-from embgrad.checkpoints.weight_target import WeightTarget
+from embgrad.checkpoints import WeightTarget, completed, inexpressible
 from embgrad.errors import listed
 
 __all__ = ["Bert", "bert", "bert_targets", "checkpoint"]

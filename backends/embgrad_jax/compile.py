@@ -19,8 +19,18 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from embgrad.backend import ModelPass, PassRecorder, PointChanges, Request, Run, TokenBatch, as_parts
-from embgrad.backend.trace_cache import TraceCache, UnfitError, UntraceableError
+from embgrad.backend import (
+    ModelPass,
+    PassRecorder,
+    PointChanges,
+    Request,
+    Run,
+    TokenBatch,
+    TraceCache,
+    UnfitError,
+    UntraceableError,
+)
+from embgrad.toolkit import as_parts
 from embgrad_jax.fingerprint import Fingerprint
 from embgrad_jax.graphs import Graph, traced
 from embgrad_jax.inputs import plan

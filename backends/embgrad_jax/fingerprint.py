@@ -12,9 +12,8 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from embgrad.backend.code import attributes_of, content_of, globals_of, is_installed, members_of
-from embgrad.backend.keras_inputs import keras_bases
-from embgrad.common.pytree import PLAIN
+from embgrad.keras import keras_bases
+from embgrad.toolkit import PLAIN, attributes_of, content_of, globals_of, is_installed, members_of
 from embgrad_jax.walk import Structure, has_base, is_tree
 
 __all__ = ["Fingerprint"]

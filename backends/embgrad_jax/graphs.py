@@ -14,8 +14,8 @@ import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from embgrad.backend import Call, TokenBatch
-from embgrad.common.pytree import every, mapped
 from embgrad.errors import UnsupportedError
+from embgrad.toolkit import every, mapped
 from embgrad_jax.inputs import plan
 from embgrad_jax.modules import is_array, mark_of, marking
 from embgrad_jax.walk import Structure

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embgrad.backend import Call, TokenBatch, expect_single, owned, parameters_of, plan_call
-from embgrad.backend.keras_inputs import is_keras
+from embgrad.backend import Call, TokenBatch
 from embgrad.errors import BatchError, UnsupportedError
+from embgrad.keras import is_keras
+from embgrad.toolkit import expect_single, owned, parameters_of, plan_call
 from embgrad_jax.walk import is_huggingface, is_linen
 
 __all__ = ["JaxTensors", "Plan", "Rows", "plan", "to_numpy"]

@@ -11,12 +11,11 @@ from typing import Any, Final
 import keras
 import numpy as np
 
-from embgrad.backend import TokenBatch, keras_layers, parameters_of, plan_call
-from embgrad.backend.keras_inputs import MASKS, MODES, cast_exactly, declared, filled, is_keras, keras_bases
-from embgrad.backend.patching import Interception
-from embgrad.backend.recorded_changes import is_recorded, may_be_state
-from embgrad.backend.signature import CallPlan
+from embgrad.backend import TokenBatch
 from embgrad.errors import UnsupportedError
+from embgrad.keras import MASKS, MODES, cast_exactly, declared, filled, is_keras, keras_bases
+from embgrad.keras import layers as keras_layers
+from embgrad.toolkit import CallPlan, Interception, is_recorded, may_be_state, parameters_of, plan_call
 from embgrad_jax.leaves import Leaf, record_changes
 from embgrad_jax.modules import marked
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from embgrad.backend.recorded_changes import record_change, record_kept
+from embgrad.toolkit import record_change, record_kept
 
 __all__ = ["Leaf", "record_changes"]
 

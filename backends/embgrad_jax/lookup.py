@@ -16,9 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embgrad.backend import Request
-from embgrad.forward.points import UNNAMED_TABLE, Way, layout_of
-from embgrad.forward.recorder import PassRecorder
+from embgrad.backend import UNNAMED_TABLE, PassRecorder, Request, Way, layout_of
 from embgrad_jax.graphs import Graph, Walker, inner_jaxprs, is_lookup
 from embgrad_jax.leaves import Leaf
 from embgrad_jax.modules import Mark, mark_of

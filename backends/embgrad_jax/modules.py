@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from embgrad.common.pytree import first, with_first
+from embgrad.toolkit import first, with_first
 
 __all__ = ["Mark", "dressed", "is_array", "is_floating", "mark_of", "marked", "marking"]
 

@@ -10,9 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from embgrad.backend import ParameterValues, TableRest, Weight, as_parts, model_lock, table_rests
-from embgrad.checkpoints.keras_bert import keras_checkpoint
-from embgrad.checkpoints.weight_target import WeightTarget
+from embgrad.backend import ParameterValues, TableRest, Weight, table_rests
+from embgrad.checkpoints import WeightTarget, keras_checkpoint
+from embgrad.toolkit import as_parts, model_lock
 from embgrad_jax.inputs import to_numpy
 from embgrad_jax.leaves import Leaf
 from embgrad_jax.lookup import Survey

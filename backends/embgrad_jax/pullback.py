@@ -11,15 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embgrad.backend import (
-    Answer,
-    NativeObjective,
-    PointChanges,
-    Pullback,
-    Request,
-    TokenBatch,
-)
-from embgrad.backend.cotangents import native_answer
+from embgrad.backend import Answer, NativeObjective, PointChanges, Pullback, Request, TokenBatch, native_answer
 from embgrad_jax.graphs import Graph
 from embgrad_jax.inputs import JaxTensors, Rows, to_numpy
 from embgrad_jax.lookup import Survey

@@ -27,10 +27,9 @@ from embgrad.backend import (
     Run,
     TableRest,
     TokenBatch,
-    as_parts,
     compute_dtype,
-    model_lock,
 )
+from embgrad.toolkit import as_parts, model_lock
 from embgrad_jax.graphs import Graph, traced
 from embgrad_jax.inputs import JaxTensors, to_numpy
 from embgrad_jax.lookup import looked_into, survey_of, surveyed

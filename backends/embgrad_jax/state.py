@@ -8,9 +8,8 @@ from typing import Any
 
 import jax
 
-from embgrad.backend import ObjectState
-from embgrad.backend.recorded_changes import record_kept
 from embgrad.errors import UnsupportedError
+from embgrad.toolkit import ObjectState, record_kept
 from embgrad_jax.walk import Structure
 
 __all__ = ["expect_arrays", "preserved"]

@@ -14,10 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embgrad.backend.keras_inputs import is_keras
-from embgrad.backend.recorded_changes import is_recorded, may_be_state
-from embgrad.backend.signature import as_parts
 from embgrad.errors import UnsupportedError
+from embgrad.keras import is_keras
+from embgrad.toolkit import as_parts, is_recorded, may_be_state
 from embgrad_jax.leaves import Leaf, record_changes
 from embgrad_jax.modules import dressed
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend.rng import preserve_generators
-from embgrad.checkpoints.keras_bert import keras_bert_targets
-from embgrad.checkpoints.weight_target import WeightTarget
+from embgrad.checkpoints import WeightTarget, keras_bert_targets
 from embgrad.errors import BackendError, UnsupportedError
+from embgrad.toolkit import preserve_generators
 from embgrad_tensorflow.parameters import checkpoint_target
 from embgrad_tensorflow.walk import has_base
 

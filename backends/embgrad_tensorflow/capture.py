@@ -13,14 +13,9 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import tensorflow as tf
 
-from embgrad.backend import Listener, PassListener, Perturber, additions
-from embgrad.backend.patching import Interception
-from embgrad.common.arrays import owned
-from embgrad.common.tolerance import coarsest
+from embgrad.backend import Listener, PassListener, PassRecorder, Perturber, Reached, TokenBatch, additions
 from embgrad.errors import PointNotReachedError, UnsupportedError
-from embgrad.forward.descent import Reached
-from embgrad.forward.recorder import PassRecorder
-from embgrad.inputs.batch import TokenBatch
+from embgrad.toolkit import Interception, coarsest, owned
 from embgrad_tensorflow.graphs import function_calls
 from embgrad_tensorflow.inputs import integers, is_symbolic, like_evaluation
 from embgrad_tensorflow.lookup import Replacing, Watcher

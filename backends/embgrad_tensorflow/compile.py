@@ -15,23 +15,42 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from embgrad.backend import NativeObjective, PointValues, Request, Response, Run
-from embgrad.backend.cotangents import native_answer, whole_cotangents
-from embgrad.backend.keras_inputs import is_keras
-from embgrad.backend.locks import process_lock
-from embgrad.backend.own_mask import unused_inputs
-from embgrad.backend.replay import with_functions
-from embgrad.backend.rng import drawn, states_of
-from embgrad.backend.signature import as_parts
-from embgrad.backend.trace_cache import OtherUseError, TraceCache, UnfitError, UntraceableError
-from embgrad.common import pytree
-from embgrad.common.arrays import owned, taken
-from embgrad.common.pytree import PLAIN
-from embgrad.common.tolerance import coarsest
-from embgrad.forward.points import WORD, split_name
-from embgrad.forward.recorder import PassRecorder
-from embgrad.inputs.batch import TokenBatch
-from embgrad.objectives.outputs import choose_output, name_outputs
+from embgrad.backend import (
+    WORD,
+    NativeObjective,
+    OtherUseError,
+    PassRecorder,
+    PointValues,
+    Request,
+    Response,
+    Run,
+    TokenBatch,
+    TraceCache,
+    UnfitError,
+    UntraceableError,
+    choose_output,
+    name_outputs,
+    native_answer,
+    split_name,
+    unused_inputs,
+    whole_cotangents,
+    with_functions,
+)
+from embgrad.keras import is_keras
+from embgrad.toolkit import (
+    PLAIN,
+    as_parts,
+    coarsest,
+    drawn,
+    every,
+    first,
+    is_nest,
+    mapped,
+    owned,
+    process_lock,
+    states_of,
+    taken,
+)
 from embgrad_tensorflow.fingerprint import Fingerprint
 from embgrad_tensorflow.graphs import CutFunctions, opened
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors
@@ -164,7 +183,7 @@ class _Maker:
         """Return a native objective's function that reports on which of the returned tensors its value depends."""
 
         def calling(returned: Any) -> Any:
-            tensors = pytree.every(returned, _is_tensor)
+            tensors = every(returned, _is_tensor)
             floating = [index for index, entry in enumerate(tensors) if entry.dtype.is_floating]
             with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
                 tape.watch([tensors[index] for index in floating])
@@ -234,7 +253,7 @@ def _is_tensor(value: Any) -> bool:
 
 def _is_unknown(value: Any) -> bool:
     """Return whether a returned value may hold tensors which nobody finds."""
-    known = pytree.is_nest(value) or isinstance(value, (tf.Tensor, *WITHOUT_TENSORS))
+    known = is_nest(value) or isinstance(value, (tf.Tensor, *WITHOUT_TENSORS))
     return not (known or kind_of(type(value)) == "variable")
 
 
@@ -361,7 +380,7 @@ class _Tracing:
                 "eager execution)"
             )
         marks = [taps.kept[key] for key in self._keys]
-        everything = pytree.every(returned, _is_tensor)
+        everything = every(returned, _is_tensor)
         targets, cotangents = self._answered(script, returned, everything)
         start = [*marks, *targets, *everything][0].dtype
         self._facts.update(script=script, written=tracer.written)
@@ -416,7 +435,7 @@ class _Tracing:
     def _answered(self, script: Script, returned: Any, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Return the tensors that are pulled back and their cotangents, with an axis of sets first."""
         if self._request.has_native:
-            unknown = pytree.first(returned, _is_unknown)
+            unknown = first(returned, _is_unknown)
             if unknown is not None:  # the objective would read a tensor of the graph
                 raise UntraceableError(
                     f"it returns a {type(unknown).__qualname__}, which is neither a tensor nor a plain value"
@@ -568,7 +587,7 @@ class _Responder:
         remaining = iter(tensors)
         with tf.GradientTape(persistent=request.several, watch_accessed_variables=False) as tape:
             tape.watch([tensors[index] for index in floating])
-            value = objective.function(pytree.mapped(self._trace.returned, _is_tensor, lambda _: next(remaining)))
+            value = objective.function(mapped(self._trace.returned, _is_tensor, lambda _: next(remaining)))
             answer = native_answer(value, objective, self._batch, TensorFlowTensors(), several=request.several)
         pulled = [
             tape.gradient(value, [tensors[index] for index in floating], tf.cast(tf.constant(entry), value.dtype))

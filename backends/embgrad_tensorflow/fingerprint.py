@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from embgrad.backend.keras_inputs import is_keras
+from embgrad.keras import is_keras
 from embgrad_tensorflow.walk import LIBRARIES, Kinds, Node, bookkeeping, children, is_the_users, walk
 
 __all__ = ["Fingerprint", "Structure", "structure"]

@@ -17,12 +17,20 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
-from embgrad.backend import Respond, Response
-from embgrad.backend.cotangents import whole_cotangents
-from embgrad.backend.graph_scopes import Crossings, Entry, Scope, entering, leaving, users_of
-from embgrad.backend.locks import process_lock
-from embgrad.backend.patching import Interception
-from embgrad.objectives.outputs import choose_output, name_outputs
+from embgrad.backend import (
+    Crossings,
+    Entry,
+    Respond,
+    Response,
+    Scope,
+    choose_output,
+    entering,
+    leaving,
+    name_outputs,
+    users_of,
+    whole_cotangents,
+)
+from embgrad.toolkit import Interception, process_lock
 from embgrad_tensorflow.flattening import CALLS, ClosedGraphError, FlatGraph, definition_of, flattened
 from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, SPARSE_PRODUCT, WRITES
 from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS

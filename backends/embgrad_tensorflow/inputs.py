@@ -10,14 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from embgrad.backend import Call
-from embgrad.backend.arguments import integer_arguments
-from embgrad.backend.keras_inputs import MASKS, MODES, cast_exactly, declared, filled, is_keras, told_apart
-from embgrad.backend.signature import as_parts, parameters_of, plan_call
-from embgrad.common.arrays import owned
-from embgrad.common.pytree import copied, first
+from embgrad.backend import Call, TokenBatch
 from embgrad.errors import BatchError, UnsupportedError
-from embgrad.inputs.batch import TokenBatch
+from embgrad.keras import MASKS, MODES, cast_exactly, declared, filled, is_keras, told_apart
+from embgrad.toolkit import as_parts, copied, first, integer_arguments, owned, parameters_of, plan_call
 from embgrad_tensorflow.walk import kind_of
 
 __all__ = [

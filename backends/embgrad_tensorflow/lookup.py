@@ -17,10 +17,9 @@ from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 from tensorflow.python.ops import gen_array_ops, gen_resource_variable_ops
 
-from embgrad.backend.patching import Interception
+from embgrad.backend import PassRecorder, Way, layout_of
 from embgrad.errors import UnsupportedError
-from embgrad.forward.points import Way, layout_of
-from embgrad.forward.recorder import PassRecorder
+from embgrad.toolkit import Interception
 from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS, ByTensor, OneHots, attribute, is_identity
 from embgrad_tensorflow.slices import SLICES, first_row
 from embgrad_tensorflow.state import depth

@@ -11,11 +11,8 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from embgrad.backend.keras_inputs import is_keras
-from embgrad.backend.keras_layers import further_names
-from embgrad.backend.locks import process_lock
-from embgrad.backend.module_calls import CallRecorder, ModuleCalls, RecordedCall, call_recorded
-from embgrad.backend.patching import Interception
+from embgrad.keras import further_names, is_keras
+from embgrad.toolkit import CallRecorder, Interception, ModuleCalls, RecordedCall, call_recorded, process_lock
 from embgrad_tensorflow.fingerprint import structure
 from embgrad_tensorflow.state import depth
 

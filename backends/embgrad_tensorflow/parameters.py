@@ -13,14 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from embgrad.backend import Weight
-from embgrad.backend.keras_inputs import is_keras
-from embgrad.backend.locks import model_lock
-from embgrad.backend.signature import as_parts
-from embgrad.checkpoints.keras_bert import keras_checkpoint
-from embgrad.checkpoints.weight_target import WeightTarget
-from embgrad.common.arrays import owned
-from embgrad.common.memory_meter import MemoryMeter
+from embgrad.checkpoints import WeightTarget, keras_checkpoint
 from embgrad.errors import UnsupportedError, listed
+from embgrad.keras import is_keras
+from embgrad.toolkit import MemoryMeter, as_parts, model_lock, owned
 from embgrad_tensorflow.state import expect_eager, other_tapes_paused
 from embgrad_tensorflow.walk import Node, handle_of, has_base, is_saved, native_variable, walk
 

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from embgrad.backend import Call, parameters_of
+from embgrad.backend import Call
+from embgrad.toolkit import parameters_of
 
 __all__ = ["CachedText", "prefix"]
 

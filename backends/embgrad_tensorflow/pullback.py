@@ -9,9 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from embgrad.backend import Cotangents, ParameterValues, Request, TableRest
-from embgrad.common.arrays import taken
-from embgrad.common.pytree import first
-from embgrad.common.tolerance import coarsest
+from embgrad.toolkit import coarsest, first, taken
 from embgrad_tensorflow.lookup import Watcher
 from embgrad_tensorflow.modules import is_floating
 from embgrad_tensorflow.parameters import Parameters

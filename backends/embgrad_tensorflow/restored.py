@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from embgrad.backend.keras_inputs import MODES
-from embgrad.backend.signature import plan_mapping
+from embgrad.backend import TokenBatch
 from embgrad.errors import BatchError, UnsupportedError, listed
-from embgrad.inputs.batch import TokenBatch
+from embgrad.keras import MODES
+from embgrad.toolkit import plan_mapping
 from embgrad_tensorflow.inputs import Plan, as_dtype
 from embgrad_tensorflow.walk import has_base, is_saved
 

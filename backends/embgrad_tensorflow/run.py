@@ -13,27 +13,25 @@ import tensorflow as tf
 
 from embgrad.backend import (
     Answer,
+    BatchObjective,
     Call,
     Cotangents,
     ModelPass,
     NativeObjective,
     ParameterValues,
+    PassRecorder,
     Pullback,
+    Reached,
     Request,
     Respond,
     Run,
     TableRest,
+    TokenBatch,
+    answered,
+    split_name,
 )
-from embgrad.backend.cotangents import answered
-from embgrad.backend.locks import model_lock
-from embgrad.backend.objective_callback import BatchObjective
-from embgrad.backend.signature import as_parts
-from embgrad.common.arrays import taken
 from embgrad.errors import EmbgradWarning, PointNotReachedError, UnsupportedError, level_of_user
-from embgrad.forward.descent import Reached
-from embgrad.forward.points import split_name
-from embgrad.forward.recorder import PassRecorder
-from embgrad.inputs.batch import TokenBatch
+from embgrad.toolkit import as_parts, model_lock, taken
 from embgrad_tensorflow.compile import run_kept
 from embgrad_tensorflow.graphs import CutFunctions, CutGraph, GraphGradients, GraphObjective, opened
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, plan

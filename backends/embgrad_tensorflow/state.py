@@ -18,13 +18,19 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.ops import stateful_random_ops
 
-from embgrad.backend.keras_inputs import is_keras
-from embgrad.backend.locks import process_lock
-from embgrad.backend.object_state import ObjectState, contains
-from embgrad.backend.patching import Interception
-from embgrad.backend.recorded_changes import may_be_state, record_change, record_kept
-from embgrad.backend.rng import SharedGenerator, is_generator
 from embgrad.errors import UnsupportedError
+from embgrad.keras import is_keras
+from embgrad.toolkit import (
+    Interception,
+    ObjectState,
+    SharedGenerator,
+    contains,
+    is_generator,
+    may_be_state,
+    process_lock,
+    record_change,
+    record_kept,
+)
 from embgrad_tensorflow.fingerprint import structure
 from embgrad_tensorflow.walk import Kinds, Node, bookkeeping, handle_of, has_base, on_devices
 

@@ -12,12 +12,9 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 
-from embgrad.backend import Request
-from embgrad.backend.point_changes import PointChanges
-from embgrad.backend.replay import wrapped
-from embgrad.backend.signature import as_parts
-from embgrad.common.arrays import owned
+from embgrad.backend import PointChanges, Request, wrapped
 from embgrad.errors import UnsupportedError
+from embgrad.toolkit import as_parts, owned
 from embgrad_tensorflow.lookup import writes_of
 from embgrad_tensorflow.state import Snapshot, as_user_code, in_mode, nested
 

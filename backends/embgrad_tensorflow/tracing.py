@@ -13,9 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
-from embgrad.backend.trace_cache import UntraceableError
-from embgrad.forward.points import INPUT, OUTPUT, split_name
-from embgrad.forward.recorder import PassRecorder
+from embgrad.backend import INPUT, OUTPUT, PassRecorder, UntraceableError, split_name
 from embgrad_tensorflow.flattening import CALLS
 from embgrad_tensorflow.graphs import CutGraph
 from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, WRITES, Replacing, is_cast_below_point, table_of

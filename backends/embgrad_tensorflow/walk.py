@@ -15,11 +15,10 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from embgrad.backend import keras_layers
-from embgrad.backend.keras_inputs import is_keras
-from embgrad.backend.keras_layers import Node
+from embgrad.backend import UNNAMED_TABLE
 from embgrad.errors import UnsupportedError
-from embgrad.forward.points import UNNAMED_TABLE
+from embgrad.keras import Node, is_keras
+from embgrad.keras import layers as keras_layers
 
 __all__ = [
     "Kinds",

@@ -10,10 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from embgrad.backend import Call, Listener, Perturber, Point, Prefix, Request, Run, Weight
-from embgrad.checkpoints.weight_target import WeightTarget
-from embgrad.common.memory_meter import MemoryMeter
-from embgrad.inputs.batch import TokenBatch
+from embgrad.backend import Call, Listener, Perturber, Point, Prefix, Request, Run, TokenBatch, Weight
+from embgrad.checkpoints import WeightTarget
+from embgrad.toolkit import MemoryMeter
 
 __all__ = ["TorchBackend"]
 

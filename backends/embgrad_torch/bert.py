@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-from embgrad.checkpoints.keras_bert import keras_bert_targets
-from embgrad.checkpoints.load_bert import bert_names
-from embgrad.checkpoints.weight_target import WeightTarget
+from embgrad.checkpoints import WeightTarget, bert_names, keras_bert_targets
 from embgrad.errors import BackendError, UnsupportedError, brief, listed
 from embgrad_torch.parameters import bert_parameters, is_bert, writer
 from embgrad_torch.walk import original

@@ -15,17 +15,21 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from embgrad.backend import Call, Listener, PassListener, Perturber, Request, Run, additions
-from embgrad.backend.arguments import integer_arguments, named_arguments
-from embgrad.backend.keras_inputs import is_keras
-from embgrad.backend.keras_layers import evaluating
-from embgrad.backend.patching import Interception
-from embgrad.backend.signature import NAMES
-from embgrad.common.tolerance import coarsest
+from embgrad.backend import (
+    Call,
+    Listener,
+    PassListener,
+    PassRecorder,
+    Perturber,
+    Reached,
+    Request,
+    Run,
+    TokenBatch,
+    additions,
+)
 from embgrad.errors import UnsupportedError
-from embgrad.forward.descent import Reached
-from embgrad.forward.recorder import PassRecorder
-from embgrad.inputs.batch import TokenBatch
+from embgrad.keras import evaluating, is_keras
+from embgrad.toolkit import NAMES, Interception, coarsest, integer_arguments, named_arguments
 from embgrad_torch.checkpoints import segments_recorded, without_reentrance
 from embgrad_torch.inputs import has_values, is_transformed, parameters, to_numpy
 from embgrad_torch.lookup import LookupMode

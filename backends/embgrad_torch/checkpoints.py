@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch.utils import checkpoint
 
-from embgrad.backend.patching import Interception
+from embgrad.toolkit import Interception
 
 __all__ = ["in_reentrant_segment", "in_segment", "segments_recorded", "without_checkpoints", "without_reentrance"]
 

@@ -13,13 +13,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from embgrad.backend import Call
-from embgrad.backend.keras_inputs import MASKS, MODES, cast_exactly, declared, filled, is_keras
-from embgrad.backend.signature import CallPlan, parameters_of, plan_call
-from embgrad.common import pytree as structures
-from embgrad.common.tolerance import coarsest
+from embgrad.backend import Call, TokenBatch
 from embgrad.errors import BatchError, OutputError, UnsupportedError
-from embgrad.inputs.batch import TokenBatch
+from embgrad.keras import MASKS, MODES, cast_exactly, declared, filled, is_keras
+from embgrad.toolkit import CallPlan, coarsest, copied, parameters_of, plan_call
 from embgrad_torch.walk import original
 
 __all__ = [
@@ -180,7 +177,7 @@ def to_tensors(value: Any, device: Any, examples: int) -> Any:
     if isinstance(value, list) or type(value) is tuple:
         return type(value)(to_tensors(entry, device, -1) for entry in value)  # a list in a list is not an array
     with _Cloning():
-        return structures.copied(value)
+        return copied(value)
 
 
 def _from_numpy(value: np.ndarray) -> Any:

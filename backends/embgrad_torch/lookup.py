@@ -12,9 +12,8 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from embgrad.backend import UNNAMED_TABLE, PassRecorder, layout_of
 from embgrad.errors import UnsupportedError
-from embgrad.forward.points import UNNAMED_TABLE, layout_of
-from embgrad.forward.recorder import PassRecorder
 from embgrad_torch.inputs import PLAIN, Head, dtype_name, has_values, is_quantised, is_transformed
 from embgrad_torch.readers import READERS, Read, Selection, indices_of, ones_of, padding_row
 from embgrad_torch.state import ACCUMULATING, is_running

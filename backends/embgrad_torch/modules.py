@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from embgrad.backend.keras_layers import declared_order, with_mask
-from embgrad.common.pytree import every, first, with_first
+from embgrad.backend import PassRecorder
 from embgrad.errors import UnsupportedError
-from embgrad.forward.recorder import PassRecorder
+from embgrad.keras import declared_order, with_mask
+from embgrad.toolkit import every, first, with_first
 from embgrad_torch.inputs import is_floating
 from embgrad_torch.tap import PointHandler, run_again
 from embgrad_torch.walk import held_parameters, is_compiled_wrapper, spelled

@@ -12,15 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from embgrad.backend import ParameterValues, Request, TableRest, Weight
-from embgrad.backend.keras_layers import value_of
-from embgrad.backend.locks import held
-from embgrad.backend.signature import as_parts
-from embgrad.checkpoints.keras_bert import keras_checkpoint
-from embgrad.common.arrays import owned
-from embgrad.common.memory_meter import MemoryMeter
+from embgrad.backend import WORD, ParameterValues, Request, TableRest, Weight, split_name
+from embgrad.checkpoints import keras_checkpoint
 from embgrad.errors import UnsupportedError, listed
-from embgrad.forward.points import WORD, split_name
+from embgrad.keras import value_of
+from embgrad.toolkit import MemoryMeter, as_parts, held, owned
 from embgrad_torch.inputs import dtype_name, is_quantised
 from embgrad_torch.state import set_trainable
 from embgrad_torch.walk import (
@@ -264,7 +260,7 @@ def _canonical(walked: Iterable[tuple[str, Any]]) -> dict[int, str]:
     encoders = [module for _, module in walked if is_bert(module)]
     if len(encoders) != 1:
         return {}
-    from embgrad.checkpoints.load_bert import bert_names  # for a BERT alone
+    from embgrad.checkpoints import bert_names
 
     parameters = bert_parameters(encoders[0])
     names = set(bert_names(encoders[0].config.num_hidden_layers))

@@ -11,24 +11,25 @@ import torch
 
 from embgrad.backend import (
     Answer,
+    BatchObjective,
     Call,
     Cotangents,
+    Lookup,
     ModelPass,
     NativeObjective,
     ParameterValues,
+    PassRecorder,
     Pullback,
+    Reached,
     Request,
     Respond,
+    Retries,
     Run,
     TableRest,
+    TokenBatch,
+    wrapped,
 )
-from embgrad.backend.objective_callback import BatchObjective
-from embgrad.backend.replay import Retries, wrapped
-from embgrad.backend.signature import as_parts
-from embgrad.forward.descent import Reached
-from embgrad.forward.points import Lookup
-from embgrad.forward.recorder import PassRecorder
-from embgrad.inputs.batch import TokenBatch
+from embgrad.toolkit import as_parts
 from embgrad_torch import inputs
 from embgrad_torch.checkpoints import without_checkpoints
 from embgrad_torch.inputs import TorchTensors

@@ -14,12 +14,9 @@ import torch
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from embgrad.backend.keras_layers import Node, value_of
-from embgrad.backend.locks import held, process_lock
-from embgrad.backend.object_state import ObjectState
-from embgrad.backend.recorded_changes import may_be_state, record_change, record_kept
-from embgrad.backend.rng import SharedGenerator
 from embgrad.errors import EmbgradWarning, UnsupportedError
+from embgrad.keras import Node, value_of
+from embgrad.toolkit import ObjectState, SharedGenerator, held, may_be_state, process_lock, record_change, record_kept
 from embgrad_torch.inputs import is_transformed
 from embgrad_torch.walk import Structure
 

@@ -14,12 +14,10 @@ import torch
 from torch._C._dynamo import eval_frame
 from torch.overrides import TorchFunctionMode
 
-from embgrad.backend import Request
-from embgrad.backend.keras_layers import errors_unchanged
-from embgrad.backend.point_changes import PointChanges
-from embgrad.common.pytree import first
-from embgrad.common.tolerance import coarsest
+from embgrad.backend import PointChanges, Request
 from embgrad.errors import UnsupportedError
+from embgrad.keras import errors_unchanged
+from embgrad.toolkit import coarsest, first
 from embgrad_torch.checkpoints import in_reentrant_segment, in_segment
 from embgrad_torch.inputs import computed_in, is_floating, like, to_numpy
 from embgrad_torch.state import drawn_by_the_user, running

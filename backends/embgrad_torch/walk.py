@@ -13,11 +13,9 @@ from typing import Any, Final
 
 import torch
 
-from embgrad.backend import keras_layers
-from embgrad.backend.keras_inputs import is_keras, keras_bases, told_apart
-from embgrad.backend.keras_layers import Node, value_of
-from embgrad.backend.locks import locks_of
-from embgrad.backend.signature import as_parts
+from embgrad.keras import Node, is_keras, keras_bases, told_apart, value_of
+from embgrad.keras import layers as keras_layers
+from embgrad.toolkit import as_parts, locks_of
 
 __all__ = [
     "Structure",

@@ -19,8 +19,8 @@ from embgrad.backend.protocol import Call
 from embgrad.common.keywords import explained
 from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.options import expect_pads
-from embgrad.forward.points import WORD
 from embgrad.inputs.conventions import tokenizer_of
+from embgrad.model_points.points import WORD
 from embgrad.results.attribution import Attribution, Attributions
 
 __all__ = ["METHODS", "attribute", "attributed", "method_from"]

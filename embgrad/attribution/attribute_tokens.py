@@ -41,12 +41,12 @@ from embgrad.errors import (
     level_of_user,
     listed,
 )
-from embgrad.forward.points import WORD
 from embgrad.inputs.alignment import Alignment, aligned
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of, tokenizer_of
 from embgrad.inputs.decoder import IDS, MASK, decoder_names, with_decoder_ids
 from embgrad.inputs.encode import with_known_tokens
+from embgrad.model_points.points import WORD
 from embgrad.results.token_attribution import TokenAttribution
 
 __all__ = ["attribute_tokens"]

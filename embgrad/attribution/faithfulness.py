@@ -18,8 +18,8 @@ from embgrad.common.keywords import explained
 from embgrad.common.options import expect_flags
 from embgrad.engine.call_errors import explained_errors
 from embgrad.errors import EmbgradError, EmbgradWarning, brief, level_of_user
-from embgrad.forward.points import WORD
 from embgrad.inputs.conventions import tokenizer_of
+from embgrad.model_points.points import WORD
 from embgrad.objectives.objectives import described
 from embgrad.results.attribution import Attribution
 from embgrad.results.faithfulness import Faithfulness

@@ -17,8 +17,8 @@ from embgrad.common.keywords import explained
 from embgrad.common.options import expect_flag
 from embgrad.engine.call_errors import explained_errors
 from embgrad.errors import EmbgradError, brief
-from embgrad.forward.points import WORD
 from embgrad.inputs.conventions import tokenizer_of
+from embgrad.model_points.points import WORD
 
 __all__ = ["infidelity"]
 

@@ -16,8 +16,8 @@ from embgrad.common.keywords import explained
 from embgrad.common.metrics import lengths
 from embgrad.engine.call_errors import explained_errors
 from embgrad.errors import EmbgradError, brief
-from embgrad.forward.points import WORD
 from embgrad.inputs.conventions import tokenizer_of
+from embgrad.model_points.points import WORD
 
 __all__ = ["sensitivity"]
 

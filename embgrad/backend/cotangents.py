@@ -13,9 +13,9 @@ from embgrad.backend.protocol import PointValues, Request, Respond, Response, Ta
 from embgrad.common.arrays import owned
 from embgrad.common.tolerance import HALVES, coarsest
 from embgrad.errors import ObjectiveError, OutputError, listed
-from embgrad.forward.points import Lookup
-from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.points import Lookup
+from embgrad.model_points.recorder import PassRecorder
 from embgrad.objectives.native import NativeObjective, native_values
 from embgrad.objectives.objectives import at_index
 from embgrad.objectives.outputs import choose_output, name_outputs

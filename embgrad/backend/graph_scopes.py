@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from embgrad.backend.protocol import CannotRecordError
-from embgrad.forward.points import INPUT
+from embgrad.model_points.points import INPUT
 
 __all__ = ["Crossings", "Entry", "Scope", "entering", "leaving", "users_of"]
 

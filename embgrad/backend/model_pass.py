@@ -16,9 +16,9 @@ from embgrad.backend.cotangents import Answer, Cotangents, Tensors, answered, an
 from embgrad.backend.own_mask import GradientSizes, unused_inputs
 from embgrad.backend.protocol import NativeObjective, ParameterValues, Point, Request, Respond, Run, TableRest
 from embgrad.errors import PointNotReachedError
-from embgrad.forward.descent import Reached
-from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.descent import Reached
+from embgrad.model_points.recorder import PassRecorder
 
 __all__ = ["ModelPass", "Pullback"]
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from embgrad.backend.protocol import Change, Perturber, Request
-from embgrad.forward.recorder import PassRecorder
+from embgrad.model_points.recorder import PassRecorder
 
 __all__ = ["PointChanges", "additions"]
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from embgrad.backend.prefix import Prefix
 from embgrad.errors import UnsupportedError, listed
-from embgrad.forward.points import Lookup, Point
-from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.points import Lookup, Point
+from embgrad.model_points.recorder import PassRecorder
 from embgrad.objectives.native import NativeObjective
 
 __all__ = [

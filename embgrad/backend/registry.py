@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from embgrad.backend.protocol import Backend, BoundModel, Call
-from embgrad.backend.signature import as_parts, expect_callable
 from embgrad.backend.unowned import described, nothing_registered, unowned
 from embgrad.errors import BackendError, brief, did_you_mean, listed
+from embgrad.toolkit.signature import as_parts, expect_callable
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

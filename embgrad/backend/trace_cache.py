@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from embgrad.backend.protocol import Request, Run
-from embgrad.backend.recorded_changes import Changes, changes_recorded, record_again
 from embgrad.backend.replay import Retries, agreeing
 from embgrad.backend.trace_check import Trial, UntraceableError
 from embgrad.common.lru import LRUCache
 from embgrad.objectives.native import NativeObjective
+from embgrad.toolkit.recorded_changes import Changes, changes_recorded, record_again
 
 __all__ = ["OtherUseError", "TraceCache", "TraceMaker", "UnfitError", "UntraceableError"]
 

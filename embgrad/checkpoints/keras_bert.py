@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend.keras_inputs import is_keras
 from embgrad.checkpoints.bert_config import completed, inexpressible
 from embgrad.checkpoints.weight_target import WeightTarget
 from embgrad.errors import BackendError, listed
+from embgrad.keras.inputs import is_keras
 
 __all__ = ["is_keras_bert", "keras_bert", "keras_bert_targets", "keras_checkpoint"]
 

@@ -10,14 +10,14 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from embgrad.backend.keras_choice import KERAS, framework_named
-from embgrad.backend.rng import preserve_generators
 from embgrad.checkpoints.bert_config import LAYER_MODULES, bert_config, expect_fitting, lacking, misshapen, weight_names
 from embgrad.checkpoints.keras_bert import keras_bert
 from embgrad.checkpoints.weight_target import WeightTarget
 from embgrad.common.files import checked_path, read_json
 from embgrad.common.safetensors import read_shapes, read_tensors
 from embgrad.errors import EmbgradError, FileFormatError, UnsupportedError, brief, listed
+from embgrad.keras.choice import KERAS, framework_named
+from embgrad.toolkit.rng import preserve_generators
 
 __all__ = [
     "LAYER_MODULES",

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend.keras_choice import KERAS
 from embgrad.checkpoints.load_bert import load_bert
 from embgrad.cli.token_colours import legend, painted, pieces
 from embgrad.common.timing import least_times
@@ -22,6 +21,7 @@ from embgrad.engine.gradients import gradients as compute
 from embgrad.errors import BackendError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import encode
+from embgrad.keras.choice import KERAS
 from embgrad.loading.models import installed_frameworks, prepare_tensorflow
 from embgrad.loading.tokenizer import tokenizer_of
 from embgrad.objectives.objectives import Objective, Sum

@@ -13,11 +13,11 @@ from embgrad.cli.run import own_process
 from embgrad.cli.terminal import Terminal
 from embgrad.common.options import count_or_none
 from embgrad.engine.options import expect_pads
-from embgrad.forward.points import WORD
 from embgrad.loading.errors import UsageError
 from embgrad.loading.models import FRAMEWORKS, Loaded, expect_models, frameworks_from, load_model
 from embgrad.loading.objectives import labels_from, parsed_objective
 from embgrad.loading.user_objects import expect_function, imported
+from embgrad.model_points.points import WORD
 from embgrad.objectives.objectives import Objective
 
 __all__ = [

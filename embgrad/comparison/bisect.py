@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from embgrad.backend.protocol import Call
-from embgrad.backend.signature import as_parts, expect_callable
 from embgrad.common.keywords import explained
 from embgrad.common.progress import reporter
 from embgrad.common.tolerance import checked_tolerance
 from embgrad.comparison.bisection.records import Step, Suspect
 from embgrad.errors import ObjectiveError
 from embgrad.inputs.conventions import batch_of
+from embgrad.toolkit.signature import as_parts, expect_callable
 
 __all__ = ["Bisection", "bisect"]
 

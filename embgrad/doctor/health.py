@@ -17,9 +17,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from embgrad.backend.keras_choice import KERAS, keras_choice
 from embgrad.backend.registry import list_backends
 from embgrad.doctor.supported import SETUPTOOLS, SUPPORTED, Standing, Supported, numbers
+from embgrad.keras.choice import KERAS, keras_choice
 
 __all__ = ["Health", "Part", "core_parts", "examine"]
 

@@ -41,8 +41,8 @@ def main(framework: str, out: str) -> None:
 
 
 def _try(framework: str) -> tuple[bool, str]:
-    from embgrad.backend.keras_choice import framework_named
     from embgrad.engine.gradients import gradients
+    from embgrad.keras.choice import framework_named
     from embgrad.objectives.objectives import Sum
 
     framework_named(framework)  # raises where Keras's backend cannot be used
@@ -158,7 +158,7 @@ def _import_error(module: str, name: str) -> str:
 
 
 def _versions(framework: str) -> dict[str, str]:
-    from embgrad.backend.keras_choice import KERAS, framework_named
+    from embgrad.keras.choice import KERAS, framework_named
 
     own = {KERAS: str(sys.modules[KERAS].__version__)} if framework == KERAS else {}
     return {**framework_named(framework).versions(), **own}

@@ -13,10 +13,10 @@ from embgrad.backend.protocol import BoundModel, PointValues
 from embgrad.common.arrays import taken
 from embgrad.common.finite import not_finite
 from embgrad.errors import EmbgradWarning, NoGradientError, UnsupportedError, level_of_user, listed
-from embgrad.forward.axes import Arrangement
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS as DECODER_IDS
 from embgrad.inputs.extras import equals, mask_of_further
+from embgrad.model_points.axes import Arrangement
 from embgrad.objectives.native import NativeObjective
 from embgrad.results.certificate import worst
 from embgrad.results.gradients import EmbeddingGradients

@@ -32,11 +32,11 @@ from embgrad.errors import (
     PointError,
     did_you_mean,
 )
-from embgrad.forward.axes import Arrangement
-from embgrad.forward.names import point_of
-from embgrad.forward.points import WORD, Lookup, Point
-from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.axes import Arrangement
+from embgrad.model_points.names import point_of
+from embgrad.model_points.points import WORD, Lookup, Point
+from embgrad.model_points.recorder import PassRecorder
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.row_sparse import RowSparse, added
 

@@ -16,7 +16,7 @@ from embgrad.engine.question import Question
 from embgrad.engine.run import located_for, objective_with, run_question
 from embgrad.engine.table_gradients import gradients_of_table, sum_tolerance, why_no_sum
 from embgrad.errors import CertificationError, EmbgradWarning, UnsupportedError, level_of_user
-from embgrad.forward.axes import Located
+from embgrad.model_points.axes import Located
 from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.gradients import EmbeddingGradients
 

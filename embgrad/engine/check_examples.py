@@ -9,18 +9,18 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.backend.recorded_changes import changes_recorded
 from embgrad.common.metrics import lengths
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.company import differs, tolerance_of
 from embgrad.engine.question import Question
 from embgrad.errors import CertificationError, UnsupportedError, brief, listed
-from embgrad.forward.axes import Located
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.resized import resized
+from embgrad.model_points.axes import Located
 from embgrad.objectives.native import NativeObjective
 from embgrad.results.certificate import Certificate
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.toolkit.recorded_changes import changes_recorded
 
 __all__ = ["Reruns", "rerun", "warning_of"]
 

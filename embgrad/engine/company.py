@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.backend.recorded_changes import changes_recorded
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.errors import ObjectiveError
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.toolkit.recorded_changes import changes_recorded
 
 __all__ = ["Company", "changed_values", "company_of", "differs", "rows_of_test", "tolerance_of"]
 

@@ -11,16 +11,16 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from embgrad.backend.protocol import BoundModel, Change, Request, Run
-from embgrad.backend.signature import NAMES
 from embgrad.common.tolerance import unit_roundoff
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.errors import AmbiguousPointError, listed
-from embgrad.forward.descent import Chain, Reached
-from embgrad.forward.names import needs_added, needs_layers
-from embgrad.forward.points import WORD, Point, split_name
-from embgrad.forward.roles import points_of, with_role_by_position
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.other_ids import with_other_ids
+from embgrad.model_points.descent import Chain, Reached
+from embgrad.model_points.names import needs_added, needs_layers
+from embgrad.model_points.points import WORD, Point, split_name
+from embgrad.model_points.roles import points_of, with_role_by_position
+from embgrad.toolkit.signature import NAMES
 
 __all__ = ["with_certain_roles", "with_roles_of_text", "with_roles_of_user_pass"]
 

@@ -17,9 +17,9 @@ from embgrad.engine.locate import locate
 from embgrad.engine.options import expect_one_name
 from embgrad.engine.weights import weights_of
 from embgrad.errors import AmbiguousPointError, PointError, UnsupportedError
-from embgrad.forward.points import WORD, Lookup
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
+from embgrad.model_points.points import WORD, Lookup
 
 __all__ = ["TableReader", "embedding_table", "table_of", "table_reader", "word_table_reader"]
 

@@ -9,15 +9,15 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.backend.keras_inputs import declared_names
 from embgrad.backend.protocol import BoundModel
-from embgrad.backend.signature import as_parts, parameters_of
 from embgrad.common.arrays import to_numpy, whole_numbers
 from embgrad.common.tracebacks import errors_of_model
-from embgrad.forward.points import WORD, Lookup, layout_of
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, MASK, NAMES, UNDECIDED, decoder_by_labels, decoder_names, decoder_of
 from embgrad.inputs.extras import equals, mask_of_further
+from embgrad.keras.inputs import declared_names
+from embgrad.model_points.points import WORD, Lookup, layout_of
+from embgrad.toolkit.signature import as_parts, parameters_of
 
 __all__ = ["further_text", "parameters_of_call", "takes_decoder", "with_decoder"]
 

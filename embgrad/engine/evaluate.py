@@ -18,8 +18,8 @@ from embgrad.engine.probe import with_shared
 from embgrad.engine.question import Question
 from embgrad.engine.run import objectives_of
 from embgrad.engine.sub_batches import run_in_sub_batches
-from embgrad.forward.points import WORD
 from embgrad.inputs.conventions import batch_of
+from embgrad.model_points.points import WORD
 from embgrad.objectives.objectives import as_objectives
 
 __all__ = ["evaluate", "evaluated", "evaluated_each"]

@@ -23,8 +23,8 @@ from embgrad.engine.question import Question
 from embgrad.engine.run import expect_examples_first, run_question
 from embgrad.engine.sub_batches import run_in_sub_batches
 from embgrad.errors import EmbgradWarning, level_of_user
-from embgrad.forward.points import WORD, Point
 from embgrad.inputs.conventions import batch_of
+from embgrad.model_points.points import WORD, Point
 from embgrad.objectives.objectives import as_objectives, at_index, described
 from embgrad.results.gradients import EmbeddingGradients
 

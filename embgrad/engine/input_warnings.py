@@ -10,13 +10,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from embgrad.backend.protocol import BoundModel
-from embgrad.backend.signature import as_parts
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.errors import EmbgradWarning, level_of_user
-from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import IGNORED
+from embgrad.model_points.points import WORD, Point
 from embgrad.objectives.objectives import CrossEntropy
+from embgrad.toolkit.signature import as_parts
 
 __all__ = ["warn_of_empty_mask", "warn_of_labels", "warn_of_left_padding", "warn_of_unused"]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from embgrad.common.arrays import to_numpy
 from embgrad.errors import PointError, PointNotReachedError, UnsupportedError, brief
-from embgrad.forward.axes import Arrangement
+from embgrad.model_points.axes import Arrangement
 
 __all__ = ["BroadcastArray", "checked_changes", "checked_option", "prepared"]
 

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.protocol import BoundModel
 from embgrad.common.arrays import to_numpy, whole_numbers
 from embgrad.engine.encoder_decoders import takes_decoder
@@ -18,6 +17,7 @@ from embgrad.inputs.alignment import aligned
 from embgrad.inputs.batch import CONVENTIONS, TokenBatch
 from embgrad.inputs.conventions import as_batch
 from embgrad.inputs.decoder import IDS, NAMES, decoder_of, with_decoder_ids
+from embgrad.keras.inputs import is_keras
 
 __all__ = ["generated_by_keras_hub", "is_keras_hub", "prompts_of_texts"]
 

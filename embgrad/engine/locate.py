@@ -21,12 +21,12 @@ from embgrad.engine.probe import (
     word_resolved,
 )
 from embgrad.errors import AmbiguousPointError, listed
-from embgrad.forward.axes import Located, axis_of_examples, of_lookup, of_module
-from embgrad.forward.descent import Reached
-from embgrad.forward.expected import SEPARATOR, expected_keys
-from embgrad.forward.names import LAYER_ROLE, needs_layers, point_of
-from embgrad.forward.points import WORD, Lookup, Point, split_name
 from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.axes import Located, axis_of_examples, of_lookup, of_module
+from embgrad.model_points.descent import Reached
+from embgrad.model_points.expected import SEPARATOR, expected_keys
+from embgrad.model_points.names import LAYER_ROLE, needs_layers, point_of
+from embgrad.model_points.points import WORD, Lookup, Point, split_name
 
 __all__ = [
     "Meanings",

@@ -22,8 +22,8 @@ from embgrad.engine.options import checked_options
 from embgrad.engine.probe import with_shared
 from embgrad.engine.question import Question
 from embgrad.errors import EmbgradError, ObjectiveError
-from embgrad.forward.points import WORD
 from embgrad.inputs.conventions import batch_of
+from embgrad.model_points.points import WORD
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective, as_objective
 from embgrad.results.gradients import EmbeddingGradients

@@ -13,7 +13,7 @@ from embgrad.common.options import expect_flags
 from embgrad.common.progress import Progress
 from embgrad.engine.interventions import checked_changes
 from embgrad.errors import BatchError, PointError, UnsupportedError, did_you_mean
-from embgrad.forward.points import WORD
+from embgrad.model_points.points import WORD
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective
 

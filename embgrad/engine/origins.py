@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from embgrad.backend.protocol import BoundModel
-from embgrad.backend.signature import as_parts
+from embgrad.toolkit.signature import as_parts
 from embgrad.version import __version__
 
 __all__ = ["model_name", "origins"]

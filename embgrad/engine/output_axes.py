@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from embgrad.backend.protocol import BoundModel, Callback, Request
-from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import to_numpy
 from embgrad.common.tolerance import unit_roundoff
 from embgrad.common.tracebacks import errors_of_model
@@ -17,6 +16,7 @@ from embgrad.errors import ObjectiveError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, decoder_of, positions_of
 from embgrad.objectives.objective import Layouts, OpenAxesError, OpenPositionsError
+from embgrad.toolkit.signature import as_parts
 
 __all__ = ["expect_examples_first", "layouts_of", "learn_axes"]
 

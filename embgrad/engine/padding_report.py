@@ -14,9 +14,9 @@ from embgrad.engine.gradients import gradients
 from embgrad.engine.options import expect_one_name
 from embgrad.engine.table_gradients import TableGradients, table_gradients
 from embgrad.errors import BatchError, PointError
-from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
+from embgrad.model_points.points import WORD
 from embgrad.objectives.objectives import as_objective
 from embgrad.results.gradients import EmbeddingGradients
 

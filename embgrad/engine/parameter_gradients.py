@@ -10,7 +10,6 @@ import numpy as np
 
 from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
-from embgrad.backend.signature import as_parts
 from embgrad.checkpoints.load_bert import WeightTarget, canonical_names
 from embgrad.common.finite import not_finite
 from embgrad.common.keywords import explained
@@ -21,6 +20,7 @@ from embgrad.engine.question import Question
 from embgrad.errors import BatchError, NoGradientError, UnsupportedError, did_you_mean, listed
 from embgrad.inputs.conventions import batch_of
 from embgrad.objectives.objectives import as_objective
+from embgrad.toolkit.signature import as_parts
 
 __all__ = ["ParameterGradients", "parameter_gradients"]
 

@@ -22,10 +22,10 @@ from embgrad.engine.user_passes import (
     only_children_called,
 )
 from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError, brief, listed
-from embgrad.forward.names import point_of
-from embgrad.forward.points import WORD, Point
-from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.names import point_of
+from embgrad.model_points.points import WORD, Point
+from embgrad.model_points.recorder import PassRecorder
 
 __all__ = ["Perturbation", "perturbed"]
 

@@ -13,9 +13,11 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.errors import AmbiguousPointError, PointNotReachedError
-from embgrad.forward.axes import axis_of_examples
-from embgrad.forward.gather import Window, gather_of, reproduces, window_of
-from embgrad.forward.points import (
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.other_ids import with_other_ids
+from embgrad.model_points.axes import axis_of_examples
+from embgrad.model_points.gather import Window, gather_of, reproduces, window_of
+from embgrad.model_points.points import (
     WORD,
     Layout,
     Lookup,
@@ -25,8 +27,6 @@ from embgrad.forward.points import (
     layout_is_open,
     reads_both_ways,
 )
-from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.other_ids import with_other_ids
 
 __all__ = [
     "example_axis",

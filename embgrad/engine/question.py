@@ -25,9 +25,9 @@ from embgrad.engine.origins import origins
 from embgrad.engine.output_axes import expect_examples_first, layouts_of, learn_axes
 from embgrad.engine.sole_use import expect_sole_use
 from embgrad.errors import UnsupportedError
-from embgrad.forward.axes import Located
-from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.axes import Located
+from embgrad.model_points.points import WORD
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objective import Layouts, OpenAxesError, OpenPositionsError
 from embgrad.objectives.objectives import Objective, described

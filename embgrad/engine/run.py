@@ -31,8 +31,8 @@ from embgrad.engine.locate import (
 )
 from embgrad.engine.question import Memos, Question
 from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError, UnsupportedError
-from embgrad.forward.axes import Arrangement, Located
-from embgrad.forward.points import WORD, could_be_positions
+from embgrad.model_points.axes import Arrangement, Located
+from embgrad.model_points.points import WORD, could_be_positions
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import at_index
 from embgrad.results.gradients import EmbeddingGradients

@@ -12,8 +12,8 @@ from embgrad.backend.protocol import BoundModel
 from embgrad.common.tolerance import unit_roundoff
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.errors import PointNotReachedError
-from embgrad.forward.points import Lookup
 from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.points import Lookup
 
 __all__ = ["expect_sole_use"]
 

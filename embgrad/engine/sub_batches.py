@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from embgrad.backend.recorded_changes import changes_recorded
 from embgrad.common.progress import Progress, reporter
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.call_errors import explained_errors
@@ -17,6 +16,7 @@ from embgrad.engine.company import tolerance_of
 from embgrad.engine.question import Question
 from embgrad.engine.run import run_located
 from embgrad.errors import UnsupportedError, listed
+from embgrad.toolkit.recorded_changes import changes_recorded
 
 __all__ = ["compared", "run_in_sub_batches"]
 

@@ -22,10 +22,10 @@ from embgrad.engine.options import GradientOptions, expect_one_name
 from embgrad.engine.probe import word_resolved
 from embgrad.engine.question import Question
 from embgrad.errors import EmbgradWarning, NoGradientError, PointError, UnsupportedError, level_of_user
-from embgrad.forward.names import point_of
-from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
+from embgrad.model_points.names import point_of
+from embgrad.model_points.points import WORD, Point
 from embgrad.objectives.objectives import as_objective
 from embgrad.results.row_sparse import scatter
 

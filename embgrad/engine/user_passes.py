@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from embgrad.backend.signature import NAMES
 from embgrad.errors import (
     EmbgradError,
     EmbgradWarning,
@@ -20,12 +19,22 @@ from embgrad.errors import (
     did_you_mean,
     listed,
 )
-from embgrad.forward.axes import Arrangement, of_lookup, of_module
-from embgrad.forward.gather import only_window
-from embgrad.forward.names import LAYER_ROLE
-from embgrad.forward.points import UNNAMED_TABLE, WORD, Layout, Lookup, ModuleCall, Point, layout_is_open, split_name
-from embgrad.forward.roles import EMBEDDINGS, POSITION, TYPE
 from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.axes import Arrangement, of_lookup, of_module
+from embgrad.model_points.gather import only_window
+from embgrad.model_points.names import LAYER_ROLE
+from embgrad.model_points.points import (
+    UNNAMED_TABLE,
+    WORD,
+    Layout,
+    Lookup,
+    ModuleCall,
+    Point,
+    layout_is_open,
+    split_name,
+)
+from embgrad.model_points.roles import EMBEDDINGS, POSITION, TYPE
+from embgrad.toolkit.signature import NAMES
 
 __all__ = [
     *("PassAxes", "UserPassListener", "UserPasses"),

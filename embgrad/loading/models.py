@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from embgrad.backend.keras_choice import KERAS, framework_named
-from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.registry import backend_for, backend_named, is_installed, list_backends
 from embgrad.checkpoints.bert_config import read_config
 from embgrad.checkpoints.load_bert import load_bert
 from embgrad.errors import BackendError, FileFormatError, UnsupportedError, brief, listed
+from embgrad.keras.choice import KERAS, framework_named
+from embgrad.keras.inputs import is_keras
 from embgrad.loading.errors import UsageError
 from embgrad.loading.huggingface import from_transformers
 from embgrad.loading.user_objects import expect_function, imported, is_reference

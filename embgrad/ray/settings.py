@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import numpy as np
 
-from embgrad.backend.signature import expect_callable
 from embgrad.common.options import count_or_none, expect_flag
 from embgrad.engine.options import GradientOptions, checked_options, expect_one_name
 from embgrad.errors import (
@@ -22,12 +21,13 @@ from embgrad.errors import (
     did_you_mean,
     listed,
 )
-from embgrad.forward.points import WORD
 from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.encode import expect_id
+from embgrad.model_points.points import WORD
 from embgrad.objectives.objectives import Objective, Scalar, as_objective
 from embgrad.ray.row_columns import Inputs
 from embgrad.streaming.broadcast import for_all_batches
+from embgrad.toolkit.signature import expect_callable
 
 if TYPE_CHECKING:
     from embgrad.backend.protocol import Call

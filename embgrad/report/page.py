@@ -14,7 +14,7 @@ from embgrad.common.files import write_whole
 from embgrad.comparison.compare import compare
 from embgrad.comparison.result import Comparison
 from embgrad.errors import EmbgradError, PointError, did_you_mean, listed
-from embgrad.forward.points import WORD
+from embgrad.model_points.points import WORD
 from embgrad.report.environment import TEMPLATES, environment
 from embgrad.report.plot import plot
 from embgrad.report.provenance import origin

@@ -14,7 +14,7 @@ __getattr__, __dir__, __all__ = _attach(
         "engine.padding_report": ["PaddingReport"],
         "engine.parameter_gradients": ["ParameterGradients"],
         "engine.table_gradients": ["TableGradients"],
-        "forward.points": ["Point"],
+        "model_points.points": ["Point"],
         "results.attribution": ["Attribution", "Attributions"],
         "results.certificate": ["Certificate", "Slope"],
         "results.faithfulness": ["Faithfulness"],

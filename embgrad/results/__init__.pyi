@@ -9,7 +9,7 @@ from embgrad.engine.capture import Tap
 from embgrad.engine.padding_report import PaddingReport
 from embgrad.engine.parameter_gradients import ParameterGradients
 from embgrad.engine.table_gradients import TableGradients
-from embgrad.forward.points import Point
+from embgrad.model_points.points import Point
 from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.faithfulness import Faithfulness

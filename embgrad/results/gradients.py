@@ -13,7 +13,7 @@ from embgrad.common.arrays import as_asked
 from embgrad.common.metrics import length, lengths
 from embgrad.common.text import visible
 from embgrad.errors import EmbgradError, PointError, did_you_mean
-from embgrad.forward.points import split_name
+from embgrad.model_points.points import split_name
 from embgrad.results.certificate import Certificate
 from embgrad.results.rendering import rendered
 from embgrad.results.row_sparse import RowSparse, scatter, scatter_each

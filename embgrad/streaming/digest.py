@@ -13,11 +13,11 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from embgrad.backend.code import is_installed
 from embgrad.common.arrays import is_tensor, widened
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import padding_of
 from embgrad.inputs.fast_tokenizers import description_of
+from embgrad.toolkit.code import is_installed
 
 __all__ = ["UnreadableError", "digest_of", "name_of", "tokenizer_digest", "update"]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend.rng import user_code_beside
 from embgrad.errors import BatchError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import is_text
@@ -20,6 +19,7 @@ from embgrad.inputs.conventions import as_batch, batch_of
 from embgrad.inputs.encode import as_example, encoded, padding_of, warn_of_doubled
 from embgrad.inputs.fast_tokenizers import apart
 from embgrad.streaming.digest import UnreadableError
+from embgrad.toolkit.rng import user_code_beside
 
 __all__ = ["Portion", "Source"]
 

@@ -23,7 +23,7 @@ from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.options import checked_options, expect_one_name
 from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean
-from embgrad.forward.points import WORD
+from embgrad.model_points.points import WORD
 from embgrad.objectives.objectives import Sum, as_objective
 from embgrad.streaming.attributions import attributions_of, expect_of_attributions, method_from
 from embgrad.streaming.broadcast import for_all_batches

@@ -12,12 +12,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.backend.arguments import integer_arguments, named_arguments
 from embgrad.backend.cotangents import Cotangents, compute_dtype
-from embgrad.backend.locks import model_lock
 from embgrad.backend.model_pass import ModelPass, Pullback
-from embgrad.backend.module_calls import ModuleCalls, RecordedCall, call_recorded
-from embgrad.backend.object_state import ObjectState
 from embgrad.backend.point_changes import PointChanges, additions
 from embgrad.backend.protocol import (
     Call,
@@ -31,14 +27,18 @@ from embgrad.backend.protocol import (
     Weight,
 )
 from embgrad.backend.rests import table_rests
-from embgrad.backend.signature import as_parts, expect_single, parameters_of, plan_call
 from embgrad.common.arrays import owned
 from embgrad.common.pytree import copied
-from embgrad.forward.descent import Reached
-from embgrad.forward.points import UNNAMED_TABLE
-from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.descent import Reached
+from embgrad.model_points.points import UNNAMED_TABLE
+from embgrad.model_points.recorder import PassRecorder
 from embgrad.testing.tensors import ReferenceModel, Tensor, hearing, lookup, observing, pull_back
+from embgrad.toolkit.arguments import integer_arguments, named_arguments
+from embgrad.toolkit.locks import model_lock
+from embgrad.toolkit.module_calls import ModuleCalls, RecordedCall, call_recorded
+from embgrad.toolkit.object_state import ObjectState
+from embgrad.toolkit.signature import as_parts, expect_single, parameters_of, plan_call
 
 __all__ = ["ReferenceBackend", "ReferenceModel", "Tensor", "lookup", "pull_back"]
 

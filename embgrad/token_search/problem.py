@@ -20,9 +20,9 @@ from embgrad.engine.gradients import results_of
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.question import Question
 from embgrad.errors import EmbgradError, NoGradientError, ObjectiveError, UnsupportedError
-from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.resized import resized
+from embgrad.model_points.points import WORD
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective, Sum
 from embgrad.token_search.estimates import NONE, top_substitutions_at

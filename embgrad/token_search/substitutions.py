@@ -18,8 +18,8 @@ from embgrad.engine.options import GradientOptions
 from embgrad.engine.probe import with_shared
 from embgrad.engine.question import Question
 from embgrad.errors import BatchError, UnsupportedError
-from embgrad.forward.points import WORD
 from embgrad.inputs.conventions import batch_of, tokenizer_of
+from embgrad.model_points.points import WORD
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import as_objective
 from embgrad.results.substitutions import Substitutions

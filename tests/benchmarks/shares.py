@@ -22,7 +22,7 @@ COMMON: Final[Mapping[str, tuple[str, ...]]] = {
         "embgrad.engine.gradients:checked_options",
         "embgrad.engine.gradients:batch_of",
     ),
-    "the lookups' indices checked": ("embgrad.forward.recorder:PassRecorder.see",),
+    "the lookups' indices checked": ("embgrad.model_points.recorder:PassRecorder.see",),
     "the objective and its cotangent": ("embgrad.backend.objective_callback:BatchObjective.__call__",),
     "the result made": ("embgrad.engine.run:assembled",),
     "what the result remembers": ("embgrad.engine.question:Question.provenance",),

@@ -29,7 +29,7 @@ PARTS: Final = {
     "tensorflow": (
         "embgrad_tensorflow",
         "embgrad.loading.models:_saved_model",
-        "embgrad.backend.keras_inputs:cast_exactly",
+        "embgrad.keras.inputs:cast_exactly",
         "embgrad.inputs.extras:cut",
         "embgrad.inputs.tfhub",
     ),

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import embgrad
-from embgrad.forward.points import Point
-from embgrad.forward.recorder import PassRecorder
+from embgrad.model_points.points import Point
+from embgrad.model_points.recorder import PassRecorder
 
 
 class Value:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from embgrad.backend import ModelPass, PassRecorder, Pullback, Request, compute_dtype, model_lock, owned
+from embgrad.backend import ModelPass, PassRecorder, Pullback, Request, compute_dtype
 from embgrad.errors import UnsupportedError
+from embgrad.toolkit import model_lock, owned
 
 
 class Bag:

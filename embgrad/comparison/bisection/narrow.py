@@ -16,7 +16,7 @@ from embgrad.comparison.bisection.judge import Judge
 from embgrad.comparison.bisection.readings import Side
 from embgrad.comparison.bisection.records import LAYER, PIECES, Pair, Reading, Region, Step
 from embgrad.comparison.weight_pairs import uncounted
-from embgrad.forward.points import INPUT, Point
+from embgrad.model_points.points import INPUT, Point
 
 __all__ = ["narrowed"]
 

@@ -21,9 +21,9 @@ from embgrad.engine.probe import order_of, with_layout, word_resolved
 from embgrad.engine.question import Question
 from embgrad.engine.weights import weights_of
 from embgrad.errors import AmbiguousPointError, EmbgradError, NoGradientError, ObjectiveError, UnsupportedError
-from embgrad.forward.axes import Arrangement, axis_of_examples, of_lookup, of_module
-from embgrad.forward.points import OUTPUT, WORD, Point
 from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.axes import Arrangement, axis_of_examples, of_lookup, of_module
+from embgrad.model_points.points import OUTPUT, WORD, Point
 from embgrad.objectives.objectives import as_objective
 
 __all__ = ["Reader", "Side"]

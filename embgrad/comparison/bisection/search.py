@@ -20,9 +20,9 @@ from embgrad.comparison.bisection.records import Pair, Reading, Region, SearchRe
 from embgrad.comparison.bisection.suspects import suspects
 from embgrad.comparison.weight_pairs import uncounted
 from embgrad.errors import ObjectiveError, PointError, listed
-from embgrad.forward.points import WORD
-from embgrad.forward.roles import EMBEDDINGS, LAYER, POSITION, TYPE
 from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.points import WORD
+from embgrad.model_points.roles import EMBEDDINGS, LAYER, POSITION, TYPE
 
 __all__ = ["OBJECTIVE", "Search"]
 

@@ -22,7 +22,7 @@ from embgrad.comparison.diagnosis.spans import (
     replaced,
     same_values,
 )
-from embgrad.forward.points import INPUT, OUTPUT, split_name
+from embgrad.model_points.points import INPUT, OUTPUT, split_name
 
 __all__ = ["COMPUTED", "EPSILONS", "Inside", "LayerNormEpsilon"]
 

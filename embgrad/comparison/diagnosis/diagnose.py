@@ -35,7 +35,7 @@ from embgrad.comparison.diagnosis.weights import (
     misplaced_weights,
 )
 from embgrad.engine.gradients import gradients
-from embgrad.forward.points import WORD
+from embgrad.model_points.points import WORD
 from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["diagnosed"]

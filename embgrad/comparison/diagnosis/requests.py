@@ -16,8 +16,8 @@ from embgrad.comparison.diagnosis.rerun import Source, Variant
 from embgrad.engine.table_gradients import table_gradients
 from embgrad.engine.weights import weights_of
 from embgrad.errors import EmbgradError
-from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.points import WORD
 from embgrad.objectives.objectives import CrossEntropy, Objective
 
 __all__ = ["REQUESTS", "head_shares"]

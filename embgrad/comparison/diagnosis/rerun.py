@@ -17,8 +17,8 @@ from embgrad.comparison.align import aligned
 from embgrad.comparison.diagnosis.case import EXACT, Case, objective_of
 from embgrad.engine.weights import substituted
 from embgrad.errors import EmbgradError, EmbgradWarning, ObjectiveError
-from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.points import WORD
 from embgrad.objectives.classes import rebuilt
 from embgrad.objectives.objectives import Objective
 from embgrad.results.gradients import EmbeddingGradients

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from embgrad.forward.points import INPUT, OUTPUT
+from embgrad.model_points.points import INPUT, OUTPUT
 
 __all__ = [
     "REPLACEMENTS",

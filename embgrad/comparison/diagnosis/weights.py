@@ -22,7 +22,7 @@ from embgrad.comparison.diagnosis.weight_differences import (
 )
 from embgrad.comparison.weight_pairs import leaf_of
 from embgrad.engine.weights import weights_of
-from embgrad.forward.points import WORD
+from embgrad.model_points.points import WORD
 
 __all__ = ["WeightComparison", "attention_scales", "different_weights", "misplaced_weights"]
 

@@ -11,7 +11,7 @@ import pytest
 from embgrad_gluon.graphs import graph_of, scopes
 
 import embgrad
-from embgrad.forward.points import split_name
+from embgrad.model_points.points import split_name
 from tests.frameworks.gluon.exporting import exported, exported_bert
 from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, randomise, small_bert
 from tests.frameworks.gluon.test_bert import BATCH

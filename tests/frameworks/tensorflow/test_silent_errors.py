@@ -12,7 +12,7 @@ from embgrad_tensorflow.lookup import Watcher
 from embgrad_tensorflow.walk import Tables
 
 import embgrad
-from embgrad.forward.recorder import PassRecorder
+from embgrad.model_points.recorder import PassRecorder
 from tests.frameworks.tensorflow.helpers import assert_slopes, make_model
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 0, 0], [6, 0, 0, 0]])

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.backend import object_state, unowned
-from embgrad.backend.object_state import ObjectState
+from embgrad.backend import unowned
 from embgrad.backend.objective_callback import BatchObjective, callback_of
 from embgrad.backend.protocol import Request
 from embgrad.backend.registry import model_in
 from embgrad.backend.replay import AGREEING, agreeing, differ
-from embgrad.backend.signature import _further, _signature, parameters_of, plan_call
 from embgrad.testing.reference import ReferenceModel, lookup
+from embgrad.toolkit import object_state
+from embgrad.toolkit.object_state import ObjectState
+from embgrad.toolkit.signature import _further, _signature, parameters_of, plan_call
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 

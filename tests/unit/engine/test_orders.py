@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.forward.gather import only_window
-from embgrad.forward.points import Layout, Lookup, may_hold, reads_both_ways
+from embgrad.model_points.gather import only_window
+from embgrad.model_points.points import Layout, Lookup, may_hold, reads_both_ways
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup, pull_back
 from tests.unit.refusals import refused
 

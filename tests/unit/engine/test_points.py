@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from embgrad.forward.points import Layout, layout_is_open, layout_of, split_name
+from embgrad.model_points.points import Layout, layout_is_open, layout_of, split_name
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 POSITIONS = np.arange(3)[None]

@@ -31,9 +31,9 @@ from embgrad.engine.probe import (
     word_resolved,
 )
 from embgrad.engine.sole_use import expect_sole_use
-from embgrad.forward.gather import gather_of
-from embgrad.forward.points import Layout, Lookup, Point
 from embgrad.inputs.conventions import batch_of
+from embgrad.model_points.gather import gather_of
+from embgrad.model_points.points import Layout, Lookup, Point
 from embgrad.objectives.objective import Layouts, OpenAxesError, OpenPositionsError
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.engine import test_descent as towers

@@ -76,7 +76,7 @@ def test_all_names_can_be_imported_at_once() -> None:
 
 
 def test_type_checkers_read_the_same_names_of_the_same_modules() -> None:
-    for package in (embgrad, embgrad.results):
+    for package in (embgrad, embgrad.results, embgrad.backend, embgrad.toolkit, embgrad.keras, embgrad.checkpoints):
         stub = ast.parse(Path(str(package.__file__)).with_suffix(".pyi").read_text(encoding="utf-8"))
         imported = {
             alias.name: node.module

@@ -16,8 +16,10 @@ ROOT = Path(embgrad.__file__).parent
 ROOMS = (
     {"common", "errors", "version"},
     {"inputs"},
-    {"forward", "objectives"},
-    {"results", "backend"},
+    {"model_points", "objectives"},
+    {"results", "toolkit"},
+    {"backend"},
+    {"keras"},
     {"checkpoints"},
     {"loading"},
     {"engine"},
@@ -105,3 +107,17 @@ def test_chains_of_imports_are_short() -> None:
         return lengths[module]
 
     assert max(map(longest, GRAPH)) <= LONGEST
+
+
+def test_backends_import_the_facades_alone() -> None:
+    folder = ROOT.parent / "backends"
+    facades = {f"embgrad.{name}" for name in ("backend", "toolkit", "keras", "checkpoints", "errors")}
+    inner = {
+        f"{path.relative_to(folder)} imports {node.module}"
+        for path in sorted(folder.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith("embgrad.")
+        and node.module not in facades
+    }
+    assert inner == set()

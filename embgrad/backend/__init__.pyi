@@ -1,0 +1,112 @@
+"""The names of `embgrad.backend` and their types: `__init__.py` imports each when it is first used."""
+
+from embgrad.backend.cotangents import (
+    Answer,
+    Cotangents,
+    Tensors,
+    answer,
+    answered,
+    compute_dtype,
+    native_answer,
+    whole_cotangents,
+)
+from embgrad.backend.graph_scopes import Crossings, Entry, Scope, entering, leaving, users_of
+from embgrad.backend.model_pass import ModelPass, Pullback
+from embgrad.backend.objective_callback import BatchObjective
+from embgrad.backend.own_mask import unused_inputs
+from embgrad.backend.point_changes import PointChanges, additions
+from embgrad.backend.prefix import Prefix
+from embgrad.backend.protocol import (
+    ABILITIES,
+    Backend,
+    Call,
+    Callback,
+    Change,
+    Listener,
+    NativeObjective,
+    ParameterValues,
+    PassListener,
+    Perturber,
+    Point,
+    PointValues,
+    Request,
+    Respond,
+    Response,
+    Run,
+    TableRest,
+    Weight,
+)
+from embgrad.backend.registry import list_backends, refresh_backends
+from embgrad.backend.replay import Retries, with_functions, wrapped
+from embgrad.backend.rests import table_rests
+from embgrad.backend.trace_cache import OtherUseError, TraceCache, UnfitError, UntraceableError
+from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.descent import Reached
+from embgrad.model_points.points import INPUT, OUTPUT, UNNAMED_TABLE, WORD, Lookup, Way, layout_of, split_name
+from embgrad.model_points.recorder import PassRecorder
+from embgrad.objectives.outputs import choose_output, name_outputs
+
+__all__ = [
+    "ABILITIES",
+    "INPUT",
+    "OUTPUT",
+    "UNNAMED_TABLE",
+    "WORD",
+    "Answer",
+    "Backend",
+    "BatchObjective",
+    "Call",
+    "Callback",
+    "Change",
+    "Cotangents",
+    "Crossings",
+    "Entry",
+    "Listener",
+    "Lookup",
+    "ModelPass",
+    "NativeObjective",
+    "OtherUseError",
+    "ParameterValues",
+    "PassListener",
+    "PassRecorder",
+    "Perturber",
+    "Point",
+    "PointChanges",
+    "PointValues",
+    "Prefix",
+    "Pullback",
+    "Reached",
+    "Request",
+    "Respond",
+    "Response",
+    "Retries",
+    "Run",
+    "Scope",
+    "TableRest",
+    "Tensors",
+    "TokenBatch",
+    "TraceCache",
+    "UnfitError",
+    "UntraceableError",
+    "Way",
+    "Weight",
+    "additions",
+    "answer",
+    "answered",
+    "choose_output",
+    "compute_dtype",
+    "entering",
+    "layout_of",
+    "leaving",
+    "list_backends",
+    "name_outputs",
+    "native_answer",
+    "refresh_backends",
+    "split_name",
+    "table_rests",
+    "unused_inputs",
+    "users_of",
+    "whole_cotangents",
+    "with_functions",
+    "wrapped",
+]

@@ -1,0 +1,28 @@
+"""Keras models on any framework, for the backends that run them: inputs, layers and variables. Import from here."""
+
+from embgrad.common.lazy import attach as _attach
+
+__getattr__, __dir__, __all__ = _attach(
+    __name__,
+    {
+        "keras.inputs": [
+            "MASKS",
+            "MODES",
+            "cast_exactly",
+            "declared",
+            "filled",
+            "is_keras",
+            "keras_bases",
+            "told_apart",
+        ],
+        "keras.layers": [
+            "Node",
+            "declared_order",
+            "errors_unchanged",
+            "evaluating",
+            "further_names",
+            "value_of",
+            "with_mask",
+        ],
+    },
+)

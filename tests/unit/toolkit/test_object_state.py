@@ -1,0 +1,89 @@
+"""The attributes of a model's modules are kept and restored, with the containers and arrays in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embgrad.toolkit import object_state
+from embgrad.toolkit.object_state import ObjectState
+from tests.keeping import KNOT, OBJECTS, WAYS, Way
+
+
+@pytest.mark.parametrize("way", [WAYS[one] for one in WAYS if one not in OBJECTS] + [KNOT])
+def test_containers_and_arrays_are_restored(way: Way) -> None:
+    make, write, count = way
+    kept = make()
+    own, before = {"kept": kept}, count(kept)
+    state = ObjectState([own])
+    for _ in range(2):
+        write(kept, 1.0)
+        assert count(kept) != before
+        state.restore()
+        assert own["kept"] is kept
+        assert count(kept) == before
+
+
+def test_the_order_of_attributes_is_restored() -> None:
+    own = {"a": 1, "b": 2, "c": 3}
+    state = ObjectState([own])
+    own["d"] = own.pop("a")
+    state.restore()
+    assert list(own.items()) == [("a", 1), ("b", 2), ("c", 3)]
+
+
+def test_parts_that_a_model_builds_stay() -> None:
+    class Part:
+        pass
+
+    own: dict[str, Any] = {"parts": [], "table": None, "names": ["a"], "by name": {}}
+    state = ObjectState([own], is_part=lambda value: isinstance(value, Part))
+    part = Part()
+    own["parts"].append(part)
+    own["table"] = part
+    own["names"].append("b")
+    own["by name"]["a"] = [part]
+    own["later"] = (part,)
+    own["count"] = 1
+    state.restore()
+    assert own == {"parts": [part], "table": part, "names": ["a"], "by name": {"a": [part]}, "later": (part,)}
+
+
+def test_large_data_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_state, "MOST_ENTRIES", 8)
+    monkeypatch.setattr(object_state, "MOST_NUMBERS", 8)
+    monkeypatch.setattr(object_state, "LARGEST_ARRAY", 7)
+    data, small = [[number] for number in range(9)], [[1]]
+    arrays = [np.zeros(6), np.zeros(6), np.zeros(2), np.zeros(8)]
+    state = ObjectState([{"data": data, "small": small, **{str(n): item for n, item in enumerate(arrays)}}])
+    for item in arrays:
+        item += 1
+    data.append([9])
+    small[0].append(2)
+    state.restore()
+    assert len(data) == 10
+    assert small == [[1]]
+    assert [item[0] for item in arrays] == [0, 1, 0, 1]
+
+
+def test_unchanged_containers_are_not_written_to() -> None:
+    """Another thread may iterate over them."""
+
+    class Guarded(dict[str, int]):
+        def __setitem__(self, key: str, value: int) -> None:
+            raise AssertionError("the plain class's method writes")
+
+    guarded = Guarded(a=1, b=2)
+    state = ObjectState([{"guarded": guarded}])
+    dict.__setitem__(guarded, "a", 3)
+    state.restore()
+    assert list(guarded.items()) == [("a", 1), ("b", 2)]
+    iterating = iter(guarded.items())
+    next(iterating)
+    state.restore()
+    assert next(iterating) == ("b", 2)
+    dict.__delitem__(guarded, "a")
+    state.restore()
+    assert list(guarded.items()) == [("a", 1), ("b", 2)]
