@@ -133,6 +133,41 @@ class PerturbedChecks:
         close(results[0].values, results[1].values, 1e-12)
         close(results[0].activations, results[1].activations, 1e-12)
 
+    def test_a_function_may_call_the_model(self, harness: Harness, model: Any) -> None:
+        built, ids = model("hidden"), example_batch().ids
+        plain = embgrad.gradients(built, ids, embgrad.Sum())
+        own, inner = harness.table_gradient(built, ids, LABELS), list[np.ndarray]()
+
+        def addition(value: np.ndarray) -> np.ndarray:
+            inner.append(harness.table_gradient(built, ids, LABELS))
+            return embgrad.gradients(built, ids, embgrad.Sum()).values
+
+        with embgrad.capture(built) as tap, embgrad.perturbed(built, {"word": addition}) as perturbation:
+            harness.step(built, ids, LABELS)
+        assert (tap.count, tap.passes, perturbation.passes) == (1, 1, 1)
+        close(tap.steps[0].activations, plain.activations + plain.values, 1e-12)
+        np.testing.assert_array_equal(inner, [own])
+
+    @pytest.mark.parametrize("at", ["word", "layer.1"])
+    @pytest.mark.parametrize("error", [OSError("the function broke"), KeyboardInterrupt()])
+    def test_state_after_a_function_that_raises(
+        self, harness: Harness, model: Any, at: str, error: BaseException
+    ) -> None:
+        def broken(value: np.ndarray) -> np.ndarray:
+            raise error
+
+        built, alone = model("layers"), model("layers")
+        for trained in (built, alone):
+            harness.step(trained, example_batch().ids, LABELS)
+        before = harness.state(built)
+        with pytest.raises(type(error)) as caught, embgrad.capture(built), embgrad.perturbed(built, {at: broken}):
+            harness.step(built, example_batch().ids, LABELS)
+        assert caught.value is error
+        expect_same(harness.state(built), before)
+        for trained in (built, alone):
+            harness.step(trained, example_batch().ids, LABELS)
+        _expect_same_model(built, alone)
+
     @pytest.mark.parametrize(
         ("add", "message"),
         [

@@ -67,10 +67,10 @@ class Harness:
         return f"{layer}.{parameter}", weight.startswith("W")
 
     def step(self, model: Any, ids: np.ndarray, labels: np.ndarray, rate: float = 0.1) -> None:
-        trainer = mx.gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": rate})
         with mx.autograd.record(train_mode=False):
             logits = model(mx.nd.array(ids, dtype="int32"))
             loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()(logits, mx.nd.array(labels, dtype="int32")).mean()
+        trainer = mx.gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": rate})
         with raising():
             loss.backward(train_mode=False)
         trainer.step(1, ignore_stale_grad=True)  # an architecture may leave some weights out

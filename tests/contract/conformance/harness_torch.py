@@ -278,8 +278,9 @@ class Harness:
 
     def step(self, model: nn.Module, ids: np.ndarray, labels: np.ndarray, rate: float = 0.1) -> None:
         optimiser = torch.optim.SGD(model.parameters(), rate)
+        loss = nn.functional.cross_entropy(model(torch.tensor(ids.copy())), torch.tensor(labels.copy()))
         optimiser.zero_grad()
-        nn.functional.cross_entropy(model(torch.tensor(ids.copy())), torch.tensor(labels.copy())).backward()
+        loss.backward()
         optimiser.step()
 
     def logit(self, index: int) -> Callable[[Any], Any]:

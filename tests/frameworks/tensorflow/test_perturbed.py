@@ -155,19 +155,6 @@ def test_evaluation_passes_are_perturbed_too(keras: Any) -> None:
     assert np.abs(model(BATCHES[0]) - expected).max() > 1e-3
 
 
-def test_two_perturbations_of_one_lookup(keras: Any) -> None:
-    model = net(keras)
-    with (
-        embgrad.perturbed(model, {"word": 1.0}),
-        embgrad.capture(model) as tap,
-        embgrad.perturbed(model, {"word": 2.0, "bend:input": 4.0}) as perturbation,
-    ):
-        gradients_of(model, BATCHES[0])
-    rows = np.asarray(tf.convert_to_tensor(model.words.table))[BATCHES[0].numpy()]
-    np.testing.assert_allclose(tap.steps[0].activations, rows + 3, rtol=1e-6)
-    assert perturbation.passes == 1
-
-
 @pytest.mark.parametrize("name", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision(keras: Any, name: str) -> None:
     with policy(keras, name):
@@ -265,41 +252,6 @@ def test_a_variable_is_refused_and_a_constant_is_taken(keras: Any) -> None:
         gradients_of(model, BATCHES[0])
     rows = np.asarray(tf.convert_to_tensor(model.words.table))[BATCHES[0].numpy()]
     np.testing.assert_array_equal(tap.steps[0].activations, rows + np.float32(1))
-
-
-def test_a_function_of_the_user_may_call_the_model(keras: Any) -> None:
-    model = net(keras)
-    plain = model(BATCHES[0]).numpy()
-    calls = []
-
-    def addition(value: np.ndarray) -> np.ndarray:
-        calls.append(np.array_equal(model(BATCHES[0], training=False), plain))
-        return embgrad.gradients(model, BATCHES[0].numpy(), embgrad.Sum()).values
-
-    for at in ("word", "bend:output"):
-        with embgrad.capture(model) as tap, embgrad.perturbed(model, {at: addition}) as perturbation:
-            gradients_of(model, BATCHES[0])
-        assert (tap.passes, perturbation.passes) == (1, 1)
-    assert calls == [True, True]
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("at", ["word", "bend:input"])
-def test_nothing_is_left_after_an_error_in_the_pass(keras: Any, at: str, error: type[BaseException]) -> None:
-    model = net(keras)
-    methods = [vars(cls).get("__call__") for cls in type(model).__mro__]
-
-    def fail(value: np.ndarray) -> np.ndarray:
-        raise error("on purpose")
-
-    before = arrays(model)
-    with pytest.raises(error, match="on purpose"), embgrad.capture(model), embgrad.perturbed(model, {at: fail}):
-        gradients_of(model, BATCHES[0])
-    assert [vars(cls).get("__call__") for cls in type(model).__mro__] == methods
-    assert arrays(model) == before
-    with embgrad.perturbed(model, {at: 1.0}) as perturbation:
-        gradients_of(model, BATCHES[0])
-    assert perturbation.passes == 1
 
 
 def test_a_plain_module() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import embgrad
 from tests.frameworks.torch.architectures import ARCHITECTURES, native, weighted
@@ -49,21 +48,11 @@ def by_hand(
     return {**result, "loss": loss.detach().numpy()}
 
 
-WAYS = {
-    "plain": {},
-    "checkpointed": {"reentrant": False},
-    "reentrant": {"reentrant": True},
-    "shared": {"shared": True},
-    "shared, checkpointed": {"shared": True, "reentrant": False},
-    "shared, reentrant": {"shared": True, "reentrant": True},
-}
-
-
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("change", ["nothing", "override", "add", "edit", "edit in place", "ablation"])
-def test_a_layer_is_changed(way: str, change: str, training: bool) -> None:
-    model = net(**WAYS[way])
+def test_a_layer_is_changed(shared: bool, change: str, training: bool) -> None:
+    model = net(shared=shared)
     options: dict[str, Any] = {
         "nothing": {},
         "override": {"override": NEW},
@@ -116,115 +105,6 @@ def test_a_pass_is_freed_when_it_ends(option: str) -> None:
         assert gc.collect() == 0
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_a_function_in_a_checkpoint_is_called_once(reentrant: bool) -> None:
-    """One that draws numbers would draw others a second time."""
-    model, random = net(reentrant=reentrant), np.random.default_rng(2)
-    drawn: list[np.ndarray] = []
-
-    def draw(value: np.ndarray) -> np.ndarray:
-        drawn.append(random.normal(size=value.shape))
-        return drawn[-1]
-
-    result = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layer.1", override={"layer.1": draw})
-    assert len(drawn) == 1
-    np.testing.assert_allclose(result.values, by_hand(model, override=drawn[0])["layer.1"], rtol=1e-12, atol=1e-14)
-
-
-class Same(Layers):
-    """One layer in two checkpoints, on the same values."""
-
-    def forward(self, x: Any) -> Any:
-        rows = self.table(x)
-        first, second = (checkpoint(self.layers[0], rows, use_reentrant=self.reentrant)[0] for _ in range(2))
-        return self.head((first + 2 * second).tanh().mean(1))
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_equal_calls_in_checkpoints_are_distinguished(reentrant: bool) -> None:
-    torch.manual_seed(0)
-    model = Same(reentrant=reentrant).double()
-    one, two = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["layers.0#0", "layers.0#1"]).values()
-    np.testing.assert_allclose(two.values, 2 * one.values, rtol=1e-12)
-    alone = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0#0")
-    np.testing.assert_array_equal(alone.values, one.values)
-    moved, swapped = (
-        embgrad.evaluate(model, IDS, embgrad.Logit(1), add={f"layers.0#{number}": change})
-        for number, change in ((0, 2 * NEW), (1, NEW))
-    )
-    np.testing.assert_allclose(moved, swapped, rtol=1e-12)  # first + 2 second
-    word = embgrad.gradients(model, IDS, embgrad.Logit(1), at="word", add={"layers.0#0": NEW * 1e-7}).values
-    np.testing.assert_allclose(word, embgrad.gradients(model, IDS, embgrad.Logit(1)).values, atol=1e-6)
-
-
-class Beside(Layers):
-    """A segment that computes with hidden states that it was not given, from the rows alone or from all of them."""
-
-    def forward(self, x: Any) -> Any:
-        rows = self.layers[0](self.table(x))[0]
-        if self.reentrant is None:
-            return self.head((rows.tanh() * rows + rows).mean(1))
-        segment = checkpoint(lambda states: states.tanh() * rows, rows, use_reentrant=self.reentrant)
-        return self.head((segment + rows).mean(1))
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpoint_may_use_a_tensor_that_is_no_argument(reentrant: bool) -> None:
-    """PyTorch's own backward pass fails there in a reentrant checkpoint."""
-    torch.manual_seed(0)
-    model = Beside(reentrant=reentrant).double()
-    result = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
-    model.reentrant = None
-    expected = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
-    np.testing.assert_allclose(result.values, expected.values, rtol=1e-12)
-
-
-class Drifting(Layers):
-    """A segment that does something else each time."""
-
-    def forward(self, x: Any) -> Any:
-        self.count, hidden = 0, self.table(x)
-        for _ in range(2):
-            hidden = checkpoint(self.segment, hidden, use_reentrant=self.reentrant)
-        return self.head(hidden.tanh().mean(1))
-
-    def segment(self, hidden: Any) -> Any:
-        self.count += 1
-        return self.layers[0](hidden + self.count)[0]
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_a_segment_that_would_differ_the_second_time_runs_once(reentrant: bool) -> None:
-    torch.manual_seed(0)
-    model = Drifting(reentrant=reentrant).double()
-    result = embgrad.gradients(model, IDS, embgrad.Logit(1), add={"layers.0#0": NEW}, at="word")
-    rows = model.table(tensor()).detach().requires_grad_()
-    hidden = model.layers[0](model.layers[0](rows + 1)[0] + torch.tensor(NEW) + 2)[0]
-    model.head(hidden.tanh().mean(1))[:, 1].sum().backward()
-    np.testing.assert_allclose(result.values, rows.grad.numpy(), rtol=1e-12)
-
-
-class TwoLookups(Layers):
-    """The ids are looked up twice in one table, each time in a checkpoint."""
-
-    def forward(self, x: Any) -> Any:
-        lever = torch.zeros(1).double().requires_grad_()
-        first, second = (
-            checkpoint(lambda x, y: self.table(x) + y, x, lever, use_reentrant=self.reentrant) for _ in range(2)
-        )
-        return self.head((first + 2 * second).tanh().mean(1))
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_equal_lookups_in_checkpoints_are_distinguished(reentrant: bool) -> None:
-    """Their gradients used to be added up under the first one's name."""
-    torch.manual_seed(0)
-    model = TwoLookups(reentrant=reentrant).double()
-    one, two = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["word#0", "word#1"]).values()
-    np.testing.assert_allclose(two.values, 2 * one.values, rtol=1e-12)
-    np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Logit(1), at="word#0").values, one.values)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

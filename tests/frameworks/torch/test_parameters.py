@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import embgrad
 from tests.frameworks.torch.architectures import ARCHITECTURES, native, weighted
@@ -16,7 +15,7 @@ from tests.frameworks.torch.checks import IDS, VOCAB, Recomputing, tensor
 
 
 class Net(nn.Module):
-    def __init__(self, *, reentrant: bool | None = None, **embedding: Any) -> None:
+    def __init__(self, **embedding: Any) -> None:
         super().__init__()
         self.table = nn.Embedding(VOCAB, 4, **embedding)
         self.inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
@@ -24,13 +23,9 @@ class Net(nn.Module):
         self.unused = nn.Parameter(torch.ones(2, 3))
         self.fixed = nn.Linear(4, 4).requires_grad_(False)
         self.head = nn.Linear(4, 3)
-        self.reentrant = reentrant
 
     def forward(self, x: Any) -> Any:
-        rows = self.table(x)
-        part = lambda rows: self.fixed(self.again(self.inner(rows)))  # noqa: E731
-        hidden = part(rows) if self.reentrant is None else checkpoint(part, rows, use_reentrant=self.reentrant)
-        return self.head(hidden.mean(1))
+        return self.head(self.fixed(self.again(self.inner(self.table(x)))).mean(1))
 
 
 def net(**options: Any) -> Any:
@@ -59,9 +54,7 @@ def same(found: Any, expected: dict[str, np.ndarray], tolerance: float = 1e-12) 
         assert found[name].flags.c_contiguous
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"sparse": True}, {"padding_idx": 4}, {"reentrant": False}, {"reentrant": True}]
-)
+@pytest.mark.parametrize("options", [{}, {"sparse": True}, {"padding_idx": 4}])
 def test_each_parameter_once_with_its_own_gradient(options: dict[str, Any]) -> None:
     model = net(**options)
     expected = own(model, lambda: model(tensor())[:, 1].sum())
@@ -71,10 +64,9 @@ def test_each_parameter_once_with_its_own_gradient(options: dict[str, Any]) -> N
     assert list(result)[:3] == ["unused", "table.weight", "inner.0.weight"]  # `again` is `inner.0`
 
 
-@pytest.mark.parametrize("reentrant", [None, False, True])
 @pytest.mark.parametrize("sparse", [False, True])
-def test_the_users_buffers_stay_as_they_were(sparse: bool, reentrant: bool | None) -> None:
-    model = net(sparse=sparse, reentrant=reentrant)
+def test_the_users_buffers_stay_as_they_were(sparse: bool) -> None:
+    model = net(sparse=sparse)
     model(tensor()).sum().backward()
     stepped: list[Any] = []
     model.head.weight.register_post_accumulate_grad_hook(stepped.append)  # an optimiser in the backward pass

@@ -230,23 +230,6 @@ def test_a_tensor_that_requires_a_gradient_is_refused() -> None:
     embgrad.perturbed(net(), {"word": delta.detach()})
 
 
-def test_a_function_of_the_user_may_call_the_model() -> None:
-    model = net().eval()
-    plain = model(BATCHES[0]).detach()
-    calls = []
-
-    def addition(value: np.ndarray) -> np.ndarray:
-        calls.append(torch.equal(model(BATCHES[0]), plain))
-        return embgrad.gradients(model, BATCHES[0], embgrad.Sum()).values
-
-    with embgrad.capture(model) as tap, embgrad.perturbed(model, {"word": addition}) as perturbation:
-        loss_of(model, BATCHES[0]).backward()
-    assert calls == [True]
-    assert (tap.passes, perturbation.passes) == (1, 1)
-    expected = model.table.weight[BATCHES[0]].detach().numpy() + addition(plain.numpy())
-    np.testing.assert_array_equal(tap.steps[0].activations, expected)
-
-
 @pytest.mark.parametrize(("at", "path"), [("word", "table"), ("head", "head")])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpoints(reentrant: bool, at: str, path: str) -> None:
@@ -327,24 +310,6 @@ def test_only_a_child_is_called() -> None:
     with torch.no_grad(), embgrad.perturbed(model, {"word": 1.0}) as perturbation:
         pass
     assert perturbation.passes == 0
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_nothing_is_left_after_an_error_in_the_pass(error: type[BaseException]) -> None:
-    model = net()
-
-    def fail(*_: Any) -> None:
-        raise error("on purpose")
-
-    handle = model.layers[2].register_forward_hook(fail)
-    with pytest.raises(error), embgrad.capture(model), embgrad.perturbed(model, {"word": 1.0, "layers.1": 1.0}):
-        loss_of(model, BATCHES[0])
-    handle.remove()
-    expect_clean(model)
-    assert model.training
-    with embgrad.perturbed(model, {"word": 1.0}) as perturbation:
-        loss_of(model, BATCHES[0]).backward()
-    assert perturbation.passes == 1
 
 
 def test_a_model_that_sums_rows_in_a_bag_is_refused() -> None:

@@ -114,43 +114,6 @@ def test_recurrent_layers_on_a_gpu_do_without_cudnn_in_evaluation_mode() -> None
             assert torch.backends.cudnn.enabled
 
 
-@pytest.mark.parametrize("warm", [False, True])
-@pytest.mark.parametrize("fullgraph", [False, True])
-def test_compiled(expected: np.ndarray, warm: bool, fullgraph: bool) -> None:
-    runs: list[int] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        def run(*args: Any) -> Any:
-            runs.append(1)
-            return graph(*args)
-
-        return run
-
-    plain = net()
-    del plain.recurrent
-    plain.recurrent = nn.Identity()  # recurrent layers do not compile
-    plain.head = nn.Linear(4, 3).double()
-    plain.forward = lambda x: plain.head(plain.inner(plain.table(x)).mean(1))
-    model = torch.compile(plain, backend=backend, fullgraph=fullgraph)
-    if warm:
-        model(tensor())
-    before = len(runs)
-    check(model, finite_differences(lambda: plain(tensor())[:, 1].sum(), plain.table.weight))
-    assert len(runs) == before
-    assert embgrad.points(model, IDS)[0].name == "table#0"
-    model(tensor())
-    assert len(runs) > before  # it is compiled again, or still
-
-
-def test_compiled_in_place_and_in_parts(expected: np.ndarray) -> None:
-    model = net()
-    model.inner = torch.compile(model.inner, backend="eager")
-    model.table.compile(backend="eager")
-    check(model, expected)
-    model.compile(backend="eager")
-    check(model, expected)
-
-
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
 @pytest.mark.parametrize("places", [0, 1, 2])
 def test_exported_with_arguments_by_name(places: int) -> None:
@@ -193,90 +156,6 @@ def test_torchscript_is_refused(kind: str, inside: bool) -> None:
     message = r"lookups seen: none\. .* is a TorchScript module .*pass the torch\.nn\.Module that it was made from"
     with pytest.raises(embgrad.errors.PointNotReachedError, match=message):
         embgrad.gradients(model, IDS, embgrad.Logit(1))
-
-
-def segment(net: Any, part: str, x: Any, *, reentrant: bool) -> Any:
-    if part == "above":
-        rows = checkpoint(net.inner, net.table(x), use_reentrant=reentrant)
-    elif part == "with the lookup":
-        rows = checkpoint(lambda x: net.inner(net.table(x)), x, use_reentrant=reentrant)
-    else:  # whose input has a gradient, as reentrant checkpoints need
-        rows = checkpoint(
-            lambda x, y: net.inner(net.table(x)) + y, x, torch.zeros(1).requires_grad_(), use_reentrant=reentrant
-        )
-    return net.head(net.recurrent(rows)[0].mean(1))
-
-
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize(
-    ("part", "reentrant"),
-    [
-        ("above", False),
-        ("above", True),
-        ("with the lookup", False),
-        ("with another input", False),
-        ("with another input", True),
-    ],
-)
-def test_checkpointed(expected: np.ndarray, part: str, reentrant: bool, frozen: bool, training: bool) -> None:
-    class Checkpointed(Net):
-        def forward(self, x: Any) -> Any:
-            return segment(self, part, x, reentrant=reentrant)
-
-    model = net(Checkpointed).requires_grad_(not frozen)
-    mark = torch.ones_like(model.head.weight)
-    model.head.weight.grad = mark
-    check(model, expected, training=training)
-    assert model.head.weight.grad is mark
-    assert torch.equal(mark, torch.ones_like(mark))
-    assert [p.grad is None for p in model.parameters()].count(False) == 1
-    assert all(p.requires_grad is not frozen for p in model.parameters())
-    result = embgrad.gradients(model, IDS, embgrad.Logit(1), split=True, training=training)
-    np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-9)
-
-
-class Failing(nn.Module):
-    """Fails inside two segments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(9, 4)
-
-    def forward(self, ids: Any) -> Any:
-        def inner(rows: Any) -> Any:
-            raise OSError("on purpose")
-
-        return checkpoint(
-            lambda rows: checkpoint(inner, rows * 2, use_reentrant=False), self.table(ids), use_reentrant=False
-        )
-
-
-def test_an_exception_closes_the_segments_that_it_leaves() -> None:
-    with pytest.raises(OSError, match="on purpose") as held:
-        embgrad.gradients(Failing(), [[1, 2]], lambda out: out.sum((1, 2)))
-    x = torch.full((3,), 2.0, requires_grad=True)
-    (x * x).sum().backward()  # what a segment that goes on forever saves could not be differentiated
-    np.testing.assert_array_equal(x.grad, [4.0, 4.0, 4.0])
-    assert held.value.args == ("on purpose",)
-
-
-@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing_of_transformers(reentrant: bool) -> None:
-    import transformers
-
-    config = transformers.BertConfig(
-        vocab_size=VOCAB, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.BertModel(config).double().eval()
-    expected = own_gradient(lambda: model(tensor()).pooler_output.sum(), model.embeddings.word_embeddings.weight)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    for training in (False, True):
-        result = embgrad.gradients(model, IDS, embgrad.Sum(output="pooled"), training=training)
-        np.testing.assert_allclose(result.values, expected, rtol=1e-9, atol=1e-14)
 
 
 def test_under_autocast() -> None:
