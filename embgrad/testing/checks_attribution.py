@@ -53,6 +53,20 @@ class EvaluationChecks:
         assert table.shape[0] == VOCAB
         np.testing.assert_array_equal(table, example_weights()["E"])
 
+    @pytest.mark.parametrize("sign", [1, -1])
+    @pytest.mark.parametrize("architecture", ["hidden", "scaled", "time_major"])
+    def test_the_best_substitutions_are_those_of_the_whole_table(
+        self, model: Any, architecture: str, sign: int
+    ) -> None:
+        batch, table, built = example_batch(), example_weights()["E"], model(architecture)
+        slopes = embgrad.gradients(built, batch, OBJECTIVE).values
+        scores = np.einsum("vd,epd->epv", table, slopes) - (table[batch.ids] * slopes).sum(-1, keepdims=True)
+        np.put_along_axis(scores, batch.ids[..., None], -np.inf * sign, 2)
+        best = np.argsort(-sign * scores, axis=-1, kind="stable")[..., :9]
+        made = embgrad.substitutions(built, batch, OBJECTIVE, top=9, goal="maximize" if sign > 0 else "minimize")
+        np.testing.assert_array_equal(made.ids, best)
+        close(made.scores, np.take_along_axis(scores, best, -1), 1e-12)
+
 
 @needs("override")
 class AttributionChecks:
@@ -87,3 +101,19 @@ class AttributionChecks:
             ids[batch.real[:, position], position] = 3
             without = embgrad.evaluate(model(architecture), batch.replace(ids=ids), OBJECTIVE)
             np.testing.assert_allclose(made.scores[:, position], whole - without, atol=1e-12)
+
+    @pytest.mark.filterwarnings("ignore:.*contributions:embgrad.EmbgradWarning")
+    @pytest.mark.parametrize(
+        "method",
+        ["saliency", "input_x_gradient", embgrad.methods.IntegratedGradients(10), embgrad.methods.Occlusion(3)],
+        ids=str,
+    )
+    def test_output_tokens_are_attributed_as_by_single_calls(self, model: Any, method: Any) -> None:
+        built, ids = model("tied"), example_batch().ids
+        made = embgrad.attribute_tokens(built, ids, method=method)
+        assert made.shape == (3, 3, 4)
+        for output in range(3):
+            objective = embgrad.LogProbability(np.where(np.arange(4) == output + 1, ids, -100))
+            single = embgrad.attribute(built, ids, objective, method)
+            close(made.scores[:, output], single.scores, 1e-12)
+            close(made.objective[:, output], embgrad.evaluate(built, ids, objective), 1e-12)

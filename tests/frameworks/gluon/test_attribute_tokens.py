@@ -1,15 +1,13 @@
-"""Attributions of output tokens in a causal Gluon block, in float64."""
+"""Prompts continued by a causal Gluon block, in float64."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import pytest
 from embgrad_gluon.importing import import_mxnet
 
-import embgrad
-from embgrad import LogProbability, attribute_tokens
+from embgrad import attribute_tokens
 from tests.frameworks.gluon.helpers import DIM, ROWS, built
 
 mx = import_mxnet()
@@ -38,31 +36,6 @@ class Causal(mx.gluon.HybridBlock):  # type: ignore[misc]
         return ids
 
 
-@pytest.mark.parametrize("hybridised", [False, True])
-@pytest.mark.parametrize(
-    "method",
-    ["saliency", "input_x_gradient", embgrad.methods.IntegratedGradients(10), embgrad.methods.Occlusion(3)],
-    ids=str,
-)
-@pytest.mark.filterwarnings("ignore:.*contributions:embgrad.EmbgradWarning")
-def test_each_output_equals_a_single_call(method: Any, hybridised: bool) -> None:
-    net = built(Causal, IDS, "float64")
-    if hybridised:
-        net.hybridize()
-    result = attribute_tokens(net, IDS, method=method)
-    assert result.shape == (2, 4, 5)
-    for output in range(4):
-        objective = LogProbability(np.where(np.arange(5) == output + 1, IDS, -100))
-        if isinstance(method, str):
-            single = embgrad.gradients(net, IDS, objective)
-            products = (single.values * single.activations).sum(-1)
-            expected = single.saliency("norm") if method == "saliency" else products
-        else:
-            expected = embgrad.attribute(net, IDS, objective, method).scores
-        np.testing.assert_allclose(result.scores[:, output], expected, rtol=1e-10, atol=1e-13)
-        np.testing.assert_allclose(result.objective[:, output], embgrad.evaluate(net, IDS, objective), rtol=1e-12)
-
-
 def test_prompts_are_continued_by_the_blocks_own_method() -> None:
     net = built(Causal, IDS, "float64")
     result = attribute_tokens(net, IDS, generate=3)
@@ -71,29 +44,3 @@ def test_prompts_are_continued_by_the_blocks_own_method() -> None:
     np.testing.assert_array_equal(result.ids, ids)
     given = attribute_tokens(net, ids.astype(int), targets=slice(5, None))
     np.testing.assert_allclose(result.scores, given.scores, rtol=1e-12)
-
-
-class Prompted(Causal):
-    """The same behind two virtual tokens."""
-
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
-        rows = self.words(x)
-        virtual = F.zeros_like(F.slice_axis(rows, axis=1, begin=0, end=1)) + 0.5
-        return self.head(self.hidden(F.cumsum(F.concat(virtual, virtual, rows, dim=1), axis=1)))
-
-
-@pytest.mark.parametrize("hybridised", [False, True])
-def test_virtual_tokens_before_the_batchs_do_not_count(hybridised: bool) -> None:
-    net = built(Prompted, IDS, "float64")
-    if hybridised:
-        net.hybridize()
-
-    def cut(net: Any, inputs: Any) -> Any:
-        return net(inputs)[:, 2:]
-
-    for objective in (embgrad.Logit(4, position=-1), embgrad.Logit(4), LogProbability(IDS)):
-        results = [embgrad.gradients(net, IDS, objective, call=call) for call in (None, cut)]
-        np.testing.assert_allclose(results[0].values, results[1].values, rtol=1e-10, atol=1e-14)
-        np.testing.assert_allclose(results[0].objective, results[1].objective, rtol=1e-12)
-    whole, own = (attribute_tokens(net, IDS, call=call).scores for call in (None, cut))
-    np.testing.assert_allclose(whole, own, rtol=1e-10, atol=1e-14)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from tests.company import LOGIT, expect_of_own_number, expect_others_held, expect_state_of_one_number
+from tests.company import LOGIT, expect_of_own_number, expect_state_of_one_number
 from tests.frameworks.gluon.helpers import mx
 
 IDS = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
@@ -97,32 +97,3 @@ def test_a_state_that_forward_passes_of_one_number_of_examples_write_in_place(wa
             embgrad.evaluate(model, IDS, LOGIT, batch_size=size)
     with pytest.raises(embgrad.errors.UnsupportedError, match="from call to call, and L of example"):
         embgrad.gradients(OfOneNumber(way, 3), IDS, LOGIT, batch_size=1)
-
-
-def test_a_similarity_of_the_rows_of_a_batch() -> None:
-    mx.random.seed(0)
-    net = mx.gluon.nn.HybridSequential()
-    net.add(mx.gluon.nn.Embedding(9, 4), mx.gluon.nn.Dense(3))
-    net.initialize()
-
-    def similarity(out: Any) -> Any:
-        rows = mx.nd.L2Normalization(out)
-        return (rows * mx.nd.reverse(rows, axis=0)).sum(1)
-
-    expect_others_held(net, IDS, similarity)
-
-
-def test_a_net_that_takes_the_examples_for_its_positions() -> None:
-    class Net(mx.gluon.Block):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            mx.random.seed(0)
-            with self.name_scope():
-                self.table, self.rnn = mx.gluon.nn.Embedding(9, 4), mx.gluon.rnn.LSTM(4)  # the layout is TNC
-            self.initialize()
-
-        def forward(self, ids: Any) -> Any:
-            return self.rnn(self.table(ids)).mean(1)
-
-    model = Net()
-    expect_of_own_number(model, IDS[:1], model(mx.nd.array(IDS[:1])).asnumpy()[:, 1], cut=False)

@@ -11,7 +11,7 @@ import pytest
 
 import embgrad
 from tests.frameworks.gluon.exporting import exported
-from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, mx, randomise, small_bert
+from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, mx, randomise
 from tests.frameworks.gluon.test_capture import Net, bits, cross_entropy, make
 from tests.unit.refusals import refused
 
@@ -195,20 +195,6 @@ def test_half_precision() -> None:
     rows = net.weight.data().asnumpy()[ids] + delta.astype(np.float16)
     np.testing.assert_array_equal(tap.steps[0].activations, rows.astype(np.float32))
     assert tap.steps[0].provenance["compute_dtype"] == "float16"
-
-
-def test_gluonnlps_bert() -> None:
-    net = small_bert()
-    ids = distinct_ids(2, 5, 1)
-    batch = (ids, np.zeros_like(ids), np.array([5, 4]))
-    add = {"word": RANDOM.normal(size=(*ids.shape, 1)), "layer.0": 0.25}
-    expected = embgrad.gradients(net, batch, embgrad.Sum(output="pooled"), add=add)
-    with embgrad.perturbed(net, add), embgrad.capture(net) as tap:
-        with autograd.record(train_mode=False):
-            pooled = net(*(nd.array(value) for value in batch))[1].sum()
-        pooled.backward(train_mode=False)
-    np.testing.assert_array_equal(tap.steps[0].activations, expected.activations)
-    np.testing.assert_allclose(tap.steps[0].values, expected.values, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("hybrid", [False, True])

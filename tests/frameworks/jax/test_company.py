@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 import embgrad
-from tests.company import LOGIT, expect_of_own_number, expect_others_held, expect_state_of_one_number
+from tests.company import LOGIT, expect_of_own_number, expect_state_of_one_number
 from tests.frameworks.keras_state import keras_model_of_one_number
 
 IDS = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
@@ -92,21 +92,6 @@ def test_a_state_that_a_layer_of_keras_writes_for_one_number_of_examples(frozen:
     expect_state_of_one_number(lambda count: keras_model_of_one_number(count, frozen=frozen), IDS)
 
 
-def test_a_similarity_of_the_rows_of_a_batch() -> None:
-    class Encoder(nnx.Module):
-        def __init__(self) -> None:
-            self.table, self.head = nnx.Embed(9, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 3, rngs=nnx.Rngs(1))
-
-        def __call__(self, ids: Any) -> Any:
-            return self.head(self.table(ids).sum(1))
-
-    def similarity(out: Any) -> Any:
-        rows = out / jnp.linalg.norm(out, axis=-1, keepdims=True)
-        return (rows * jnp.roll(rows, 1, 0)).sum(1)
-
-    expect_others_held(Encoder(), IDS, similarity)
-
-
 def test_an_evaluation_mode_without_a_backward_pass_is_explained() -> None:
     @jax.custom_vjp
     def fast(rows: Any) -> Any:
@@ -132,15 +117,3 @@ def test_an_evaluation_mode_without_a_backward_pass_is_explained() -> None:
         embgrad.gradients(Net(), IDS, embgrad.Logit(1))
     g = embgrad.gradients(Net(), IDS, embgrad.Logit(1), training=True)
     np.testing.assert_array_equal(g.values[..., 1], 2.0)
-
-
-def test_a_model_that_takes_the_examples_for_its_positions() -> None:
-    class Net(nnx.Module):
-        def __init__(self) -> None:
-            self.table, self.head = nnx.Embed(9, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 2, rngs=nnx.Rngs(1))
-
-        def __call__(self, ids: Any) -> Any:
-            return self.head(jnp.tanh(jnp.cumsum(self.table(ids).sum(1), 0)))
-
-    model = Net()
-    expect_of_own_number(model, IDS[:1], np.array(model(jnp.asarray(IDS[:1])))[:, 1], cut=False)

@@ -74,29 +74,6 @@ def test_the_function_alone_is_refused_with_what_to_do() -> None:
         embgrad.gradients(mean_logits, IDS, embgrad.Sum())
 
 
-def test_virtual_tokens_before_the_batchs_do_not_count() -> None:
-    def prompted(parameters: Any, input_ids: Any) -> Any:
-        rows = parameters["table"][input_ids]
-        prompt = jnp.full((len(rows), 2, rows.shape[-1]), 0.5, rows.dtype)
-        return jnp.tanh(jnp.cumsum(jnp.concatenate([prompt, rows], 1), 1)) @ parameters["w"]
-
-    random = np.random.default_rng(0)
-    parameters = {"table": jnp.asarray(random.normal(size=(20, 3))), "w": jnp.asarray(random.normal(size=(3, 20)))}
-    ids = np.array([[5, 2, 9, 4], [6, 8, 7, 1]])
-
-    def call(parts: Any, inputs: Any) -> Any:
-        return parts[0](parts[1], inputs)
-
-    result = embgrad.gradients((prompted, parameters), ids, embgrad.Logit(4, position=-1), call=call)
-    state = np.tanh(1 + np.asarray(parameters["table"])[ids].sum(1))
-    slope = (1 - state**2) * np.asarray(parameters["w"])[:, 4]
-    np.testing.assert_allclose(result.values, np.repeat(slope[:, None], 4, 1), rtol=1e-12)
-    tokens = embgrad.attribute_tokens((prompted, parameters), ids, targets=[3], call=call)
-    states = np.tanh(1 + np.asarray(parameters["table"])[ids].cumsum(1)) @ np.asarray(parameters["w"])
-    own = states[:, 2] - np.log(np.exp(states[:, 2]).sum(-1, keepdims=True))
-    np.testing.assert_allclose(tokens.objective[:, 0], own[[0, 1], ids[:, 3]], rtol=1e-12)
-
-
 def test_ids_in_one_row() -> None:
     def bag(parameters: Any, ids: Any, offsets: Any) -> Any:
         example = jnp.searchsorted(offsets, jnp.arange(len(ids)), side="right") - 1

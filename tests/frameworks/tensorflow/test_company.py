@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.company import expect_of_own_number, expect_others_held, expect_state_of_one_number
+from tests.company import expect_of_own_number, expect_state_of_one_number
 from tests.frameworks.tensorflow.helpers import KERAS
 
 IDS = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
@@ -145,28 +145,3 @@ def test_a_state_that_a_layer_of_keras_writes_for_one_number_of_examples(name: s
         return model
 
     expect_state_of_one_number(make, IDS)
-
-
-def test_a_similarity_of_the_rows_of_a_batch() -> None:
-    model = Carry("attribute")
-    model.write = lambda value: None  # type: ignore[method-assign]
-
-    def similarity(out: Any) -> Any:
-        rows = tf.math.l2_normalize(out, -1)
-        return tf.reduce_sum(rows * tf.roll(rows, 1, 0), 1)
-
-    expect_others_held(model, IDS, similarity)
-
-
-def test_a_model_that_takes_the_examples_for_its_positions() -> None:
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.head = tf.Variable(TABLE), tf.Variable(HEAD)
-
-        def __call__(self, ids: Any) -> Any:
-            rows = tf.nn.embedding_lookup(self.table, ids)
-            return tf.tanh(tf.cumsum(tf.reduce_sum(rows, 1), 0)) @ self.head
-
-    own = np.tanh(TABLE[IDS[:1]].sum(1)) @ HEAD[:, 1]
-    expect_of_own_number(Net(), IDS[:1], own, cut=False)

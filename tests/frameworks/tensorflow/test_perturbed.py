@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import policy, small_bert
+from tests.frameworks.tensorflow.helpers import policy
 from tests.frameworks.tensorflow.transformers_by_hand import IDS, build
 from tests.unit.refusals import refused
 
@@ -169,19 +169,6 @@ def test_mixed_precision(keras: Any, name: str) -> None:
     np.testing.assert_array_equal(tap.steps[0].activations, expected.activations)
     np.testing.assert_allclose(tap.steps[0].values, expected.values, rtol=5e-2, atol=1e-3)
     assert tap.steps[0].provenance["compute_dtype"] == expected.provenance["compute_dtype"]
-
-
-def test_hugging_face() -> None:
-    model = small_bert("TFBertForSequenceClassification")
-    batch = {"input_ids": IDS.astype(np.int32), "attention_mask": (IDS != 0).astype(np.int32)}
-    add = {"word": RANDOM.normal(size=(*IDS.shape, 1)), "layer.-1": 0.5}
-    expected = embgrad.gradients(model, batch, embgrad.CrossEntropy([0, 1]), add=add)
-    with embgrad.perturbed(model, add), embgrad.capture(model) as tap:
-        with tf.GradientTape() as tape:
-            loss = model({key: tf.constant(value) for key, value in batch.items()}, labels=tf.constant([0, 1])).loss
-        tape.gradient(loss, model.trainable_variables)
-    np.testing.assert_allclose(tap.steps[0].values, expected.values, rtol=1e-5, atol=1e-8)
-    np.testing.assert_array_equal(tap.steps[0].activations, expected.activations)
 
 
 def test_the_keras_loop_run_eagerly(keras: Any) -> None:

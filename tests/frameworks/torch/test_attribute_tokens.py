@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from typing import Any
 
 import numpy as np
@@ -138,26 +137,6 @@ def test_the_labels_of_training_count_in_a_masked_language_model() -> None:
 # Causal language models.
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
-@Quiet()
-def test_each_output_equals_a_single_call(method: Any) -> None:
-    model, ids = gpt2(), alone(0)
-    result = attribute_tokens(model, ids, method=method)
-    assert result.shape == (1, 7, 8)
-    for output in range(7):
-        objective = LogProbability(np.where(np.arange(8) == output + 1, ids, -100))
-        if isinstance(method, str):
-            single = embgrad.gradients(model, ids, objective)
-            expected = single.saliency("norm") if method == "saliency" else (single.values * single.activations).sum(-1)
-            np.testing.assert_allclose(result.scores[0, output], expected[0], rtol=1e-13, atol=1e-15)
-        else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", EmbgradWarning)
-                expected = embgrad.attribute(model, ids, objective, method).scores
-            np.testing.assert_allclose(result.scores[0, output], expected[0], rtol=0, atol=1e-10)
-        assert result.objective[0, output] == pytest.approx(log_softmax(model, ids)[output, ids[0, output + 1]])
-
-
 @pytest.mark.parametrize("build", [gpt2, llama])
 @pytest.mark.parametrize("method", METHODS, ids=str)
 @Quiet()
@@ -171,44 +150,6 @@ def test_a_batch_padded_on_either_side_equals_each_example_alone(build: Any, met
         np.testing.assert_allclose(result.objective[example, :count], single.objective[0], **EXACT)
         assert not result.scores[example, count:].any()
         assert not result.scores[example][:, ~real].any()
-
-
-def test_one_forward_pass_serves_all_output_tokens() -> None:
-    model, passes = gpt2(), []
-    handle = model.register_forward_hook(lambda *_: passes.append(1))
-    for method in ("saliency", "input_x_gradient"):
-        passes.clear()
-        attribute_tokens(model, BATCH, method=method)
-        assert len(passes) == 1
-    handle.remove()
-
-
-def test_the_contrast_is_another_id_or_another_text() -> None:
-    model, words, ids = gpt2(), tokenizer(), alone(0)
-    by_id = attribute_tokens(model, ids, contrast=9)
-    by_text = attribute_tokens(model, ids, contrast=" w9", tokenizer=words)
-    np.testing.assert_array_equal(by_id.scores, by_text.scores)
-    each = log_softmax(model, ids)
-    expected = [each[output, ids[0, output + 1]] - each[output, 9] for output in range(7)]
-    np.testing.assert_allclose(by_id.objective[0], expected, rtol=1e-10)
-    plain = attribute_tokens(model, ids).scores
-    others = np.stack(
-        [attribute_tokens(model, np.where(np.arange(8) == output + 1, 9, ids)).scores[0, output] for output in range(7)]
-    )
-    np.testing.assert_allclose(by_id.scores[0], plain[0] - others, **EXACT)
-    several = attribute_tokens(model, ids, targets=[3, -1], contrast=["w9", "w4"], tokenizer=words)
-    np.testing.assert_array_equal(several.contrast_ids, [[9, 4]])
-    np.testing.assert_allclose(several.scores[0, 0], by_id.scores[0, 2], **EXACT)
-
-
-def test_targets_choose_among_all_output_tokens() -> None:
-    model = gpt2()
-    whole = attribute_tokens(model, BATCH)
-    for wanted in (-1, [-2, -1], slice(3, None), [[3], [5, 7], [2, 1, 4]]):
-        result = attribute_tokens(model, BATCH, targets=wanted)
-        for example, output in zip(*np.nonzero(result.outputs >= 0), strict=True):
-            (of_whole,) = np.flatnonzero(whole.outputs[example] == result.outputs[example, output])
-            np.testing.assert_allclose(result.scores[example, output], whole.scores[example, of_whole], **EXACT)
 
 
 @pytest.mark.parametrize("generate", [4, {"max_new_tokens": 4, "do_sample": False, "num_beams": 2}])
@@ -254,14 +195,6 @@ def test_a_configuration_of_the_generation_and_its_whole_output_are_accepted() -
     np.testing.assert_array_equal(result.output_ids[0][result.outputs[0] >= 0], plain.output_ids[0, :count])
 
 
-def test_several_sequences_of_a_prompt_are_refused() -> None:
-    options = {"max_new_tokens": 2, "do_sample": True, "num_return_sequences": 2}
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"generate\(\) returned ids of shape \(6, 10\) for 3 prompts"
-    ):
-        attribute_tokens(gpt2(), BATCH, generate=options)
-
-
 def test_the_model_is_left_as_found() -> None:
     model = gpt2().train()
     model.transformer.wte.weight.grad = torch.ones(VOCAB, 16, dtype=torch.float64)
@@ -287,13 +220,6 @@ def test_a_causal_model_of_low_precision_gives_no_warning_about_later_tokens(met
     error = np.abs(result.scores - exact.scores).max() / np.abs(exact.scores).max()
     assert error < (1e-4 if dtype == torch.float32 else 0.3)
     assert not np.triu(result.scores, 1).any()
-
-
-def test_a_model_that_is_not_causal_is_a_warning() -> None:
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    model = BertForMaskedLM(BertConfig(vocab_size=VOCAB, **sizes)).double().eval()
-    with pytest.warns(EmbgradWarning, match="the model is not causal"):
-        attribute_tokens(model, IDS[:1])
 
 
 # Encoder-decoders.
@@ -335,19 +261,6 @@ def test_both_sides_of_an_encoder_decoder_get_their_gradients(build: Any) -> Non
 @pytest.mark.parametrize("build", [t5, bart])
 @pytest.mark.parametrize("method", METHODS, ids=str)
 @Quiet()
-def test_more_pairs_than_locate_the_points_have_the_scores_of_two(build: Any, method: Any) -> None:
-    model = build()
-    result = attribute_tokens(model, {name: np.tile(rows, (3, 1)) for name, rows in PAIR.items()}, method=method)
-    two = attribute_tokens(model, PAIR, method=method)
-    assert result.decoder_scores is not None
-    assert two.decoder_scores is not None
-    np.testing.assert_allclose(result.scores, np.tile(two.scores, (3, 1, 1)), **EXACT)
-    np.testing.assert_allclose(result.decoder_scores, np.tile(two.decoder_scores, (3, 1, 1)), **EXACT)
-
-
-@pytest.mark.parametrize("build", [t5, bart])
-@pytest.mark.parametrize("method", METHODS, ids=str)
-@Quiet()
 def test_a_padded_batch_of_pairs_equals_each_pair_alone(build: Any, method: Any) -> None:
     model = build()
     result = attribute_tokens(model, PAIR, method=method)
@@ -360,24 +273,6 @@ def test_a_padded_batch_of_pairs_equals_each_pair_alone(build: Any, method: Any)
     assert not result.scores[1, :, 4:].any()
     assert not result.decoder_scores[1, :, 3:].any()
     np.testing.assert_allclose(result.objective[1, :2], single.objective[0], **EXACT)
-
-
-@pytest.mark.parametrize(("build", "baseline"), [(t5, 5), (bart, 5), (bart, "zero")])
-def test_integrated_gradients_of_both_sides_are_complete(build: Any, baseline: Any) -> None:
-    model = build()
-    result = attribute_tokens(model, PAIR, method=embgrad.methods.IntegratedGradients(300, baseline=baseline))
-    assert result.decoder_scores is not None
-    assert result.baseline_objective is not None
-    assert result.delta is not None
-    real = result.outputs >= 0
-    sums = (result.scores.sum(-1) + result.decoder_scores.sum(-1))[real]
-    difference = (result.objective - result.baseline_objective)[real]
-    np.testing.assert_allclose(sums, difference, rtol=0, atol=0.01 * np.abs(difference).max())
-    if baseline == 5:
-        ids = torch.full((1, 6), 5), torch.full((1, 5), 5)
-        logits = model(input_ids=ids[0], decoder_input_ids=ids[1]).logits
-        at = torch.log_softmax(logits, -1)[0, torch.arange(4), torch.tensor(DECODER[0, 1:])]
-        np.testing.assert_allclose(result.baseline_objective[0], at.detach().numpy(), rtol=1e-10)
 
 
 def test_a_path_through_the_jump_of_a_norm_at_zero_is_a_warning() -> None:
