@@ -38,7 +38,7 @@ browser: ## Chromium, in which the tests open the page: found, or installed wher
 	  echo "chromium), or name a browser of that kind, as EMBGRAD_TEST_BROWSER=/path/to/chrome make test" >&2; exit 1; \
 	fi
 
-bench: $(TOX) ## Time and memory beside code by hand and other tools, into docs/performance.md
+bench: $(TOX) ## Time and memory beside code by hand and other tools, into docs/performance*.md
 	$(TOX) run -e benchmarks
 
 way: $(TOX) ## How much code one call goes through in each framework, and how deep the model is called

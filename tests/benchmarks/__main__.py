@@ -1,7 +1,7 @@
 """The benchmarks: each mode in its own process, the rivals in their own environment, and the page with the figures.
 
-`python -m tests.benchmarks --write docs/performance.md --json docs/performance.json`, or `make bench`. No figure is
-asserted. `--parts '' --beside docs/performance.json --write docs/performance.md` generates the page from recorded figures.
+`python -m tests.benchmarks --write docs --json docs/performance.json`, or `make bench`. No figure is asserted.
+`--parts '' --beside docs/performance.json --write docs` generates the pages from recorded figures.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tests.benchmarks.cases import FRAMEWORKS, MODES
 from tests.benchmarks.cold import imports
 from tests.benchmarks.environment import machine, rivals_python
 from tests.benchmarks.jobs import Job, jobs, run
+from tests.benchmarks.reader import fill
 from tests.benchmarks.table import page
 
 Figures = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -81,7 +82,10 @@ def _write(figures: dict[str, list[dict[str, Any]]], options: argparse.Namespace
         options.json.write_text(_figures(figures), encoding="utf-8")
     text = page(figures, quick=options.quick)
     if options.write:
-        options.write.write_text(text, encoding="utf-8")
+        (options.write / "performance-figures.md").write_text(text, encoding="utf-8")
+        summary = options.write / "performance.md"
+        if summary.exists() and not options.quick:
+            summary.write_text(fill(summary.read_text(encoding="utf-8"), figures), encoding="utf-8")
     return text
 
 
@@ -97,7 +101,9 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("--write", type=Path, help="write the page here, such as docs/performance.md")
+    parser.add_argument(
+        "--write", type=Path, help="write the figures into this folder, and the tables of its performance.md"
+    )
     parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument("--beside", type=Path, help="figures of an earlier run, JSON, for parts that are not measured")
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, as a test")

@@ -1,4 +1,4 @@
-"""The page: the figures as tables of ratios, with each limit beside its figure."""
+"""The appendix: all figures as tables of ratios, with each limit beside its figure."""
 
 from __future__ import annotations
 
@@ -27,21 +27,17 @@ from tests.benchmarks.ratios import (
 Row = Mapping[str, Any]
 Figures = Mapping[str, Sequence[Row]]
 
-OPENING: Final = """# Performance
+OPENING: Final = """# All figures
 
-Written by `make bench`, whose parts may have been run one after the other on the same machine or \
-another of its kind; each ratio is of one \
-process. Times are ratios between functions that take turns in one process, over three rounds or more, at 16 × 128 of three \
-processes with some ten each. Of each round there is a ratio, and the one in the middle is given: on a machine that others use, \
-too, the least times move by a tenth from run to run, as one function has met with a quiet moment and another has not. They \
-stand beside it, and so does what each process gave. Of short calls, of which there are thousands, it is the least times. \
-The milliseconds show the sizes behind the ratios.
+`make bench` writes this page; [Performance](performance.md) says what follows from it and how it is measured. The parts may \
+have been run one after the other, on the same machine or another of its kind; each ratio is of functions that took turns in one \
+process.
 
-- **by hand**: the fastest of the ways in which an expert would write the same gradient in the same mode (the table \
-of ways below). All agree with `gradients` to rounding, or there is no row.
+- **by hand**: the fastest of the ways in which an expert would write the same gradient in the same mode ("The ways by hand"). \
+All agree with `gradients` to rounding, or there is no row.
 - **full backward**: forward and backward pass with the gradients of all weights.
 - **forward**: the pass alone, without gradients, as the same mode runs it.
-- `gradients` includes its checks, and the copies that it hands over: values, activations, objective.
+- `gradients` includes its checks, and the copies that it returns: values, activations, objective.
 
 Measured last on:
 """
@@ -59,57 +55,6 @@ beside the same under one `jax.jit`, and runs no forward pass in Python once its
 - Keras 3: layers whose `call` is replaced for the pass, and in it the way of the framework.
 
 The language models are a GPT-2 and a T5 with random weights; T5's points are those of its encoder."""
-
-NOTES: Final = """## Where it is below code by hand, and where above
-
-- TensorFlow on a CPU without AVX-512 VNNI leaves oneDNN alone, and products of batches of matrices, as attention's are, take \
-up to three times as long. `TF_ENABLE_ONEDNN_OPTS=1`, set before it is imported, turns that on: some 0.8 of the time for all \
-modes, by hand as well.
-- TensorFlow, compile=True: the same in one `tf.function`. With `jit_compile=True` by hand \
-XLA fuses what TensorFlow runs one after the other; it compiles anew for each shape, for seconds, and has no place for an \
-objective in NumPy between the forward pass and the pullback. A kept trace is one for all lengths, and gives the same bits at \
-each call: it is not compiled by XLA, and stands above that for small batches, where an operation's way costs more than what \
-it computes. At 16 × 128 it depends on the machine which is faster by hand. XLA before and after an \
-objective in NumPy takes some 1.4 times as long as one `tf.function`, since all that \
-the pullback needs of the forward pass then goes from one to the other. At each call the model is compared with what it was \
-when it was traced.
-- TensorFlow, SavedModel: the graph is cut at the lookup, and what follows is one function of forward pass, objective and \
-pullback, pruned to what the gradient needs. By hand there is no way to the lookup but by the gradient of the whole table.
-- Gluon: hybridised nets and SymbolBlocks run operator by operator, and by hand as a graph that is cut at the lookup. \
-MXNet's backward pass of a layer norm takes ten times its forward pass, by hand as well; the same gradient in a few passes \
-over memory takes less than two, and runs in its place.
-- PyTorch: the operations are those of code by hand, one for one. The weights are frozen for the pass, so that a third less \
-is kept. Above code by hand are the watching of each function, the copies that are handed over, and the clone that goes on in \
-place of the rows, since models write into them. All rows of the last layer are pulled back, also where an objective reads one \
-position, as by hand.
-- A small call pays for what code by hand does not do: the state of all modules before and after, the check of the \
-lookup's indices, of shapes and of numbers that are not finite, and a result that knows what it is.
-
-**What is measured of which code.** Since the backends were cut, these were measured anew: PyTorch's small call, all modes at \
-16 × 128, the other tools, and PyTorch's long stream. The rest is of the code before: other sizes, one position, the other \
-frameworks' small calls, where a small call's time goes, growth, the language model, peaks by mode, and the first calls. There \
-TensorFlow had gradients of its own for attention, norms, activations and few rows, and Gluon kept graphs; each saved 10 % or \
-less. A SymbolBlock at 16 × 128 takes some 615 MiB since, in place of 401. The next whole `make bench` takes the place of all.
-
-## How it is measured
-
-- Each mode runs in a process of its own, and so do its peaks; `OMP_NUM_THREADS` is the number of cores unless it \
-is set. The rivals run in the environment of `tests/benchmarks/rivals.txt`, all tools and embgrad in one process. \
-The order within a round is shuffled.
-- Peak memory is the kernel's own record of the process's highest resident size (`VmHWM`, begun anew before each \
-call) less what was resident before the call, the least of three calls; the C library is told to give memory back \
-at once (`MALLOC_MMAP_THRESHOLD_`; of TensorFlow `TF_ONEDNN_USE_SYSTEM_ALLOCATOR`), so that a peak is what is held and \
-not what was left over. By hand it is the least of the ways that do not hold their memory from call to call, as \
-static_alloc does. Kept for backward, \
-in PyTorch, is the sum of what `saved_tensors_hooks` is handed, each memory once, weights left out.
-- The model is all-MiniLM-L6-v2 (6 layers, 384, 30,522 rows) with real weights, random ids, nothing masked; the \
-objective is the sum of the pooled output. Growth and overhead are measured on a BERT with random weights of 2 \
-layers × 128.
-- A SavedModel and a SymbolBlock are exported from the same models and loaded again.
-- The largest size is measured in one mode a framework.
-- The language model is a GPT-2 of 6 layers × 384 with 50,257 rows and random weights; gluonnlp's package has none.
-- The page asserts nothing, and no test does of times.
-"""
 
 
 def page(figures: Figures, *, quick: bool) -> str:
@@ -159,7 +104,6 @@ def page(figures: Figures, *, quick: bool) -> str:
             _attributions(figures),
         ),
         _section("Not measured", "", _missing(figures)),
-        NOTES,
     ]
     return "\n".join(part for part in parts if part)
 
@@ -179,9 +123,14 @@ def _section(title: str, text: str, table: Iterable[Sequence[str]]) -> str:
     lines = list(table)
     if len(lines) < 2:
         return ""
-    rows = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
-    body = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    body = markdown(lines)
     return f"## {title}\n\n{text}\n\n{body}\n" if text else f"## {title}\n\n{body}\n"
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Return a table, whose first line is its head, in Markdown."""
+    rows = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _limits(figures: Figures, size: tuple[int, int]) -> Iterator[Sequence[str]]:
@@ -219,11 +168,12 @@ def _modes(figures: Figures, size: tuple[int, int]) -> Iterator[Sequence[str]]:
                 spread(row),
                 _two(of_the_least(row)) if asked else "–",
                 _two(over(row, "backward")) if asked else "–",
-                *_memory(peaks.get(row["mode"], {})),
+                *memory(peaks.get(row["mode"], {})),
             )
 
 
-def _memory(row: Row) -> list[str]:
+def memory(row: Row) -> list[str]:
+    """Return the peaks in MiB of `gradients`, by hand and of a full backward pass, and what the first two keep for backward."""
     cells = []
     for kind, names in (("peaks", ("gradients", HAND, "backward")), ("saved", ("gradients", HAND))):
         values = row.get(kind) or {}

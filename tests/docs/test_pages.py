@@ -108,7 +108,7 @@ def test_pictures_are_generated_and_load_nothing() -> None:
 
 
 def test_the_readme_has_the_figures_of_the_performance_page() -> None:
-    measured = (DOCS / "performance.md").read_text(encoding="utf-8")
+    measured = (DOCS / "performance-figures.md").read_text(encoding="utf-8")
     readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
     times = cells(measured, "## Other tools", "captum", "LayerGradientXActivation")
     ours, captum, our_peak, captum_peak = times[4:8]

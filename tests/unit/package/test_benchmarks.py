@@ -13,18 +13,28 @@ import numpy as np
 import pytest
 
 from tests.benchmarks import __main__ as benchmarks
-from tests.benchmarks import jobs, limits, measuring, table
+from tests.benchmarks import jobs, limits, measuring, reader, table
 from tests.benchmarks.cases import drawn_bert
 
 ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
 
 
 @pytest.mark.slow
 def test_the_command_writes_the_page(tmp_path: Path) -> None:
     model = drawn_bert(tmp_path / "model", layers=1, dim=8, vocab=3000)
-    page, figures = tmp_path / "page.md", tmp_path / "figures.json"
+    page, figures = tmp_path / "performance-figures.md", tmp_path / "figures.json"
     options = f"--quick --seconds 0 --model {model} --frameworks reference --parts modes,overhead,shares,peaks,cold"
-    command = [sys.executable, "-m", "tests.benchmarks", *options.split(), "--write", str(page), "--json", str(figures)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks",
+        *options.split(),
+        "--write",
+        str(tmp_path),
+        "--json",
+        str(figures),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert '"/' not in figures.read_text(encoding="utf-8"), "a path of the machine"
@@ -39,17 +49,26 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     assert "Where a small call's time goes" in headings
 
 
-def test_the_page_is_generated_from_its_figures() -> None:
-    text = (ROOT / "docs" / "performance.json").read_text(encoding="utf-8")
+def test_the_pages_are_generated_from_their_figures() -> None:
+    text = (DOCS / "performance.json").read_text(encoding="utf-8")
     assert '"/' not in text, "a path of the machine"
-    assert table.page(json.loads(text), quick=False) == (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    figures = json.loads(text)
+    assert table.page(figures, quick=False) == (DOCS / "performance-figures.md").read_text(encoding="utf-8")
+    summary = (DOCS / "performance.md").read_text(encoding="utf-8")
+    assert reader.fill(summary, figures) == summary
+    assert set(re.findall("<!-- table: (.+?) -->", summary)) == set(reader.TABLES)
 
 
-def test_the_command_generates_the_page_from_figures_alone(tmp_path: Path) -> None:
-    figures, page, same = ROOT / "docs" / "performance.json", tmp_path / "page.md", tmp_path / "figures.json"
-    given = ["--parts", "", "--frameworks", "reference", "--beside", figures, "--json", same, "--write", page]
+def test_the_command_generates_the_pages_from_figures_alone(tmp_path: Path) -> None:
+    figures, same = DOCS / "performance.json", tmp_path / "figures.json"
+    summary = (DOCS / "performance.md").read_text(encoding="utf-8")
+    emptied = re.sub("(<!-- table: .+? -->\n).*?(<!-- end -->)", r"\1\2", summary, flags=re.DOTALL)
+    assert len(emptied) < len(summary)
+    (tmp_path / "performance.md").write_text(emptied, encoding="utf-8")
+    given = ["--parts", "", "--frameworks", "reference", "--beside", figures, "--json", same, "--write", tmp_path]
     assert benchmarks.main([str(argument) for argument in given]) == 0
-    assert page.read_text(encoding="utf-8") == (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    for name in ("performance.md", "performance-figures.md"):
+        assert (tmp_path / name).read_text(encoding="utf-8") == (DOCS / name).read_text(encoding="utf-8")
     assert json.loads(same.read_text(encoding="utf-8")) == json.loads(figures.read_text(encoding="utf-8"))
 
 
