@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from embgrad.common.colours import LEVELS, step
+from embgrad.display.colours import LEVELS, step
 
 HERE: Final = Path(__file__).parent
 README: Final = HERE.parents[1] / "README.md"

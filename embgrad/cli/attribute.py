@@ -13,7 +13,7 @@ from embgrad.cli.files import Files
 from embgrad.cli.methods import methods_from
 from embgrad.cli.options import GradientRequest, Inputs, OneModel, of_method, of_points
 from embgrad.cli.request import loaded_with_batch, note_default, with_objective
-from embgrad.cli.result_lines import attribution_legend, attribution_lines
+from embgrad.cli.result_lines import legend_of, result_lines
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
 from embgrad.common.text import visible
@@ -105,10 +105,10 @@ def _print(results: Mapping[str, Attribution], terminal: Terminal) -> None:
         terminal.say(
             f"{name.replace('_', '-')} at {visible(str(result.provenance['point']))}, {model_of(result)}", style="bold"
         )
-        for example, line in enumerate(attribution_lines(result, terminal, words=result.tokens is not None)):
+        for example, line in enumerate(result_lines(result, terminal, words=result.tokens is not None)):
             terminal.say(line)
             terminal.say(_figures(result, example), style="dim")
-        terminal.say(attribution_legend(result, terminal.coloured), style="dim")
+        terminal.say(legend_of(result, terminal.coloured), style="dim")
         terminal.say()
 
 

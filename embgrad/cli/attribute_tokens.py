@@ -14,7 +14,7 @@ from embgrad.cli.files import Files
 from embgrad.cli.methods import methods_from
 from embgrad.cli.options import GradientRequest, Inputs, OneModel, of_method
 from embgrad.cli.request import loaded_with_batch
-from embgrad.cli.result_lines import attribution_legend, token_lines
+from embgrad.cli.result_lines import legend_of, result_lines
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
 from embgrad.common.text import visible
@@ -94,9 +94,9 @@ def attribute_tokens(
         )
     files.write(result)
     terminal.say(f"{method} at {visible(str(result.provenance['point']))}, {model_of(result)}", style="bold")
-    for line in token_lines(result, terminal, words=False):
+    for line in result_lines(result, terminal):
         terminal.say(line)
-    terminal.say(attribution_legend(result, terminal.coloured), style="dim")
+    terminal.say(legend_of(result, terminal.coloured), style="dim")
     files.say_written(terminal)
     terminal.give(
         {"framework": loaded.framework, "result": described(result), "file": files.output, "page": files.html}

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.checkpoints.load_bert import load_bert
-from embgrad.cli.token_colours import legend, painted, pieces
+from embgrad.cli.result_lines import legend_of, text_lines
 from embgrad.common.timing import least_times
 from embgrad.comparison.compare import compare
 from embgrad.comparison.result import Comparison
@@ -25,6 +25,7 @@ from embgrad.keras.choice import KERAS
 from embgrad.loading.models import installed_frameworks, prepare_tensorflow
 from embgrad.loading.tokenizer import tokenizer_of
 from embgrad.objectives.objectives import Objective, Sum
+from embgrad.results.gradient_display import gradient_lines
 from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = [
@@ -146,9 +147,9 @@ def show(rows: Sequence[Row], console: Any, picture: Path | None = None) -> None
     norm = float(np.linalg.norm(first.values.astype(np.float64)))
     console.print(f"norm of the gradient in {rows[0].framework}: {norm!r}")
     coloured = picture is not None or (console.color_system is not None and not console.no_color)
-    console.print(f"each token by the {legend('norm', coloured)}\n")
-    for example in range(examples):
-        console.print(painted(pieces(first, example), "norm", coloured))
+    console.print(f"each token by the {legend_of(first, coloured)}\n")
+    for line in text_lines(gradient_lines(first, "norm", "tokens", range(examples)), coloured):
+        console.print(line)
     if picture is not None:
         svg = console.export_svg(title="embgrad demo")
         # Rich links to web fonts; any monospaced font of the reader is sufficient.

@@ -11,8 +11,8 @@ from embgrad.cli.terminal import Terminal
 from embgrad.common.metrics import length
 from embgrad.common.text import visible
 from embgrad.common.token_text import token_text
-from embgrad.report.sentences import has_sentences
 from embgrad.results.attribution import Attribution
+from embgrad.results.gradient_display import has_tokens
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.search import Search
 from embgrad.results.substitutions import Substitutions
@@ -51,7 +51,7 @@ def described(result: Result) -> dict[str, Any]:
         "objective": None if result.objective is None else np.asarray(result.objective).tolist(),
         "pad_leak": result.pad_leak,
         "certificate": None if result.certificate is None else result.certificate.to_dict(),
-        "examples": _examples(result) if has_sentences(result) else None,
+        "examples": _examples(result) if has_tokens(result) else None,
         "provenance": dict(result.provenance),
     }
 

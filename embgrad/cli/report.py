@@ -75,7 +75,7 @@ def _comparable(results: Mapping[str, Any]) -> dict[str, Any]:
 
     Attributions by different methods need not be equal, so the page shows them side by side only.
     """
-    from embgrad.report.page import comparable, flat, of_own_page
+    from embgrad.report.arguments import comparable, flat, of_own_page
 
     of_own_page(results)  # raises an error where one stands beside other results
     if len(results) == 1:

@@ -1,94 +1,84 @@
-"""Results in the terminal, as lines of coloured text: attributions with their legend, searches and substitutions."""
+"""Results in the terminal, as coloured text with its legend: gradients, attributions, searches and substitutions."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 from embgrad.cli.terminal import Terminal
-from embgrad.cli.token_colours import legend
+from embgrad.display.lines import Line
+from embgrad.display.terminal import painted, scores_legend
 from embgrad.errors import EmbgradError
 from embgrad.results.attribution import Attribution
+from embgrad.results.gradient_display import gradient_lines
+from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.pieces import lines_of
 from embgrad.results.search import Search
-from embgrad.results.search_lines import lines_of as search_lines_of
-from embgrad.results.search_terminal import fragments
-from embgrad.results.search_terminal import legend as search_legend
-from embgrad.results.substitution_display import SHOWN
-from embgrad.results.substitution_display import lines as lines_of_substitutions
+from embgrad.results.search_display import search_parts
 from embgrad.results.substitutions import Substitutions
-from embgrad.results.terminal import painted
+from embgrad.results.substitutions import lines_of as lines_of_substitutions
 from embgrad.results.token_attribution import TokenAttribution
 
-__all__ = ["attribution_legend", "attribution_lines", "search_lines", "substitution_lines", "token_lines"]
+__all__ = ["legend_of", "result_lines", "search_text", "text_lines"]
+
+#: What the scores of gradients and of attributions by saliency show, by the kind of saliency.
+GRADIENTS: Final = {"norm": "length of the gradient", "dot": "gradient · embedding"}
 
 
-def attribution_lines(attribution: Attribution, terminal: Terminal, *, words: bool) -> list[Any]:
-    """Return one line of text for each example: its words, or its tokens, coloured by score.
+def result_lines(result: Any, terminal: Terminal, *, words: bool = False, kind: str = "norm") -> list[Any]:
+    """Return a result as lines, of Rich's text where it is coloured; none with --json.
 
-    Raises:
-        EmbgradError: words are wanted, and the tokens are not known.
-    """
-    from rich.text import Text
+    Gradients and attributions have a line for each example, attributions of output tokens one for each output. A search is one
+    text: its title, its examples and a legend. Substitutions have a line for each position.
 
-    _expect_tokens(attribution, words)
-    if terminal.as_json:
-        return []
-    lines = lines_of({"": attribution}, range(len(attribution.ids)), "words" if words else "tokens", True, ())
-    return [Text.assemble(*painted(line, terminal.coloured)) for (line,) in lines]
-
-
-def token_lines(attribution: TokenAttribution, terminal: Terminal, *, words: bool) -> list[Any]:
-    """Return one line of text for each output: the output, and the inputs before it, coloured by score.
+    Args:
+        result: the result; gradients have a vector for each position.
+        terminal: the terminal.
+        words: whether the tokens of each word are merged.
+        kind: the kind of saliency of gradients, "norm" or "dot".
 
     Raises:
         EmbgradError: words are wanted, and the tokens are not known.
     """
-    from rich.text import Text
-
-    _expect_tokens(attribution, words)
-    if terminal.as_json:
-        return []
-    lines = []
-    for example in range(len(attribution.outputs)):
-        if (attribution.outputs[example] >= 0).any():
-            texts = attribution.matrix(example, by="words" if words else "tokens").lines()
-            width = max(len(line.label) for line in texts)
-            lines += [
-                Text.assemble((f"{line.label:>{width}}  ", "bold"), *painted(line, terminal.coloured)) for line in texts
-            ]
-    return lines
-
-
-def attribution_legend(attribution: Attribution | TokenAttribution, coloured: bool) -> str:
-    """Return the legend of the colours or digits."""
-    if not attribution.signed:
-        return legend("norm", coloured)
-    return (
-        "contribution: orange is above zero, blue below"
-        if coloured
-        else "contribution, -9 to +9; 9 is the example's largest"
-    )
-
-
-def _expect_tokens(attribution: Attribution | TokenAttribution, words: bool) -> None:
-    if words and attribution.tokens is None:
+    if words and result.tokens is None and not isinstance(result, EmbeddingGradients):
         raise EmbgradError("the tokens of this attribution are not known, only their ids: omit --words")
-
-
-def search_lines(search: Search, terminal: Terminal) -> list[Any]:
-    """Return the lines of text of a search: its title, the lines of each example, and the legend; none with --json."""
-    from rich.text import Text
-
     if terminal.as_json:
         return []
-    of_examples = search_lines_of(search, range(len(search.before)))
-    shown = [Text.assemble(*fragments(line, terminal.coloured)) for line in of_examples]
-    for text in shown:
-        text.rstrip()
-    return [Text(search.figures().title, style="bold"), *shown, Text(search_legend(terminal.coloured), style="dim")]
+    unit, coloured, examples = "words" if words else "tokens", terminal.coloured, range(len(result.ids))
+    if isinstance(result, Substitutions):
+        return [line for example in examples for line in lines_of_substitutions(result, example)]
+    if isinstance(result, EmbeddingGradients):
+        return text_lines(gradient_lines(result, kind, unit, examples), coloured)
+    if isinstance(result, Attribution):
+        return text_lines([line for (line,) in lines_of({"": result}, examples, unit, True, ())], coloured)
+    having = [example for example, outputs in enumerate(result.outputs) if (outputs >= 0).any()]
+    return [
+        text
+        for example in having
+        for text in text_lines(result.matrix(example, by=unit).lines(), coloured, labels=True)
+    ]
 
 
-def substitution_lines(substitutions: Substitutions, terminal: Terminal) -> list[Any]:
-    """Return the lines of text of substitutions, those of each example and position; none with --json."""
-    examples = () if terminal.as_json else range(len(substitutions.ids))
-    return [line for example in examples for line in lines_of_substitutions(substitutions, example, SHOWN)]
+def search_text(search: Search, terminal: Terminal) -> Any:
+    """Return a search as Rich's text: its title, its examples and the legend."""
+    from rich.text import Text
+
+    text = Text.assemble(*search_parts(search, range(len(search.before)), terminal.coloured))
+    text.rstrip()
+    return text
+
+
+def legend_of(result: EmbeddingGradients | Attribution | TokenAttribution, coloured: bool, kind: str = "norm") -> str:
+    """Return the legend of the colours or digits."""
+    if isinstance(result, EmbeddingGradients):
+        return scores_legend(GRADIENTS[kind], kind == "dot", coloured)
+    return scores_legend("contribution" if result.signed else GRADIENTS["norm"], result.signed, coloured)
+
+
+def text_lines(lines: Sequence[Line], coloured: bool, labels: bool = False) -> list[Any]:
+    """Return lines as Rich's texts, with their labels before them or without."""
+    from rich.text import Text
+
+    width = max((len(line.label) for line in lines), default=0)
+    heads = [[(f"{line.label:>{width}}  ", "bold")] if labels else [] for line in lines]
+    return [Text.assemble(*head, *painted(line, coloured)) for head, line in zip(heads, lines, strict=True)]

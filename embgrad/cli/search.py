@@ -14,7 +14,7 @@ from embgrad.cli.files import Files
 from embgrad.cli.methods import instances_of
 from embgrad.cli.options import GradientRequest, Inputs, OneModel, of_method, of_output
 from embgrad.cli.request import loaded_with_batch, note_default, with_objective
-from embgrad.cli.result_lines import search_lines
+from embgrad.cli.result_lines import search_text
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
 from embgrad.errors import did_you_mean, listed
@@ -137,7 +137,7 @@ def search(
     used, result = with_objective(request.parsed, run)
     note_default(request, used, terminal)
     files.write(result)
-    for line in (*search_lines(result, terminal), "", result.figures().table()):
+    for line in (search_text(result, terminal), "", result.figures().table()):
         terminal.say(line)
     files.say_written(terminal)
     terminal.give(

@@ -10,21 +10,14 @@ from embgrad.cli.command import command
 from embgrad.cli.describe import Result, described, model_of
 from embgrad.cli.files import chosen, loaded_results
 from embgrad.cli.options import At, of_output
-from embgrad.cli.result_lines import (
-    attribution_legend,
-    attribution_lines,
-    search_lines,
-    substitution_lines,
-    token_lines,
-)
+from embgrad.cli.result_lines import legend_of, result_lines, search_text
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
-from embgrad.cli.token_colours import legend, painted, pieces
 from embgrad.common.text import visible
 from embgrad.errors import did_you_mean
 from embgrad.loading.errors import UsageError
-from embgrad.report.sentences import has_sentences
 from embgrad.results.attribution import Attribution
+from embgrad.results.gradient_display import has_tokens
 from embgrad.results.search import Search
 from embgrad.results.substitutions import Substitutions
 from embgrad.results.token_attribution import TokenAttribution
@@ -75,18 +68,10 @@ def show(
         for line in (*lines, ""):
             terminal.say(line)
     of_tokens = [result for result in results.values() if not isinstance(result, Search | Substitutions)]
-    for meaning in dict.fromkeys(_legend(result, kind, terminal.coloured) for result in of_tokens):
+    for meaning in dict.fromkeys(legend_of(result, terminal.coloured, kind) for result in of_tokens):
         terminal.say(meaning, style="dim")
     terminal.give({"results": {name: described(result) for name, result in results.items()}})
     return OK
-
-
-def _legend(result: Result, kind: str, coloured: bool) -> str:
-    return (
-        attribution_legend(result, coloured)
-        if isinstance(result, Attribution | TokenAttribution)
-        else legend(kind, coloured)
-    )
 
 
 def _lines(name: str, result: Result, kind: str, words: bool, terminal: Terminal) -> list[Any]:
@@ -97,19 +82,15 @@ def _lines(name: str, result: Result, kind: str, words: bool, terminal: Terminal
             raise UsageError(
                 f"{option} is for gradients and attributions, and {name!r} is of the class {of}: remove it"
             )
-        return search_lines(result, terminal) if isinstance(result, Search) else substitution_lines(result, terminal)
+        return [search_text(result, terminal)] if isinstance(result, Search) else result_lines(result, terminal)
     if isinstance(result, Attribution | TokenAttribution):
         if kind != "norm":
             raise UsageError(
                 f"--kind {kind} is for gradients, and {name!r} is an attribution, which has one score: remove it"
             )
-        if isinstance(result, Attribution):
-            return attribution_lines(result, terminal, words=words)
-        return token_lines(result, terminal, words=words)
-    if not has_sentences(result):
+    elif not has_tokens(result):
         raise UsageError(
             f"the gradient at {name!r} has the shape {result.shape}, which is not one vector per token: expected a point such as "
             "'word', chosen with --at"
         )
-    examples = () if terminal.as_json else range(len(result.ids))
-    return [painted(pieces(result, example, kind, words), kind, terminal.coloured) for example in examples]
+    return result_lines(result, terminal, words=words, kind=kind)

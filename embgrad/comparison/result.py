@@ -13,7 +13,6 @@ from embgrad.common.text import visible
 from embgrad.comparison.diagnosis.findings import Finding
 from embgrad.errors import did_you_mean
 from embgrad.results.io import Result
-from embgrad.results.rendering import rendered
 
 __all__ = ["Comparison", "Comparisons"]
 
@@ -72,9 +71,11 @@ class Comparison:
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(map(visible, [*lines, self.advice] if self.advice else lines))
 
-    def _repr_html_(self) -> str | None:
-        """Return the HTML that notebooks show; None, and so the text, without the extra `report`."""
-        return rendered(self)
+    def _repr_html_(self) -> str:
+        """Return the HTML that notebooks show."""
+        from embgrad.comparison.verdicts import comparison_cell  # few comparisons are shown
+
+        return comparison_cell(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything except the results, in a form that JSON can hold."""
@@ -129,9 +130,11 @@ class Comparisons(Mapping[str, Comparison]):
         ordered = sorted(by_causes.values(), key=lambda same: (-len(same), min(finding.left for finding in same)))
         return tuple(max(same, key=lambda finding: finding.left) for same in ordered)
 
-    def _repr_html_(self) -> str | None:
-        """Return the HTML that notebooks show; None, and so the text, without the extra `report`."""
-        return rendered(self)
+    def _repr_html_(self) -> str:
+        """Return the HTML that notebooks show."""
+        from embgrad.comparison.verdicts import comparisons_cell  # few comparisons are shown
+
+        return comparisons_cell(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the dictionary of each comparison, by name."""

@@ -97,7 +97,6 @@ SUPPORTED: Final[Mapping[str, Mapping[str, Supported]]] = {
     "cli": _named(
         Supported("typer", "0.16", "0.29"),
         Supported("rich", "13", "15"),
-        Supported("jinja2", "3.0", "3.1"),
         Supported("tokenizers", "0.19", "0.23"),
     ),
     "torch": _named(Supported("torch", "2.6", "2.13"), Supported("transformers", "4.44", "5.23")),

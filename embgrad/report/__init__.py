@@ -1,4 +1,4 @@
-"""Reports of results: a self-contained HTML page, and the HTML that notebooks show."""
+"""The page that shows results and their comparisons side by side, as one HTML file."""
 
 from __future__ import annotations
 

@@ -2,44 +2,72 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from embgrad.common.colours import token_css
 from embgrad.common.files import write_whole
-from embgrad.comparison.compare import compare
 from embgrad.comparison.result import Comparison
-from embgrad.errors import EmbgradError, PointError, did_you_mean, listed
-from embgrad.model_points.points import WORD
-from embgrad.report.environment import TEMPLATES, environment
-from embgrad.report.plot import plot
-from embgrad.report.provenance import origin
-from embgrad.report.sentences import sentences
-from embgrad.report.verdicts import verdict
-from embgrad.results.attribution import Attribution, Attributions
+from embgrad.comparison.verdicts import Verdict, verdict
+from embgrad.display.colours import token_css
+from embgrad.display.figures import key, picture, plot, rows_html
+from embgrad.display.html import Html, page, tag
+from embgrad.report.arguments import (
+    Result,
+    Shown,
+    are_attributions,
+    comparisons_by_point,
+    of_own_page,
+    points_of,
+    results_by_label,
+)
+from embgrad.report.sentences import Sentences, sentences
+from embgrad.results.attribution import Attribution
+from embgrad.results.gradient_display import source_of
 from embgrad.results.gradients import EmbeddingGradients
-from embgrad.results.search import Search
-from embgrad.results.token_attribution import TokenAttribution
 from embgrad.version import __version__
 
-__all__ = ["comparable", "flat", "of_own_page", "render_page", "write_page"]
+__all__ = ["MOST_ENTRY", "render_page", "write_page"]
 
 TITLE: Final = "Embedding gradients"
 
 #: The title of a page of attributions.
 TITLE_OF_ATTRIBUTIONS: Final = "Attributions"
 
-Result = EmbeddingGradients | Attribution
+#: The largest number of letters in an entry of the provenance.
+MOST_ENTRY: Final = 400
 
-#: A result that a page may show, by itself if of output tokens or a search.
-Shown = Result | TokenAttribution | Search
+#: How to read the sentences of gradients and of attributions, and of both.
+OF_GRADIENTS: Final = (
+    ", token by token. Magnitude is the gradient’s length; signed is its inner product with the value there. Each row of panels "
+    "has one scale, the same for every result, so that colours can be compared."
+)
+OF_ATTRIBUTIONS: Final = (
+    " to each example’s objective, token by token: orange above zero, blue below, purple where scores have no sign. Each method "
+    "has its own scale, since the methods’ figures do not compare; results of one method share one."
+)
+OF_TOKENS: Final = (
+    " The bar under a token shows the same as its colour. A dashed outline marks special tokens, which do not set the scale. To "
+    "see a token’s figures, point at it, tap it, or move to it with Tab and the arrow keys."
+)
 
-#: Results by point.
-Results = Mapping[str, Result]
+
+@dataclass(frozen=True)
+class Origin:
+    """One result's provenance.
+
+    Attributes:
+        label: the result's name on the page.
+        brief: the framework and model in one line.
+        lines: all entries, by name.
+    """
+
+    label: str
+    brief: str
+    lines: tuple[tuple[str, str], ...]
 
 
 def write_page(
@@ -68,7 +96,7 @@ def write_page(
             in common, with sentences at "word", or else at the first.
 
     Raises:
-        EmbgradError: the results or comparisons are of other types, or Jinja2 is not installed.
+        EmbgradError: the results or comparisons are of other types.
         PointError: a point of `layers` is not in all results, or the results have no point in common.
         BatchError: the results cannot be compared, since they hold different texts.
         OSError: the file cannot be written.
@@ -88,179 +116,158 @@ def render_page(
     """Return the page that `write_page` writes, as text; the arguments and errors are the same."""
     if (alone := of_own_page(results)) is not None:
         return alone.to_html()
-    jinja = environment()
-    by_label = _by_label(results)
-    of_attributions = _are_attributions(by_label)
-    points = _points(by_label, layers)
-    compared = _by_point(by_label, comparisons, points, restricted=layers is not None)
-    first = next(iter(by_label))
-    point = points[0]
+    by_label = results_by_label(results)
+    of_attributions = are_attributions(by_label)
+    points = points_of(by_label, layers)
+    compared = comparisons_by_point(by_label, comparisons, points, restricted=layers is not None)
+    first, point = next(iter(by_label)), points[0]
     positions = {label: by_point[point].per_position for label, by_point in compared.items() if point in by_point}
     verdicts = [verdict(label, first, by_point, point) for label, by_point in compared.items()]
     bounds = sorted({comparison.tolerance for by_point in compared.values() for comparison in by_point.values()})
-    style = _style()
-    return str(
-        jinja.get_template("page.html").render(
-            title=title or (TITLE_OF_ATTRIBUTIONS if of_attributions else TITLE),
-            of_attributions=of_attributions,
-            version=__version__,
-            style=style,
-            style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-            labels=list(by_label),
-            first=first,
-            point=point,
-            verdicts=verdicts,
-            plot=plot({outcome.label: outcome.points for outcome in verdicts}, bounds),
-            sentences=sentences(
-                {label: by_point[point] for label, by_point in by_label.items()},
-                {label: figures.relative_l2 for label, figures in positions.items() if figures is not None},
-            ),
-            origins=[origin(label, by_point[point], list(by_point)) for label, by_point in by_label.items()],
-        )
+    shown = sentences(
+        {label: by_point[point] for label, by_point in by_label.items()},
+        {label: figures.relative_l2 for label, figures in positions.items() if figures is not None},
+    )
+    origins = [_origin(label, by_point[point], list(by_point)) for label, by_point in by_label.items()]
+    heading = title or (TITLE_OF_ATTRIBUTIONS if of_attributions else TITLE)
+    briefs = [
+        (" · " if index else "", tag("strong", origin.label), f" {origin.brief}")
+        for index, origin in enumerate(origins)
+    ]
+    sheet = resources.files("embgrad.report").joinpath("page.css").read_text(encoding="utf-8")
+    return page(
+        heading,
+        tag("a", "Skip to the sentences", class_="skip", href="#sentences"),
+        tag("header", tag("h1", heading), tag("p", briefs)),
+        tag(
+            "main",
+            _findings_html(verdicts, first, bounds, of_attributions) if verdicts else None,
+            _sentences_html(shown, point, of_attributions),
+        ),
+        _footer_html(origins),
+        style=sheet + token_css(),
+        inline=False,
     )
 
 
-def of_own_page(results: Any) -> TokenAttribution | Search | None:
-    """Return the attribution of output tokens, or the search, where that is the only result.
+def _findings_html(
+    verdicts: Sequence[Verdict], first: str, bounds: Sequence[float], of_attributions: bool
+) -> list[Html]:
+    drawn = plot({outcome.label: outcome.points for outcome in verdicts}, bounds)
+    figure = None
+    if drawn is not None:
+        what = "scores" if of_attributions else "gradient"
+        keys = [(" ", key(series)) for series in drawn.series]
+        caption = tag("figcaption", f"Relative L2 of the {what} against {first}, by point.", keys)
+        figure = tag("figure", picture(drawn, first, inline=False), caption)
+    return [
+        tag(
+            "section",
+            tag("h2", "Findings", id="findings"),
+            [_verdict_html(outcome, first) for outcome in verdicts],
+            aria_labelledby="findings",
+        ),
+        tag(
+            "section",
+            tag("h2", "Figures", id="figures"),
+            tag("div", figure, [_tables_html(outcome, first) for outcome in verdicts], class_="figures"),
+            aria_labelledby="figures",
+        ),
+    ]
 
-    Raises:
-        EmbgradError: there are other results beside it.
-    """
-    entries = [results]
-    while any(isinstance(entry, Mapping) for entry in entries):
-        entries = [item for entry in entries for item in (entry.values() if isinstance(entry, Mapping) else (entry,))]
-    found = [entry for entry in entries if isinstance(entry, TokenAttribution | Search)]
-    if found and len(entries) > 1:
-        source = "attribute_tokens" if isinstance(found[0], TokenAttribution) else "search"
-        raise EmbgradError(
-            f"results holds {len(entries)} results, and one of embgrad.{source} among them, which has a page by itself: "
-            "write each alone"
+
+def _verdict_html(outcome: Verdict, first: str) -> Html:
+    sign = tag("span", "✓" if outcome.agrees else "✗", aria_hidden="true")
+    content = [tag("p", sign, f" {outcome.text} (tolerance {outcome.tolerance})", class_="said")]
+    if outcome.findings:
+        content.append(tag("ul", [tag("li", text) for text in outcome.findings]))
+    if outcome.advice:
+        content.append(tag("p", outcome.advice))
+    if outcome.notes:
+        content.append(tag("ul", [tag("li", text) for text in outcome.notes]))
+    if len(content) > 1:
+        sides = f"a is {first}, {outcome.sides[0]}; b is {outcome.label}, {outcome.sides[1]}."
+        content.append(tag("p", sides, class_="small"))
+    return tag("div", content, class_="verdict good" if outcome.agrees else "verdict bad")
+
+
+def _tables_html(outcome: Verdict, first: str) -> Html:
+    name = f"{outcome.label} against {first}"
+    table = rows_html("point", outcome.points, f"{name}, tolerance {outcome.tolerance}", inline=False)
+    if len(outcome.examples) < 2:
+        return tag("div", table)
+    at = f", at {outcome.point}" if len(outcome.points) > 1 else ""
+    more = f" ({outcome.unlisted} more examples not listed)" if outcome.unlisted else ""
+    examples = rows_html("example", outcome.examples, f"by example{at}{more}", inline=False)
+    return tag("div", table, tag("details", tag("summary", f"{name}, by example"), examples))
+
+
+def _sentences_html(shown: Sentences, point: str, of_attributions: bool) -> Html:
+    start, end = (
+        ("The contributions of the positions", OF_ATTRIBUTIONS) if of_attributions else ("The gradient", OF_GRADIENTS)
+    )
+    return tag(
+        "section",
+        tag("h2", "Sentences", id="sentences"),
+        tag("p", f"{start} at ", tag("strong", point), end, OF_TOKENS),
+        [tag("p", note) for note in shown.notes],
+        [example.html() for example in shown.examples],
+        aria_labelledby="sentences",
+    )
+
+
+def _footer_html(origins: Sequence[Origin]) -> Html:
+    tables = [
+        tag(
+            "details",
+            tag("summary", f"{origin.label}: {origin.brief}"),
+            tag(
+                "table",
+                tag("caption", f"Provenance of {origin.label}"),
+                tag("tbody", [tag("tr", tag("th", name, scope="row"), tag("td", text)) for name, text in origin.lines]),
+                class_="plain",
+            ),
         )
-    return found[0] if found else None
+        for origin in origins
+    ]
+    return tag(
+        "footer", tag("h2", "Provenance"), tables, tag("p", f"Written by embgrad {__version__}.", class_="small")
+    )
 
 
-def _style() -> str:
-    sheet = resources.files("embgrad.report").joinpath(TEMPLATES).joinpath("page.css").read_text(encoding="utf-8")
-    # The browser hashes the style after normalising line ends to "\n".
-    return f"\n{sheet}{token_css()}\n".replace("\r\n", "\n")
-
-
-def _are_attributions(results: Mapping[str, Results]) -> bool:
-    classes = {isinstance(result, Attribution) for by_point in results.values() for result in by_point.values()}
-    if len(classes) > 1:
-        raise EmbgradError("results holds gradients and attributions: expected one of the two, and a page for each")
-    return classes == {True}
-
-
-def _by_label(results: Any) -> dict[str, dict[str, Result]]:
-    """Return the results by label and point."""
-    if isinstance(results, Result):
-        results = {str(results.provenance.get("backend", "result")): results}
-    if not isinstance(results, Mapping) or not results:
-        raise EmbgradError(
-            f"results is {_type_text(results)}: expected a result of embgrad.gradients or embgrad.attribute, or a "
-            "mapping of labels to results"
-        )
-    results = flat(results)
-    # Bare results are shown side by side, whatever the names of their points.
-    all_bare = all(isinstance(entry, Result) for entry in results.values())
-    name = next((_point(entry) for entry in results.values() if isinstance(entry, Result)), WORD)
-    by_label = {}
-    for label, entry in results.items():
-        if isinstance(entry, Result):
-            entry = {name if all_bare else _point(entry): entry}
-        if (
-            not isinstance(entry, Mapping)
-            or not entry
-            or not all(isinstance(result, Result) for result in entry.values())
-        ):
-            raise EmbgradError(
-                f"results[{label!r}] is {_type_text(entry)}: expected a result of embgrad.gradients or embgrad.attribute, or a "
-                "mapping of points to results"
-            )
-        by_label[str(label)] = {str(point): result for point, result in entry.items()}
-    return by_label
-
-
-def flat(results: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the results with each `Attributions`, of several methods at one point, replaced by its entries."""
-    flat: dict[Any, Any] = {}
-    for label, entry in results.items():
-        if isinstance(entry, Attributions):
-            flat |= {name if len(results) == 1 else f"{label}, {name}": single for name, single in entry.items()}
-        else:
-            flat[label] = entry
-    return flat
-
-
-def _point(result: Result) -> str:
-    return str(result.provenance.get("point", WORD))
-
-
-def _points(results: Mapping[str, Results], layers: Sequence[str] | None) -> list[str]:
-    """Return the points to show, with the point of the sentences first."""
-    common = [point for point in next(iter(results.values())) if all(point in points for points in results.values())]
-    if layers is not None:
-        wanted = [layers] if isinstance(layers, str) else list(layers)
-        for point in wanted:
-            if point not in common:
-                raise PointError(
-                    f"layers names {point!r}, which not all results hold: expected some of {listed(common, 40)}."
-                    f"{did_you_mean(point, common)}"
-                )
-        if not wanted:
-            raise PointError(f"layers is empty: expected some of {listed(common, 40)}, or None for all")
-        return wanted
-    if not common:
-        held = "; ".join(f"{label} holds {listed(by_point)}" for label, by_point in results.items())
-        raise PointError(f"the results have no point in common: {held}; expected results at the same points")
-    return sorted(common, key=lambda point: point != WORD)
-
-
-def _by_point(
-    results: Mapping[str, Results], comparisons: Any, points: Sequence[str], *, restricted: bool
-) -> dict[str, dict[str, Comparison]]:
-    """Return the comparisons by label and point, in the order of the results."""
-    first, *others = results
-    if comparisons is None:
-        order = [point for point in results[first] if point in points] if not restricted else points
-        return {
-            label: {point: compare(results[first][point], results[label][point]) for point in order}
-            for label in others
-            if all(comparable(results[first][point], results[label][point]) for point in order)
+def _origin(label: str, result: Result, points: Sequence[str]) -> Origin:
+    """Return the provenance of a result, one of several at these points."""
+    source = result.provenance
+    shape = " × ".join(map(str, result.shape))
+    if isinstance(result, Attribution):
+        lines = {"attribution": shape, **dict(_lines(source))}
+        if result.delta is not None:
+            lines["largest error of completeness"] = f"{abs(result.delta).max():.2e}"
+    else:
+        lines = {
+            "gradient": f"{shape}, {result.values.dtype}",
+            **dict(_lines(source)),
+            "largest at padding": "no mask" if result.mask is None else f"{result.pad_leak:.2e}",
         }
-    if not isinstance(comparisons, Mapping):
-        raise EmbgradError(
-            f"comparisons is {_type_text(comparisons)}: expected a mapping of labels to comparisons, or None"
-        )
-    by_label: dict[str, dict[str, Comparison]] = {}
-    for label, entry in ((str(key), value) for key, value in comparisons.items()):
-        if label not in others:
-            hint = did_you_mean(label, others)
-            raise EmbgradError(
-                f"comparisons names {label!r}: expected some of the results beside the first ({first!r}): {listed(others)}.{hint}"
-            )
-        by_label[label] = _comparisons_of(label, entry, points[0])
-        if restricted:
-            by_label[label] = {point: by_label[label][point] for point in points if point in by_label[label]}
-    return {label: by_label[label] for label in others if by_label.get(label)}
+    if len(points) > 1:
+        lines["points"] = ", ".join(points)
+    if isinstance(result, EmbeddingGradients) and result.certificate is not None:
+        slopes = result.certificate.slopes
+        held = sum(slope.holds for slope in slopes)
+        lines["certificate"] = f"{held} of {len(slopes)} slopes by finite differences hold"
+    return Origin(
+        label,
+        source_of(source),
+        tuple((name, text[:MOST_ENTRY] + ("…" if len(text) > MOST_ENTRY else "")) for name, text in lines.items()),
+    )
 
 
-def comparable(first: Any, second: Any) -> bool:
-    """Return whether two results should be equal: attributions by different methods need not be."""
-    methods = [result.provenance["method"] for result in (first, second) if isinstance(result, Attribution)]
-    return len(methods) < 2 or methods[0] == methods[1]
-
-
-def _comparisons_of(label: str, entry: Any, point: str) -> dict[str, Comparison]:
-    if isinstance(entry, Comparison):
-        return {point: entry}
-    if isinstance(entry, Mapping) and all(isinstance(comparison, Comparison) for comparison in entry.values()):
-        return {str(name): comparison for name, comparison in entry.items()}
-    raise EmbgradError(f"comparisons[{label!r}] is {_type_text(entry)}: expected what embgrad.compare returns")
-
-
-def _type_text(value: object) -> str:
-    if isinstance(value, Mapping) and value:
-        return f"a mapping with values of type {listed(sorted({type(item).__name__ for item in value.values()}))}"
-    return f"of type {type(value).__name__}" + (", empty" if isinstance(value, Mapping) else "")
+def _lines(source: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the entries, with nested mappings flattened."""
+    for name, value in source.items():
+        if isinstance(value, Mapping):
+            yield from _lines(value, f"{above}{name}, ")
+        elif isinstance(value, str):
+            yield f"{above}{name}".replace("_", " "), value
+        else:
+            yield f"{above}{name}".replace("_", " "), json.dumps(value, ensure_ascii=False, default=repr)

@@ -5,6 +5,7 @@ from embgrad.comparison.bisect import Bisection
 from embgrad.comparison.diagnosis.findings import Finding
 from embgrad.comparison.golden import Golden
 from embgrad.comparison.result import Comparison, Comparisons
+from embgrad.display.lines import TokenMatrix
 from embgrad.engine.capture import Tap
 from embgrad.engine.padding_report import PaddingReport
 from embgrad.engine.parameter_gradients import ParameterGradients
@@ -20,7 +21,6 @@ from embgrad.results.search import Search
 from embgrad.results.spans import Span
 from embgrad.results.substitutions import Substitution, Substitutions
 from embgrad.results.token_attribution import TokenAttribution
-from embgrad.results.token_matrix import TokenMatrix
 from embgrad.streaming.saliencies import Saliencies
 from embgrad.streaming.stream import Stream, StreamFolder
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from embgrad.common.metrics import length
 from embgrad.common.text import visible
+from embgrad.display.pictures import error_by_steps
 from embgrad.errors import EmbgradError, brief, did_you_mean
 from embgrad.inputs.checks import Text
-from embgrad.results.display import Displayed
+from embgrad.results.displayed import Displayed
 from embgrad.results.file_format import write_results
-from embgrad.results.pictures import convergence
 from embgrad.results.scores import Scores
 from embgrad.results.spans import Merge, Span, sentences_of, spans_of
 from embgrad.results.words import Word, words_of_examples
@@ -216,7 +216,18 @@ class Attributions(Displayed, Mapping[str, Attribution]):
                 Matplotlib is not installed.
         """
         self._expect_one_batch()
-        return convergence(self, ax)
+        for name, attribution in self.items():
+            if attribution.delta is None or "steps" not in attribution.provenance["method"]:
+                raise EmbgradError(
+                    f"the attribution {name!r} by {attribution.method} has no steps whose error could be drawn: expected "
+                    "attributions by embgrad.methods.IntegratedGradients with several numbers of steps"
+                )
+        by_steps = sorted(self.values(), key=_steps)
+        return error_by_steps(
+            [_steps(attribution) for attribution in by_steps],
+            np.abs([attribution.delta for attribution in by_steps if attribution.delta is not None]),
+            ax,
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the attributions to a safetensors file, which `embgrad.load` reads back, see `Attribution.save`."""
@@ -224,3 +235,9 @@ class Attributions(Displayed, Mapping[str, Attribution]):
 
     def __repr__(self) -> str:
         return "\n".join(f"{visible(name)}: {attribution!r}" for name, attribution in self.items())
+
+
+def _steps(attribution: Attribution) -> int:
+    """Return the number of steps; the largest that an example took where a tolerance doubled them."""
+    method = attribution.provenance["method"]
+    return int(max(method.get("steps_taken") or [method["steps"]]))

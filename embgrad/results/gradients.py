@@ -15,7 +15,6 @@ from embgrad.common.text import visible
 from embgrad.errors import EmbgradError, PointError, did_you_mean
 from embgrad.model_points.points import split_name
 from embgrad.results.certificate import Certificate
-from embgrad.results.rendering import rendered
 from embgrad.results.row_sparse import RowSparse, scatter, scatter_each
 from embgrad.results.words import Word, words_of_examples
 
@@ -89,9 +88,11 @@ class EmbeddingGradients:
         """Return the values, for `np.asarray` and all NumPy functions: the array itself, unless a copy is requested."""
         return as_asked(self.values, dtype, copy)
 
-    def _repr_html_(self) -> str | None:
-        """Return the HTML that notebooks show; None without the extra `report`, so that they show the text."""
-        return rendered(self)
+    def _repr_html_(self) -> str:
+        """Return the HTML that notebooks show: the first examples, by the kinds of saliency."""
+        from embgrad.results.gradient_display import gradient_cell  # few results are shown
+
+        return gradient_cell(self)
 
     def table(self) -> RowSparse:
         """Return the gradient with respect to the table through this lookup, (vocab, dim): the sum over examples and positions.

@@ -1,22 +1,20 @@
-"""The pieces of a text as pictures show them: tokens, words, spans or sentences with their scores, by one or several methods."""
+"""The pieces of a text as it is displayed: tokens, words, spans or sentences with their scores, by one or several methods."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 from embgrad.common.text import visible
 from embgrad.common.token_text import shown_token, token_text
+from embgrad.display.lines import Line, Piece
 from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 from embgrad.results.spans import Span, parts_of
-from embgrad.results.words import is_special
+from embgrad.results.words import Word, is_special
 
-__all__ = ["Line", "Piece", "examples_of", "lines_of", "pieces_of", "unit_of", "written"]
+__all__ = ["lines_of", "pieces_of", "unit_of", "written"]
 
 #: The units of a text whose scores can be shown.
 UNITS: Final = ("tokens", "words", "spans", "sentences")
@@ -26,84 +24,6 @@ STARTS: Final = ("Ġ", "▁")
 
 #: The separator of the texts of a pair where there is no special token between them.
 PAIR: Final = " | "
-
-
-class Piece(NamedTuple):
-    """A piece of a text as it is displayed.
-
-    Attributes:
-        text: the text; in spans and sentences the user's characters.
-        positions: the positions of its tokens; none for white space between tokens.
-        score: their score together.
-        special: whether it is a special token, or another token without characters in the text.
-        before: what separates it from the piece before it: "", a space, or `PAIR`.
-    """
-
-    text: str
-    positions: tuple[int, ...]
-    score: float
-    special: bool
-    before: str
-
-    @property
-    def note(self) -> str:
-        """A score that is not finite, and so has no colour, in brackets after the text, such as " (nan)"; "" for others."""
-        return "" if math.isfinite(self.score) else f" ({self.score})"
-
-
-@dataclass(frozen=True)
-class Line:
-    """One example by one method.
-
-    Attributes:
-        label: the name of the method among several, without invisible characters; else "".
-        summary: the method, the point and the objective in words.
-        example: the index of the example.
-        pieces: the pieces in order.
-        signed: whether scores may be below zero.
-    """
-
-    label: str
-    summary: str
-    example: int
-    pieces: tuple[Piece, ...]
-    signed: bool
-
-    @cached_property
-    def largest(self) -> float:
-        """The size of the score that has full colour: the largest of ordinary pieces, or else of special tokens."""
-        for special in (False, True):
-            sizes = [
-                abs(piece.score) for piece in self.pieces if piece.special == special and math.isfinite(piece.score)
-            ]
-            if any(sizes):
-                return max(sizes)
-        return 0.0
-
-
-def examples_of(examples: Any, count: int) -> list[int]:
-    """Return the indices of the examples to show.
-
-    Args:
-        examples: an index, negative ones counting from the end; a slice or a list of indices; None for all.
-        count: how many examples there are.
-
-    Raises:
-        EmbgradError: there is no such example, or none.
-    """
-    if examples is None or isinstance(examples, slice):
-        chosen = list(range(count))[examples or slice(None)]
-    else:
-        indices = list(examples) if isinstance(examples, (list, tuple, range, np.ndarray)) else [examples]
-        whole = all(isinstance(index, (int, np.integer)) and not isinstance(index, bool) for index in indices)
-        if not whole or not all(-count <= index < count for index in indices):
-            raise EmbgradError(
-                f"examples is {brief(examples)}: expected an index from 0 to {count - 1}, a list or slice, or None for all"
-            )
-        chosen = [int(index) % count for index in indices]
-    if not chosen:
-        raise EmbgradError(f"examples is {brief(examples)}, which is none of the {count}: expected one at least")
-    return chosen
 
 
 def lines_of(
@@ -122,19 +42,19 @@ def lines_of(
         EmbgradError: there is no such unit, or the attributions do not have it.
     """
     unit = unit_of(list(attributions.values()), by, fallback)
-    whole = {name: pieces_of(attribution, unit, special) for name, attribution in attributions.items()}
+    whole = [pieces_of(attribution, unit, examples, special) for attribution in attributions.values()]
     return [
         [
             Line(
                 label=visible(name),
                 summary=_summary(attribution, example),
                 example=example,
-                pieces=tuple(whole[name][example]),
+                pieces=tuple(pieces),
                 signed=attribution.signed,
             )
-            for name, attribution in attributions.items()
+            for (name, attribution), pieces in zip(attributions.items(), of_each, strict=True)
         ]
-        for example in examples
+        for example, *of_each in zip(examples, *whole, strict=True)
     ]
 
 
@@ -166,32 +86,31 @@ def _summary(attribution: Any, example: int) -> str:
     return visible(", ".join(parts))
 
 
-def pieces_of(attribution: Any, unit: str, special: bool) -> list[list[Piece]]:
-    """Return the pieces of all examples, with special tokens or without."""
-    examples = range(len(attribution.ids))
+def pieces_of(source: Any, unit: str, examples: Sequence[int], special: bool) -> list[list[Piece]]:
+    """Return the pieces of examples, with special tokens or without.
+
+    Args:
+        source: an attribution, or another object with its `ids`, `real`, `tokens`, `parts` and `scores`, for words with `words`
+            and `offsets` too.
+        unit: one of `UNITS`.
+        examples: the indices of the examples.
+        special: whether special tokens are among the pieces.
+    """
     if unit in ("spans", "sentences"):
-        spans = attribution.spans() if unit == "spans" else attribution.sentences()
-        return [_of_text(attribution, example, spans[example], special) for example in examples]
-    made = _words(attribution) if unit == "words" else [_tokens(attribution, example) for example in examples]
+        spans = source.spans() if unit == "spans" else source.sentences()
+        return [_of_text(source, example, spans[example], special) for example in examples]
+    words = source.words() if unit == "words" else None
+    made = [_tokens(source, each) if words is None else _words(source, each, words[each]) for each in examples]
     return [[piece for piece in pieces if special or not piece.special] for pieces in made]
 
 
-def _words(attribution: Any) -> list[list[Piece]]:
+def _words(source: Any, example: int, words: Sequence[Word]) -> list[Piece]:
     """Return the words; as the user wrote them where their tokens' offsets are known, since tokens may be in small letters."""
     pieces = []
-    for example, words in enumerate(attribution.words()):
-        special = [is_special(attribution, example, word.positions[0]) for word in words]
-        texts = [shown_token(word.text) for word in words]
-        if attribution.offsets is not None:
-            texts = [
-                written(attribution, example, word.positions) or text for word, text in zip(words, texts, strict=True)
-            ]
-        pieces.append(
-            [
-                Piece(text, word.positions, word.saliency, without_text, " ")
-                for word, text, without_text in zip(words, texts, special, strict=True)
-            ]
-        )
+    for word in words:
+        text = "" if source.offsets is None else written(source, example, word.positions)
+        special = is_special(source, example, word.positions[0])
+        pieces.append(Piece(text or shown_token(word.text), word.positions, word.saliency, special, " "))
     return pieces
 
 

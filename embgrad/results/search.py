@@ -15,9 +15,8 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.results.file_format import write_results
 from embgrad.results.history import History
 from embgrad.results.search_changes import Change, changes_of
-from embgrad.results.search_display import DisplayedSearch
+from embgrad.results.search_display import DisplayedSearch, count_of
 from embgrad.results.search_figures import SearchFigures, figures_of
-from embgrad.results.search_lines import count_of
 
 __all__ = ["History", "Search"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from embgrad.common.text import visible
+from embgrad.display.html import FAINT, Html, cell, tag
 
 __all__ = ["Amount", "SearchFigures", "figures_of"]
 
@@ -82,17 +82,18 @@ class SearchFigures:
 
     def _repr_html_(self) -> str:
         """Return the table that notebooks show."""
-        return f"<div>\n<div><b>{escape(visible(self.title))}</b></div>\n{self.to_html()}</div>\n"
+        return cell(self._table_html(), heading=visible(self.title))
 
     def to_html(self) -> str:
         """Return the table as HTML without the title."""
+        return self._table_html()
+
+    def _table_html(self) -> Html:
         head, *rest = self._amounts()
-        rates = "".join(_row(name, [value], ' colspan="4"', "left") for name, value in self._rates())
-        amounts = "".join(_row(name, values) for name, *values in rest)
-        return (
-            f'<div style="overflow-x:auto"><table style="font-size:.8em;border-collapse:collapse">\n{rates}'
-            f"{_row(head[0], head[1:])}{amounts}</table></div>\n"
-        )
+        rates = [_row(name, [value], "left", colspan=4) for name, value in self._rates()]
+        amounts = [_row(head[0], head[1:]), *(_row(name, values) for name, *values in rest)]
+        table = tag("table", rates, amounts, style="font-size:.8em;border-collapse:collapse")
+        return tag("div", table, style="overflow-x:auto")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures by name; those of an `Amount` by its names."""
@@ -146,16 +147,11 @@ def figures_of(search: Any, title: str) -> SearchFigures:
     )
 
 
-def _row(name: str, values: Sequence[str], attribute: str = "", align: str = "right") -> str:
+def _row(name: str, values: Sequence[str], align: str = "right", **attributes: Any) -> Html:
     """Return a row of the table."""
-    cells = "".join(
-        f'<td{attribute} style="text-align:{align};white-space:nowrap;padding:.1em .8em .1em 0">{value}</td>'
-        for value in values
-    )
-    head = (
-        f'<th scope="row" style="text-align:left;font-weight:normal;opacity:.75;padding:.1em 1.2em .1em 0">{name}</th>'
-    )
-    return f"<tr>{head}{cells}</tr>\n"
+    style = f"text-align:{align};white-space:nowrap;padding:.1em .8em .1em 0"
+    head = tag("th", name, scope="row", style=f"text-align:left;font-weight:normal;{FAINT};padding:.1em 1.2em .1em 0")
+    return tag("tr", head, [tag("td", value, style=style, **attributes) for value in values])
 
 
 def _middle(values: np.ndarray) -> tuple[float, float]:

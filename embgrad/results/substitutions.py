@@ -11,14 +11,18 @@ import numpy as np
 
 from embgrad.common.options import count_or_none
 from embgrad.common.text import visible
+from embgrad.common.token_text import token_text
+from embgrad.display.colours import shade
+from embgrad.display.html import FAINT, SMALL, Html, cell, coloured, tag
+from embgrad.display.lines import examples_of, first_of
 from embgrad.results.file_format import write_results
-from embgrad.results.pieces import examples_of
-from embgrad.results.substitution_display import SHOWN, fragment, lines
 
-__all__ = ["Substitution", "Substitutions"]
+__all__ = ["Substitution", "Substitutions", "lines_of"]
 
-#: The most examples in a notebook's cell.
-MOST_EXAMPLES: Final = 10
+#: How many replacements of a position are shown where the user names no number.
+SHOWN: Final = 5
+
+_CELL: Final = "text-align:left;padding:.1em .6em"
 
 
 class Substitution(NamedTuple):
@@ -132,13 +136,12 @@ class Substitutions:
         """
         most = count_or_none(most, "most") or self.shape[2]
         for example in examples_of(examples, len(self.ids)):
-            print("\n".join(lines(self, example, most)))
+            print("\n".join(lines_of(self, example, most)))
 
     def _repr_html_(self) -> str:
         """Return the HTML that notebooks show: the first examples."""
-        more = len(self.ids) - MOST_EXAMPLES
-        note = f"the first {MOST_EXAMPLES} of {len(self.ids)} examples; show() prints all" if more > 0 else ""
-        return fragment(self, range(min(len(self.ids), MOST_EXAMPLES)), SHOWN, note)
+        shown, note = first_of(self.searched.sum(1), "show() prints all")
+        return cell([_table_html(self, example) for example in range(shown)], notes=[note] * bool(note))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result to a safetensors file, which `embgrad.load` reads back bit for bit.
@@ -161,3 +164,56 @@ class Substitutions:
             f"Substitutions({' × '.join(map(str, self.shape))}, {searched} positions searched to {self.goal} "
             f"{source['objective']['class']} of {source.get('model')} ({source.get('backend')}){change})"
         )
+
+
+def _written(substitution: Substitution) -> str:
+    name = f"id {substitution.id}" if substitution.after is None else token_text(substitution.after)
+    return f"{name} {substitution.score:+.3g}"
+
+
+def _rows(result: Substitutions, example: int, most: int) -> list[tuple[int, str, list[Substitution]]]:
+    """Return the searched positions of an example, each with its token and its best substitutions, at most `most`."""
+    rows = []
+    for position in np.flatnonzero(result.searched[example]).tolist():
+        token = None if result.tokens is None else result.tokens[example][position]
+        name = f"id {result.original[example, position]}" if token is None else token_text(token)
+        rows.append((position, name, result.of_position(example, position, most)))
+    return rows
+
+
+def lines_of(result: Substitutions, example: int, most: int = SHOWN) -> list[str]:
+    """Return the lines of an example that `show` prints: a summary, and each searched position with its replacements."""
+    rows = [[str(position), name, "→", *map(_written, found)] for position, name, found in _rows(result, example, most)]
+    count = max((len(row) for row in rows), default=0)
+    widths = [max(len(row[column]) for row in rows if len(row) > column) for column in range(count)]
+    body = ["  ".join([row[0].rjust(widths[0]), *map(str.ljust, row[1:], widths[1:])]) for row in rows]
+    return [_summary(result, example), *(f"  {line.rstrip()}" for line in body)]
+
+
+def _summary(result: Substitutions, example: int) -> str:
+    objective = result.provenance["objective"]["class"]
+    return visible(
+        f"example {example}: {objective} = {result.objective[example]:.4g}, estimated changes by other tokens, "
+        f"to {result.goal}"
+    )
+
+
+def _table_html(result: Substitutions, example: int) -> Html:
+    """Return the summary of an example and a row of coloured replacements for each searched position."""
+    rows = _rows(result, example, SHOWN)
+    largest = max((abs(each.score) for *_, found in rows for each in found), default=0.0)
+    body = [
+        tag(
+            "tr",
+            tag("td", position, style=f"{_CELL};{FAINT}"),
+            tag("th", name, style=_CELL),
+            [
+                coloured(_written(each), *shade(each.score, largest, True), _CELL, "td", title=f"id {each.id}")
+                for each in found
+            ],
+        )
+        for position, name, found in rows
+    ]
+    return tag(
+        "div", tag("div", _summary(result, example), style=SMALL), tag("table", body, style="border-collapse:collapse")
+    )

@@ -14,9 +14,9 @@ from embgrad.common.text import visible
 from embgrad.errors import EmbgradError, brief
 from embgrad.inputs.checks import Text
 from embgrad.results.attribution import Attribution
+from embgrad.results.displayed import DisplayedTokens
 from embgrad.results.file_format import write_results
 from embgrad.results.scores import Scores
-from embgrad.results.token_display import DisplayedTokens
 
 __all__ = ["TokenAttribution"]
 

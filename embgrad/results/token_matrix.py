@@ -1,91 +1,21 @@
-"""The contributions of one example as a matrix: a row for each output token, word or span, a column for each input."""
+"""The matrix of one example: a row for each output token, word or span, a column for each input."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import Any, Final
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
-from embgrad.common.arrays import as_asked
 from embgrad.common.text import visible
-from embgrad.common.token_text import shown_token, token_text
+from embgrad.common.token_text import shown_token
+from embgrad.display.lines import GAP, Piece, TokenMatrix, examples_of
 from embgrad.errors import EmbgradError, brief
-from embgrad.results.pieces import Line, Piece, examples_of, pieces_of, unit_of, written
+from embgrad.results.pieces import pieces_of, unit_of, written
 
-__all__ = ["GAP", "TokenMatrix", "matrix_of", "piece_name", "restricted"]
-
-#: What stands between outputs that are not next to each other.
-GAP: Final = " … "
-
-
-@dataclass(frozen=True, eq=False)
-class TokenMatrix:
-    """The contributions of one example's inputs to its outputs, each a token, a word, a span or a sentence.
-
-    A score of several tokens is the sum of their scores over both axes, by `Saliency` the root of the sum of squares.
-
-    Attributes:
-        example: the index of the example.
-        outputs: the outputs, one for each row; their `positions` are columns of `ids`, in an encoder-decoder of `decoder_ids`,
-            and their `score` is L, of several tokens the sum.
-        texts: the inputs as texts: of the batch, and in an encoder-decoder of its decoder after it; with the white space between
-            them, which has no `positions`. The `score` of a piece is that of its whole column.
-        scores: the contributions, float64, shape (output, input).
-        earlier: true where a token of the input stands before one of the output, likewise; always true for the encoder's.
-            Elsewhere the score is 0, since nothing can contribute there; in a model that is not causal, where it is not 0, true.
-        signed: whether a score may be below zero.
-        summary: the method, the point and the model in words.
-    """
-
-    example: int
-    outputs: tuple[Piece, ...]
-    texts: tuple[tuple[Piece, ...], ...]
-    scores: np.ndarray
-    earlier: np.ndarray
-    signed: bool
-    summary: str
-
-    @cached_property
-    def inputs(self) -> tuple[Piece, ...]:
-        """The inputs, one for each column: the pieces of `texts` that stand for tokens."""
-        return tuple(piece for pieces in self.texts for piece in pieces if piece.positions)
-
-    @property
-    def split(self) -> int:
-        """The number of columns of the first text, after which in an encoder-decoder the decoder's begin."""
-        return sum(bool(piece.positions) for piece in self.texts[0])
-
-    @cached_property
-    def largest(self) -> float:
-        """The size of the score that has full colour in the matrix: the largest of ordinary inputs, or else of special tokens."""
-        return max((line.largest for line in self.lines()), default=0.0)
-
-    def lines(self) -> list[Line]:
-        """Return for each output a text of the inputs that can contribute to it, with their scores."""
-        return [self._line(row, output) for row, output in enumerate(self.outputs)]
-
-    def _line(self, row: int, output: Piece) -> Line:
-        pieces, column = [], 0
-        for side, text in enumerate(self.texts):
-            for index, piece in enumerate(text):
-                reached = bool(self.earlier[row, column]) if piece.positions else any(self.earlier[row, column:])
-                if reached:
-                    score = float(self.scores[row, column]) if piece.positions else 0.0
-                    before = GAP if side and not index else piece.before
-                    pieces.append(piece._replace(score=score, before=before))
-                column += bool(piece.positions)
-        return Line(piece_name(output), f"L = {output.score:.4g}", self.example, tuple(pieces), self.signed)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Return the scores, for `np.asarray` and all NumPy functions: the array itself, unless a copy is requested."""
-        return as_asked(self.scores, dtype, copy)
-
-    def __repr__(self) -> str:
-        return f"TokenMatrix({' × '.join(map(str, self.scores.shape))}, example {self.example}, {self.summary})"
+__all__ = ["matrix_of"]
 
 
 def matrix_of(attribution: Any, example: Any, by: str | None, special: bool, fallback: Sequence[str]) -> TokenMatrix:
@@ -104,20 +34,20 @@ def matrix_of(attribution: Any, example: Any, by: str | None, special: bool, fal
             to show, or an output is there more than once and is to be merged with others.
     """
     (index,) = _one_of(example, len(attribution.ids))
-    alone = restricted(attribution, index)
+    alone = _restricted(attribution, index)
     if not (alone.outputs >= 0).any():
         raise EmbgradError(f"the example {index} has no output tokens: choose another example")
     sides = [alone.of_output(0), *([] if alone.decoder_ids is None else [alone.of_output(0, decoder=True)])]
     units = [unit_of(sides[:1], by, ("tokens",) if _repeated(alone) else fallback)]
     if len(sides) > 1:
         units.append("words" if units[0] == "words" and sides[1].tokens is not None else "tokens")
-    whole = [pieces_of(side, unit, True)[0] for side, unit in zip(sides, units, strict=True)]
+    whole = [pieces_of(side, unit, [0], True)[0] for side, unit in zip(sides, units, strict=True)]
     texts = [[piece for piece in pieces if special or not piece.special] for pieces in whole]
     outputs = _outputs(alone, sides[-1], whole[-1], units[-1])
     return _filled(alone, index, outputs, texts)
 
 
-def restricted(attribution: Any, example: int) -> Any:
+def _restricted(attribution: Any, example: int) -> Any:
     """Return an attribution of one of its examples."""
     of_all = {field.name: getattr(attribution, field.name) for field in fields(attribution)}
     one = {
@@ -125,11 +55,6 @@ def restricted(attribution: Any, example: int) -> Any:
         for name, value in of_all.items()
     }
     return replace(attribution, **one)
-
-
-def piece_name(piece: Piece) -> str:
-    """Return a piece's text in one line that is never empty nor invisible."""
-    return visible(" ".join(piece.text.split())) or token_text(piece.text)
 
 
 def _one_of(example: Any, count: int) -> list[int]:

@@ -10,8 +10,9 @@ import pytest
 from embgrad.common import files, token_text, tolerance
 from embgrad.common import safetensors as headers
 from embgrad.common import text as visible
+from embgrad.display import html
 from embgrad.loading import texts, tokenizer
-from embgrad.report import environment, provenance
+from embgrad.report.page import MOST_ENTRY
 from embgrad.streaming import manifest
 from embgrad.streaming import writer as writing
 from tests.docs.pages import DOCS
@@ -29,7 +30,7 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "texts, ids or labels of a command, from a file or a pipe": (texts.MOST_INPUT,),
     "a token on a page or in the terminal": (token_text.MOST_SHOWN,),
     "combining marks on one letter in displayed text": (visible.MOST_MARKS,),
-    "an entry of the provenance on a page; any other text there": (provenance.MOST, environment.MOST_TEXT),
+    "an entry of the provenance on a page; any other text there": (MOST_ENTRY, html.MOST_TEXT),
     "the number of weight matrices in a result, which determines the tolerance": (tolerance.MOST_DEPTH,),
 }
 
@@ -49,7 +50,7 @@ def test_the_page_states_every_limit() -> None:
     assert f"after {writing.MOST_TEXT:,} bytes of tokens" in PAGE
 
 
-@pytest.mark.parametrize("module", [files, headers, manifest, tokenizer, texts, visible, environment])
+@pytest.mark.parametrize("module", [files, headers, manifest, tokenizer, texts, visible, html])
 def test_every_limit_is_on_the_page(module: Any) -> None:
     stated = {number for each in LIMITS.values() for number in each}
     own = {name: value for name, value in vars(module).items() if name.startswith("MOST_") and name != "MOST_NAME"}

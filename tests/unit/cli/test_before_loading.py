@@ -22,7 +22,6 @@ HEAVY = (
     "tf_keras",
     "tokenizers",
     "ray",
-    "jinja2",
     "matplotlib",
 )
 COMMANDS = ("gradients", "attribute", "search", "compare", "bisect", "report", "show", "doctor", "explain", "demo")

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 import embgrad
+from embgrad.cli.result_lines import text_lines
 from embgrad.cli.terminal import Terminal
-from embgrad.cli.token_colours import painted, pieces
 from embgrad.loading import texts
 from embgrad.loading import tokenizer as tokenizing
 from embgrad.loading.errors import UsageError
 from embgrad.loading.texts import ids_from, read_bytes
 from embgrad.loading.tokenizer import tokenizer_from
+from embgrad.results.gradient_display import gradient_lines
 from tests.unit.cli.commands import ASK as ASK_IDS
 from tests.unit.cli.commands import TEXTS as ASK_TEXTS
 from tests.unit.cli.commands import WORDS, child, refused
@@ -139,7 +140,7 @@ def test_status_lines_show_markup_as_text(text: str, monkeypatch: pytest.MonkeyP
     expect_harmless(drawn, lines=True)
     if text == TEXTS["broken rich markup"]:
         assert drawn.count(text) >= 4
-    shown = painted(pieces(marked(text), 0), "norm", coloured=True)
+    shown = text_lines(gradient_lines(marked(text), "norm", "tokens", [0]), coloured=True)[0]
     expect_harmless(shown.plain)
     assert not any("link" in str(span.style) for span in shown.spans)
 

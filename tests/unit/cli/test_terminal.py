@@ -18,8 +18,9 @@ import pytest
 
 import embgrad
 from embgrad.cli import main
-from embgrad.cli.token_colours import painted, pieces
+from embgrad.cli.result_lines import text_lines
 from embgrad.errors import EmbgradError
+from embgrad.results.gradient_display import gradient_lines
 from embgrad.testing.reference import ReferenceModel, lookup
 from tests.unit.cli.commands import ASK, TEXTS, child, expected
 
@@ -94,34 +95,31 @@ def result_of(texts: list[str], values: Any, mask: Any = None) -> embgrad.result
     )
 
 
+def painted(result: embgrad.results.EmbeddingGradients, kind: str = "norm", coloured: bool = False) -> str:
+    (line,) = text_lines(gradient_lines(result, kind, "tokens", [0]), coloured)
+    return str(line.plain)
+
+
 def test_subwords_are_joined() -> None:
     result = result_of(["<s>", "Ġa", "Ġgrip", "ping", "</s>"], [9, 1, -2, 3, 9])
-    shown = pieces(result, 0, "dot")
-    assert [(item.text, item.joined, item.special) for item in shown] == [
-        ("<s>", False, True),
-        ("a", False, False),
-        ("grip", False, False),
-        ("ping", True, False),
-        ("</s>", False, True),
-    ]
-    assert [round(item.share, 3) for item in shown[1:4]] == [0.333, -0.667, 1.0]
-    assert painted(shown, "dot", coloured=False).plain == "<s> a(+3) grip(-6)ping(+9) </s>"
+    assert painted(result, "dot") == "<s> a(+3) grip(-6)ping(+9) </s>"
+    assert painted(result, "norm") == "<s> a(3) grip(6)ping(9) </s>"
 
 
-@pytest.mark.parametrize("values", [[0, 0], [np.nan, 1], [np.inf, 1]])
-def test_figures_that_are_zero_or_not_finite(values: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("values", "shown"), [([0, 0], "a(0) b(0)"), ([np.nan, 1], "a(?) b(9)"), ([np.inf, 1], "a(?) b(9)")]
+)
+def test_figures_that_are_zero_or_not_finite(values: list[float], shown: str) -> None:
     with np.errstate(invalid="ignore"):
-        shown = pieces(result_of(["a", "b"], values), 0)
-    assert all(-1 <= piece.share <= 1 or np.isnan(piece.share) for piece in shown)
-    for coloured in (False, True):
-        assert painted(shown, "norm", coloured=coloured).plain.startswith("a")
+        assert painted(result_of(["a", "b"], values)) == shown
+        assert painted(result_of(["a", "b"], values), coloured=True) == re.sub(r"\(\d\)", "", shown)
 
 
 def test_padding_is_skipped_and_unknown_tokens_are_ids() -> None:
     result = result_of(["a", "b"], [1, 2], np.array([[1, 0]]))
-    assert [item.text for item in pieces(result, 0)] == ["a"]
+    assert painted(result) == "a(9)"
     nameless = embgrad.results.EmbeddingGradients(**{**vars(result), "tokens": None})
-    assert [item.text for item in pieces(nameless, 0)] == ["0"]
+    assert painted(nameless) == "0(9)"
 
 
 def test_a_file_on_stdout_is_not_mixed_with_other_output(directory: Path) -> None:

@@ -34,7 +34,7 @@ ENVIRONMENTS = {
 }
 #: By group the extras of pyproject.toml that name its packages.
 EXTRAS = {
-    "cli": ("cli", "report"),
+    "cli": ("cli",),
     "torch": ("torch",),
     "tensorflow": ("tensorflow", "hub"),
     "gluon": ("mxnet",),

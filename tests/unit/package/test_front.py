@@ -191,7 +191,7 @@ def test_a_result_read_in_a_new_process_is_shown_in_a_notebook(tmp_path: Path) -
     code = (
         "import pickle\n"
         "read = pickle.load(open(sys.argv[1], 'rb'))\n"
-        "early = 'embgrad.report' in sys.modules\n"
+        "early = 'embgrad.display.html' in sys.modules\n"
         "html = read['result']._repr_html_()\n"
         "import embgrad\n"
         "print(json.dumps([early, html, read['call'] is embgrad.gradients]))"

@@ -15,7 +15,7 @@ import pytest
 
 import embgrad
 
-LIBRARIES = ("tokenizers", "rich", "jinja2", "matplotlib", "pyarrow")
+LIBRARIES = ("tokenizers", "rich", "matplotlib", "pyarrow")
 FRAMEWORKS = (
     *("torch", "tensorflow", "mxnet", "gluonnlp", "transformers", "keras", "keras_hub", "tf_keras", "jax", "flax"),
     *("equinox", "ray", *LIBRARIES),
@@ -45,11 +45,9 @@ ALLOWED = {
     },  # it tries them, in a process of its own
     CORE / "ray": {"ray", "pyarrow", "typing_extensions"},  # the last for type checkers alone
     CORE / "cli" / "ray_run.py": {"ray"},
-    CORE / "results" / "pictures.py": {"matplotlib"},
-    CORE / "results" / "terminal.py": {"rich"},  # where it is installed
+    CORE / "display" / "pictures.py": {"matplotlib"},
+    CORE / "display" / "terminal.py": {"rich"},  # where it is installed
     CORE / "results" / "faithfulness.py": {"matplotlib"},
-    CORE / "results" / "token_picture.py": {"matplotlib"},
-    CORE / "report": {"jinja2"},  # in one function
     CORE / "pytest_plugin.py": {"pytest", "_embgrad_pytest"},
     **{CORE / "testing" / f"{name}.py": {"pytest"} for name in ("conformance", "examples")},
     **{path: {"pytest"} for path in (CORE / "testing").glob("checks_*.py")},

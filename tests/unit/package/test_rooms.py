@@ -15,7 +15,7 @@ ROOT = Path(embgrad.__file__).parent
 #: The rooms from left to right; those of one line do not import each other.
 ROOMS = (
     {"common", "errors", "version"},
-    {"inputs"},
+    {"inputs", "display"},
     {"model_points", "objectives"},
     {"results", "toolkit"},
     {"backend"},

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.common.colours import LEVELS, step
 from embgrad.common.text import visible
 from embgrad.common.token_text import token_text
+from embgrad.display.colours import LEVELS, step
 from tests.unit.hostile import TEXTS
 from tests.unit.page.browser import Browser, BrowserMissingError, Page, found
 from tests.unit.pages import HOSTILE, result, times

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from embgrad.common.colours import LEVELS, tint
+from embgrad.display.colours import LEVELS, tint
 from tests.unit.page.browser import Page
 from tests.unit.results.searched import search_of
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.common.colours import LEVELS, tint
+from embgrad.display.colours import LEVELS, tint
 from tests.unit.page.browser import Page
 from tests.unit.results.attributed import encoder_decoder, token_attribution_of
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.cli.result_lines import attribution_lines
+from embgrad.cli.result_lines import result_lines
 from embgrad.errors import EmbgradError
 from embgrad.report.page import render_page
 from embgrad.report.sentences import sentences
@@ -33,22 +33,23 @@ def attributions() -> embgrad.results.Attributions:
 def test_each_method_has_a_panel_on_its_own_scale(attributions: embgrad.results.Attributions) -> None:
     example = sentences(attributions, {}).examples[0]
     (row,) = example.rows
-    assert (row.heading, [panel.label for panel in row.panels]) == ("Contribution", list(METHODS))
+    assert (row.kind, [panel.label for panel in row.panels]) == ("contribution", list(METHODS))
     for panel, attribution in zip(row.panels, attributions.values(), strict=True):
         real = attribution.scores[0, :3]  # the last position is padding
-        assert panel.scale == f"{np.abs(real).max():.4g}"
-        assert len(panel.cells) == 3
-        signs = {cell.scale for cell in panel.cells}
-        assert signs == ({"n"} if panel.label == "gradient" else {"p" if score > 0 else "m" for score in real})
-        for cell, score in zip(panel.cells, real, strict=True):
-            assert f"contribution {score:.4g}" in cell.figures
+        assert panel.line is not None
+        assert panel.line.largest == np.abs(real).max()
+        assert panel.line.signed == (panel.label != "gradient")
+        assert [piece.score for piece in panel.line.pieces] == real.tolist()
+        for piece, score in zip(panel.line.pieces, real, strict=True):
+            assert f" · contribution {score:.4g}" in piece.title
 
 
 def test_results_of_one_method_share_a_scale() -> None:
     small = embgrad.attribute(curved(), BATCH, embgrad.Logit(0), "input_x_gradient")
     large = embgrad.attribute(curved(), BATCH, embgrad.Logit(1), "input_x_gradient")
     row = sentences({"a": small, "b": large}, {}).examples[1].rows[0]
-    assert row.panels[0].scale == row.panels[1].scale
+    scales = {panel.line.largest for panel in row.panels if panel.line is not None}
+    assert scales == {max(np.abs(each.scores[1]).max() for each in (small, large))}
 
 
 def test_only_attributions_by_one_method_are_compared(attributions: embgrad.results.Attributions) -> None:
@@ -71,11 +72,12 @@ def test_unknown_words_and_masks_in_the_text_count_for_the_scale(located: bool, 
         batch = batch.replace(texts=["a zz [MASK]"], offsets=offsets, parts=[[-1, 0, 0, 0, -1]])
     attribution = attribution_of(batch, [[9.0, 2.0, 8.0, 1.0, 9.0]])
     (panel,) = sentences({"a": attribution}, {}).examples[0].rows[0].panels
-    assert [cell.special for cell in panel.cells] == [True, False, False, False, True]
-    assert panel.scale == "8"
+    assert panel.line is not None
+    assert [piece.special for piece in panel.line.pieces] == [True, False, False, False, True]
+    assert panel.line.largest == 8
     terminal: Any = SimpleNamespace(as_json=False, coloured=False)
     for words in (True, False):
-        (line,) = attribution_lines(attribution, terminal, words=words)
+        (line,) = result_lines(attribution, terminal, words=words)
         assert line.plain == f"[CLS] a(+2) {'zz' if words and located else '[UNK]'}(+9) [MASK](+1) [SEP]"
     attribution.show(by="tokens")
     assert "[CLS] a(+2) [UNK](+9) [MASK](+1) [SEP]" in capsys.readouterr().out

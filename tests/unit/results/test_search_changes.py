@@ -138,5 +138,5 @@ def test_figures_as_values_and_as_html() -> None:
     values = figures.to_dict()
     assert values["attack_success_rate"] == 1.0
     assert values["changed"] == {"mean": 1.5, "median": 1.5, "mean_of_successes": 1.5, "median_of_successes": 1.5}
-    assert "<b>GCG, maximize Logit(index=1) until 1</b>" in figures._repr_html_()
+    assert "<strong>GCG, maximize Logit(index=1) until 1</strong>" in figures._repr_html_()
     assert "100.0 % (2 of 2)" in figures.to_html()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.common.colours import LEVELS, tint
+from embgrad.display.colours import LEVELS, tint
 from embgrad.results.history import History
 from embgrad.results.search import Search
 from tests.unit.hostile import TEXTS, expect_harmless

@@ -14,7 +14,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 import embgrad
-from embgrad.common.colours import LEVELS, step
+from embgrad.display.colours import LEVELS, step
 from tests.unit.refusals import refused
 from tests.unit.results.attributed import byte_level, encoder_decoder, token_attribution_of
 

@@ -4,45 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from embgrad.comparison.diagnosis.findings import Finding
-from embgrad.comparison.result import Comparison
+from embgrad.display.figures import FigureRow, figure, picture, plot, rows_html
+from embgrad.display.html import Html, cell, tag
 
-__all__ = ["Line", "Verdict", "examples_of", "figure", "verdict"]
+__all__ = ["Verdict", "comparison_cell", "comparisons_cell", "verdict"]
 
-#: The largest number of examples whose figures are listed.
-MOST_EXAMPLES: Final = 50
+#: The largest number of examples whose figures are listed, on a page and in a notebook's cell.
+MOST_EXAMPLES, MOST_IN_CELL = 50, 10
 
 #: The largest number of findings that are listed, over all points.
 MOST_FINDINGS: Final = 8
-
-
-@dataclass(frozen=True)
-class Line:
-    """The figures at one point, or of one example.
-
-    Attributes:
-        name: the name of the point or the example.
-        agrees: whether it agrees within the tolerance; None where there is no separate verdict.
-        relative_l2: the relative L2 of the comparison, likewise `largest` and `cosine`.
-    """
-
-    name: str
-    agrees: bool | None
-    relative_l2: float
-    largest: float
-    cosine: float
-
-    @property
-    def mark(self) -> str:
-        """The verdict as a sign."""
-        return "" if self.agrees is None else "✓" if self.agrees else "✗"
-
-    @property
-    def cells(self) -> tuple[str, str, str]:
-        """The figures as text."""
-        return figure(self.relative_l2), figure(self.largest), f"{self.cosine:.8f}"
 
 
 @dataclass(frozen=True)
@@ -69,8 +43,8 @@ class Verdict:
     text: str
     sides: tuple[str, str]
     tolerance: str
-    points: tuple[Line, ...]
-    examples: tuple[Line, ...]
+    points: tuple[FigureRow, ...]
+    examples: tuple[FigureRow, ...]
     findings: tuple[str, ...]
     notes: tuple[str, ...]
     advice: str
@@ -78,14 +52,44 @@ class Verdict:
     point: str
 
 
-def figure(number: float) -> str:
-    """Return a figure with three digits, or a sign for infinity."""
-    if number == float("inf"):
-        return "∞"
-    return f"{number:.3g}" if number == 0 or 1e-2 <= abs(number) < 1e3 else f"{number:.2e}"
+def comparison_cell(comparison: Any) -> Html:
+    """Return the HTML of a `Comparison` that notebooks show: the verdict, its causes and the figures."""
+    rows = list(examples_of(comparison))
+    figures = comparison.figures
+    whole = FigureRow("all", comparison.agrees, figures.relative_l2, figures.largest, figures.cosine)
+    more = len(rows) - MOST_IN_CELL
+    notes = [f"{more} more examples not listed"] if more > 0 else []
+    by_point = {str(comparison.a.provenance.get("point", "?")): comparison}
+    table = rows_html("", [whole, *rows[:MOST_IN_CELL]], inline=True)
+    return _cell(verdict("b", "a", by_point, None), [table], notes)
 
 
-def verdict(label: str, first: str, comparisons: Mapping[str, Comparison], shown: str | None) -> Verdict:
+def comparisons_cell(comparisons: Mapping[str, Any]) -> Html:
+    """Return the HTML of `Comparisons` that notebooks show: the verdict, its causes, the figures at each point and their plot."""
+    if not comparisons:
+        return cell(heading="Comparisons", summary="of no points")
+    outcome = verdict("b", "a", comparisons, None)
+    bounds = sorted({comparison.tolerance for comparison in comparisons.values()})
+    drawn = plot({"b": outcome.points}, bounds)
+    content = [
+        rows_html("point", outcome.points, inline=True),
+        None if drawn is None else picture(drawn, "a", inline=True),
+    ]
+    return _cell(outcome, content, [])
+
+
+def _cell(outcome: Verdict, content: Sequence[Any], notes: Sequence[str]) -> Html:
+    texts = [tag("div", text, style="margin:.3em 0") for text in (*outcome.findings, outcome.advice) if text]
+    return cell(
+        texts,
+        content,
+        heading=f"{'✓' if outcome.agrees else '✗'} {outcome.text}",
+        summary=f"(tolerance {outcome.tolerance})",
+        notes=[*notes, *outcome.notes, f"a is {outcome.sides[0]}; b is {outcome.sides[1]}."],
+    )
+
+
+def verdict(label: str, first: str, comparisons: Mapping[str, Any], shown: str | None) -> Verdict:
     """Return the verdict on one result.
 
     Args:
@@ -107,7 +111,7 @@ def verdict(label: str, first: str, comparisons: Mapping[str, Comparison], shown
         sides=comparison.labels,
         tolerance=" to ".join(figure(bound) for bound in dict.fromkeys((tolerances[0], tolerances[-1]))),
         points=tuple(
-            Line(name, entry.agrees, entry.figures.relative_l2, entry.figures.largest, entry.figures.cosine)
+            FigureRow(name, entry.agrees, entry.figures.relative_l2, entry.figures.largest, entry.figures.cosine)
             for name, entry in comparisons.items()
         ),
         examples=tuple(examples[:MOST_EXAMPLES]),
@@ -119,13 +123,13 @@ def verdict(label: str, first: str, comparisons: Mapping[str, Comparison], shown
     )
 
 
-def examples_of(comparison: Comparison) -> Iterator[Line]:
+def examples_of(comparison: Any) -> Iterator[FigureRow]:
     """Yield the figures of each example that both results have, named by its number in a."""
     for number, figures in zip(comparison.examples, comparison.per_example, strict=True):
-        yield Line(f"example {number}", None, figures.relative_l2, figures.largest, figures.cosine)
+        yield FigureRow(f"example {number}", None, figures.relative_l2, figures.largest, figures.cosine)
 
 
-def _text(label: str, first: str, comparisons: Mapping[str, Comparison], differing: Sequence[str]) -> str:
+def _text(label: str, first: str, comparisons: Mapping[str, Any], differing: Sequence[str]) -> str:
     largest = max(
         (comparison.figures.relative_l2 for comparison in comparisons.values()),
         key=lambda figure: (figure != figure, figure),
@@ -139,7 +143,7 @@ def _text(label: str, first: str, comparisons: Mapping[str, Comparison], differi
     return f"{label} differs from {first} at {len(differing)} of {len(comparisons)} points ({names}): {summary} at most"
 
 
-def _findings(comparisons: Mapping[str, Comparison]) -> list[str]:
+def _findings(comparisons: Mapping[str, Any]) -> list[str]:
     """Return the explanations of the differences, each with its points unless it holds at all points that differ.
 
     Equal findings are listed once, with the figures of the point where they explain least. Findings with different numbers,
@@ -161,7 +165,7 @@ def _findings(comparisons: Mapping[str, Comparison]) -> list[str]:
     )
 
 
-def _notes(comparisons: Mapping[str, Comparison]) -> tuple[str, ...]:
+def _notes(comparisons: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the further observations, each once, with its points unless it holds at all points."""
     points_by_text: dict[str, list[str]] = {}
     for point, comparison in comparisons.items():

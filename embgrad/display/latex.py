@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from embgrad.common.colours import shade, step
 from embgrad.common.text import printable
-from embgrad.results.pieces import Line, Piece
+from embgrad.display.colours import shade, step
+from embgrad.display.lines import Line, Piece
 
 __all__ = ["latex"]
 

@@ -1,10 +1,9 @@
-"""The sizes, marks and words of pictures, and the layout of what is printed."""
+"""The sizes, marks and words of pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
@@ -12,11 +11,9 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.results import pictures
+from embgrad.display import pictures
+from embgrad.display.lines import Line, Piece
 from embgrad.results.attribution import Attributions
-from embgrad.results.html import fragment
-from embgrad.results.pieces import Line, Piece
-from embgrad.results.terminal import _fragments
 from tests.unit.results.attributed import attribution_of
 
 matplotlib.use("Agg")
@@ -90,8 +87,7 @@ def test_the_words_of_a_heat_map_are_cut_to_their_cells_and_keep_their_notes() -
 
 @pytest.mark.parametrize(("examples", "shown"), [(1, False), (2, True), (10, True), (11, False)])
 def test_lines_by_steps_have_a_legend_where_it_says_something(examples: int, shown: bool) -> None:
-    batch = embgrad.TokenBatch(np.ones((examples, 3), int))
-    ax = pictures.convergence({"a": attribution_of(batch)}, None)
+    ax = pictures.error_by_steps([5], np.ones((1, examples)), None)
     assert (ax.get_legend() is not None) == shown
     assert size_of(ax) == [6.4, 4.0]
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_xscale(), ax.get_yscale()) == ("steps", "|delta|", "log", "log")
@@ -105,19 +101,6 @@ def test_a_picture_of_methods_names_each_row_by_its_method() -> None:
     assert [label.get_text() for label in both.plot().get_yticklabels()] == ["first", "second"]
 
 
-def test_one_example_of_a_page_needs_no_number_and_several_do() -> None:
-    assert "example 0" not in fragment([[line_of("a")]])
-    page = fragment([[line_of("a")], [line_of("b", example=3)]])
-    assert "example 0: " in page
-    assert "example 3: " in page
-
-
-def test_names_of_methods_are_printed_in_a_column() -> None:
-    printed = "".join(text for text, _ in _fragments([[line_of("a", label="long"), line_of("b", label="x")]], False))
-    assert [line[:17] for line in printed.splitlines()[::2]] == ["long  example 0: ", "x     example 0: "]
-    assert list(_fragments([], False)) == []
-
-
 def test_the_text_of_an_attribution_has_its_error_where_there_is_one() -> None:
     batch = embgrad.TokenBatch([[7, 8, 9]])
     assert ", |delta| ≤ 0.01)" in repr(attribution_of(batch))
@@ -125,13 +108,12 @@ def test_the_text_of_an_attribution_has_its_error_where_there_is_one() -> None:
 
 
 def test_the_steps_of_a_search_are_whole_numbers() -> None:
-    lines = [SimpleNamespace(objective=[3.0, 2.0, 1.0], until=until, example=0) for until in (1.5, None)]
-    ax = pictures.course(lines, None)
+    ax = pictures.objective_by_step({0: np.array([3.0, 2.0, 1.0]), 4: np.array([3.0, 2.0, 2.0])}, [1.5], None)
     assert [step for step in ax.get_xticks() if 0 <= step <= 2] == [0, 1, 2]
     assert [line.get_marker() for line in ax.lines] == ["None"] * 3
     assert [list(line.get_xdata()) for line in ax.lines[:2]] == [[0, 1, 2]] * 2
     assert list(ax.lines[2].get_ydata()) == [1.5, 1.5]
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["example 0"] * 2
-    alone = pictures.course([SimpleNamespace(objective=[3.0], until=None, example=0)], None)
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["example 0", "example 4"]
+    alone = pictures.objective_by_step({0: np.array([3.0])}, [], None)
     assert alone.lines[0].get_marker() == "o"
     assert alone.get_legend() is None

@@ -1,4 +1,4 @@
-"""Matrices of output tokens as HTML without scripts: outputs to step through, inputs in their colours, a table of all scores.
+"""Matrices of output tokens as HTML without scripts: outputs to step through, inputs in colours, a table of all scores.
 
 Radio buttons choose the output. They stand before the texts, so that the rules of a style sheet colour what follows the chosen
 one.
@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from html import escape
 from typing import Any, Final
 
-from embgrad.common.colours import LEVELS, shade, tint
-from embgrad.common.text import printable
-from embgrad.results.pieces import Line, Piece
-from embgrad.results.token_matrix import TokenMatrix, piece_name
+from embgrad.display.colours import LEVELS, shade, tint
+from embgrad.display.html import Html, page, prose, tag
+from embgrad.display.lines import Line, Piece, TokenMatrix, piece_name
 
-__all__ = ["document", "fragment"]
+__all__ = ["matrices_html", "matrices_page"]
 
 #: The most cells of a table; a page of one with so many takes some MB.
 MOST_CELLS: Final = 50_000
@@ -56,66 +54,62 @@ _RULES: Final = """
 """.strip()
 
 
-def document(matrices: Sequence[TokenMatrix]) -> str:
+def matrices_page(matrices: Sequence[TokenMatrix]) -> str:
     """Return the matrices as a page of HTML, for a file in UTF-8."""
-    title = escape(printable(" · ".join(dict.fromkeys(matrix.summary for matrix in matrices))))
-    return (
-        '<!doctype html>\n<html>\n<head>\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width">\n'
-        f"<title>{title}</title>\n<style>:root{{color-scheme:light dark}}body{{font:16px/1.5 system-ui,sans-serif;"
-        f"max-width:64em;margin:2em auto;padding:0 1em}}</style>\n</head>\n<body>\n{fragment(matrices, 'embgrad')}"
-        "</body>\n</html>\n"
-    )
+    return page(" · ".join(dict.fromkeys(matrix.summary for matrix in matrices)), matrices_html(matrices, "embgrad"))
 
 
-def fragment(matrices: Sequence[TokenMatrix], name: str, note: str = "") -> str:
+def matrices_html(matrices: Sequence[TokenMatrix], name: str, note: str = "") -> Html:
     """Return the matrices as HTML that does not affect the surrounding page.
 
     Args:
         matrices: the matrices.
-        name: the fragment's id, a name that nothing else on the page has.
+        name: its id, a name that nothing else on the page has.
         note: a sentence at the end.
     """
-    colours = "".join(f"--{scale}{level}:{tint(scale, level)};" for scale, level in _steps())
+    steps = [(scale, level) for scale in "npm" for level in range(1, LEVELS + 1)]
+    colours = "".join(f"--{scale}{level}:{tint(scale, level)};" for scale, level in steps)
     # Cells of the table, which hold no text, have the full colours.
     cells = "\n".join(
         f"#{name} .{scale}{level}{{background:var(--{scale}{level})}}"
         f"#{name} td.{scale}{level}{{background:{tint(scale, level, 1.0)}}}"
-        for scale, level in _steps()
+        for scale, level in steps
     )
-    parts = [
-        f'<div id="{name}">\n<style>\n#{name}{{{colours}}}\n{_RULES.replace("#id", f"#{name}")}\n{cells}\n</style>\n'
-    ]
-    for number, matrix in enumerate(matrices):
-        parts.extend(_example(matrix, f"{name}-{number}", len(matrices) > 1))
-    if note:
-        parts.append(f'<div class="h">{escape(note)}</div>\n')
-    return "".join([*parts, "</div>\n"])
+    rules = Html(f"\n#{name}{{{colours}}}\n{_RULES.replace('#id', f'#{name}')}\n{cells}\n")
+    examples = [_example(matrix, f"{name}-{number}", len(matrices) > 1) for number, matrix in enumerate(matrices)]
+    return tag("div", tag("style", rules), examples, tag("div", note, class_="h") if note else "", id=name)
 
 
-def _steps() -> Iterator[tuple[str, int]]:
-    return ((scale, level) for scale in "npm" for level in range(1, LEVELS + 1))
-
-
-def _example(matrix: TokenMatrix, name: str, numbered: bool) -> Iterator[str]:
-    """Yield one example: its rules, buttons, outputs, inputs, figures of the chosen output, and the table."""
+def _example(matrix: TokenMatrix, name: str, numbered: bool) -> Html:
+    """Return one example: its rules, buttons, outputs, inputs, figures of the chosen output, and the table."""
     lines = matrix.lines()
-    number = f"example {matrix.example}: " if numbered else ""
-    yield f'<div class="e" id="{name}">\n<style>\n{"".join(_rules(matrix, lines, name))}</style>\n'
-    yield f'<div class="h">{escape(number + matrix.summary)}</div>\n'
-    for row in range(len(lines)):
-        yield f'<input type="radio" name="{name}" id="{name}-{row}"{" checked" if not row else ""}>\n'
-    yield '<div class="o" dir="auto"><b class="k">outputs: click one, or use the arrow keys</b>'
-    for row, output in enumerate(matrix.outputs):
-        text = escape(piece_name(output) if output.text.isspace() else printable(output.text))
-        before = escape(output.before) if row else ""
-        yield f'{before}<label for="{name}-{row}" title="{_objective(output)}">{text}</label>'
-    yield "</div>\n"
-    yield from _texts(matrix)
-    yield '<div class="n" role="status">'
-    yield from (_figures(matrix, row, line) for row, line in enumerate(lines))
-    yield "</div>\n"
-    yield from _table(matrix, name)
-    yield "</div>\n"
+    buttons = [
+        tag("input", type="radio", name=name, id=f"{name}-{row}", checked=not row) for row in range(len(matrix.outputs))
+    ]
+    outputs = [
+        (
+            prose(output.before) if row else "",
+            tag(
+                "label",
+                piece_name(output) if output.text.isspace() else prose(output.text),
+                for_=f"{name}-{row}",
+                title=_objective(output),
+            ),
+        )
+        for row, output in enumerate(matrix.outputs)
+    ]
+    return tag(
+        "div",
+        tag("style", Html("\n" + "".join(_rules(matrix, lines, name)))),
+        tag("div", f"example {matrix.example}: " if numbered else "", matrix.summary, class_="h"),
+        buttons,
+        tag("div", tag("b", "outputs: click one, or use the arrow keys", class_="k"), outputs, class_="o", dir="auto"),
+        _texts(matrix),
+        tag("div", [_figures(matrix, row, line) for row, line in enumerate(lines)], class_="n", role="status"),
+        _table(matrix, name),
+        class_="e",
+        id=name,
+    )
 
 
 def _rules(matrix: TokenMatrix, lines: Sequence[Line], name: str) -> Iterator[str]:
@@ -139,67 +133,62 @@ def _rules(matrix: TokenMatrix, lines: Sequence[Line], name: str) -> Iterator[st
             yield f"{chosen}.i :is({','.join(f'.c{column}' for column in columns)}){{{style}}}\n"
 
 
-def _texts(matrix: TokenMatrix) -> Iterator[str]:
+def _texts(matrix: TokenMatrix) -> Iterator[Html]:
     column = 0
     titles = ["inputs"] if len(matrix.texts) == 1 else ["inputs of the encoder", "inputs of the decoder"]
     for title, pieces in zip(titles, matrix.texts, strict=True):
-        yield f'<div class="i" dir="auto"><b class="k">{title}</b>'
+        content: list[Html] = [tag("b", title, class_="k")]
         for index, piece in enumerate(pieces):
-            text = escape(printable(piece.text)).replace("\r", "&#13;")
-            yield escape(piece.before) if index else ""
+            content.append(prose(piece.before) if index else Html())
+            text = prose(piece.text)
             if piece.positions:
-                yield f'<span class="c{column}{" s" if piece.special else ""}" title="{_positions(piece)}">{text}</span>'
+                text = tag("span", text, class_=f"c{column}{' s' if piece.special else ''}", title=_positions(piece))
                 column += 1
-            else:
-                yield text
-        yield "</div>\n"
+            content.append(text)
+        yield tag("div", content, class_="i", dir="auto")
 
 
-def _figures(matrix: TokenMatrix, row: int, line: Line) -> str:
+def _figures(matrix: TokenMatrix, row: int, line: Line) -> Html:
     """Return the figures of one output: L, the score of full colour, and the inputs that contribute most."""
     output, scores = matrix.outputs[row], matrix.scores[row]
     finite = [column for column in range(len(scores)) if matrix.earlier[row, column] and math.isfinite(scores[column])]
     largest = sorted(finite, key=lambda column: -abs(scores[column]))[:MOST_NAMED]
-    named = []
+    named: list[Any] = []
     for column in (column for column in largest if scores[column]):
         scale, level = shade(float(scores[column]), line.largest, matrix.signed)
-        text = escape(_cut(piece_name(matrix.inputs[column])))
-        named.append(f'<i class="{scale}{level}">{text} {_figure(matrix, scores[column])}</i>')
+        text = f"{_cut(matrix.inputs[column])} {_figure(matrix, scores[column])}"
+        named.append((" " if named else "", tag("i", text, class_=f"{scale}{level}")))
     rest = int(matrix.earlier[row].sum()) - len(finite)
     missing = f" {rest} {'score is' if rest == 1 else 'scores are'} not finite." if rest else ""
-    most = f"Largest: {' '.join(named)}" if named else "All scores are zero or not finite."
+    most = ["Largest: ", named] if named else "All scores are zero or not finite."
     full = f"; full colour is {line.largest:.4g}" if line.largest else ""
-    return f"<div><b>{escape(_cut(piece_name(output)))}</b>: {_objective(output)}{full}.{missing}<br>{most}</div>"
+    return tag("div", tag("b", _cut(output)), f": {_objective(output)}{full}.{missing}", tag("br"), most)
 
 
-def _table(matrix: TokenMatrix, name: str) -> Iterator[str]:
+def _table(matrix: TokenMatrix, name: str) -> Html:
     rows, columns = matrix.scores.shape
     size = f"{rows:,} outputs × {columns:,} inputs"
     if rows * columns > MOST_CELLS:
-        yield f'<div class="h">the matrix, {size}, is left out for its size; matrix() returns it</div>\n'
-        return
+        return tag("div", f"the matrix, {size}, is left out for its size; matrix() returns it", class_="h")
     ends = f", full colour is {matrix.largest:.4g}" if matrix.largest else ""
-    yield f'<details class="m" open><summary>matrix: {size}{ends}</summary><div><table>\n<thead><tr><td></td>'
-    texts = [escape(_cut(piece_name(piece))) for piece in matrix.inputs]
-    divided = {matrix.split} if len(matrix.texts) > 1 else set()
-    for column, text in enumerate(texts):
-        yield f'<th scope="col"{" class=d" if column in divided else ""}><span>{text}</span></th>'
-    yield "</tr></thead>\n<tbody>\n"
+    texts = [_cut(piece) for piece in matrix.inputs]
+    divided = {matrix.split: "d"} if len(matrix.texts) > 1 else {}
+    heads = [tag("th", tag("span", text), scope="col", class_=divided.get(at)) for at, text in enumerate(texts)]
+    body = []
     for row, output in enumerate(matrix.outputs):
-        text = escape(_cut(piece_name(output)))
-        yield f'<tr><th scope="row"><label for="{name}-{row}">{text}</label></th>'
+        text = _cut(output)
+        cells = [tag("th", tag("label", text, for_=f"{name}-{row}"), scope="row")]
         for column, score in enumerate(matrix.scores[row].tolist()):
-            divider = "d" if column in divided else ""
             if not matrix.earlier[row, column]:
-                yield f"<td{' class=d' if divider else ''}></td>"
+                cells.append(tag("td", class_=divided.get(column)))
                 continue
             scale, level = shade(score, matrix.largest, matrix.signed)
-            classes = " ".join(filter(None, (f"{scale}{level}" if level else "", divider)))
+            classes = " ".join(filter(None, (f"{scale}{level}" if level else "", divided.get(column, ""))))
             title = f"{_figure(matrix, score)}: {texts[column]} → {text}"
-            yield f'<td class="{classes}" title="{title}">' if classes else f'<td title="{title}">'
-            yield "</td>" if math.isfinite(score) else "?</td>"
-        yield "</tr>\n"
-    yield "</tbody>\n</table></div></details>\n"
+            cells.append(tag("td", "" if math.isfinite(score) else "?", class_=classes or None, title=title))
+        body.append(tag("tr", cells))
+    table = tag("table", tag("thead", tag("tr", tag("td"), heads)), tag("tbody", body))
+    return tag("details", tag("summary", f"matrix: {size}{ends}"), tag("div", table), class_="m", open=True)
 
 
 def _objective(output: Piece) -> str:
@@ -216,5 +205,6 @@ def _figure(matrix: TokenMatrix, score: Any) -> str:
     return f"{score:+.4g}" if matrix.signed else f"{score:.4g}"
 
 
-def _cut(text: str) -> str:
+def _cut(piece: Piece) -> str:
+    text = piece_name(piece)
     return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…"

@@ -1,18 +1,19 @@
-"""Results as pictures of Matplotlib: bars for one text, a heat map for several texts or methods, errors and L by steps."""
+"""Pictures of Matplotlib: bars for one text, heat maps of several texts or methods and of a matrix, errors and L by steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from embgrad.common.colours import LEVELS, PALETTES, shade, step
 from embgrad.common.text import visible
+from embgrad.display.colours import LEVELS, PALETTES, shade, step
+from embgrad.display.lines import Line, Piece, TokenMatrix
 from embgrad.errors import EmbgradError
-from embgrad.results.pieces import Line, Piece
 
-__all__ = ["ABSENT", "as_they_are", "bars", "colour_scale", "convergence", "course", "cut", "heat_map", "new_axes"]
+__all__ = ["bars", "error_by_steps", "heat_map", "matrix_picture", "new_axes", "objective_by_step"]
 
 #: The most characters of a text beside a bar.
 MOST_BESIDE: Final = 40
@@ -32,6 +33,12 @@ ABSENT, BESIDE_SCALE = 0.93, 0.8
 #: Characters beyond which no text in a cell is longer.
 MOST_INSIDE: Final = 24
 
+#: Of a matrix the side of a cell in inches, the least space of a label, and the most characters of one.
+SMALL_CELL, LEAST_LABEL, MOST_LABEL = 0.24, 0.13, 20
+
+#: The share of the user's axes that remains beside the scale of a matrix; of a new figure the labels take more.
+BESIDE_MATRIX, BESIDE_LABELS = 0.85, 0.75
+
 
 def bars(line: Line, ax: Any) -> Any:
     """Return axes with a bar for each piece of a text, from top to bottom, coloured by sign; special tokens are faint."""
@@ -46,10 +53,10 @@ def bars(line: Line, ax: Any) -> Any:
     high = 72 * ax.get_window_extent().height / ax.figure.dpi / max(1, len(pieces))
     ax.set_yticks(
         np.arange(len(pieces)),
-        [cut(piece.text, MOST_BESIDE) + piece.note for piece in pieces],
+        [_cut(piece.text, MOST_BESIDE) + piece.note for piece in pieces],
         fontsize=min(10, 0.95 * high),
     )
-    as_they_are(ax.get_yticklabels())
+    _show_plainly(ax.get_yticklabels())
     ax.set_ylim(len(pieces) - 0.4, -0.6)
     ax.axvline(0, color="0.4", linewidth=0.8)
     ax.set_xlabel(f"score by {line.summary.partition(',')[0]}")
@@ -89,16 +96,16 @@ def heat_map(lines: Sequence[Line], names: Sequence[str], each: bool, ax: Any) -
                 _write(ax, column, index, piece, cell, drawn.text)
     ax.imshow(colours, aspect="auto")
     ax.set_yticks(np.arange(len(rows)), names)
-    as_they_are(ax.get_yticklabels())
+    _show_plainly(ax.get_yticklabels())
     ax.set_xticks([])
     signed = [line.signed for line in lines]
     label = "share of the largest" if each else "score"
     more = ",\npurple: no sign" if len({*signed}) > 1 else ""
-    colour_scale(ax, 1.0 if each else largest, any(signed), label + more)
+    _colour_scale(ax, 1.0 if each else largest, any(signed), label + more)
     return ax
 
 
-def colour_scale(ax: Any, largest: float, signed: bool, label: str) -> None:
+def _colour_scale(ax: Any, largest: float, signed: bool, label: str) -> None:
     """Draw the scale of the colours beside axes.
 
     Args:
@@ -119,28 +126,82 @@ def colour_scale(ax: Any, largest: float, signed: bool, label: str) -> None:
 def _write(ax: Any, column: int, row: int, piece: Piece, width: float, colour: str) -> None:
     """Write a text into its cell, of this width in inches; a special token in italics."""
     most = min(MOST_INSIDE, int(width / LETTER))
-    text = cut(piece.text, max(1, most - len(piece.note))) + piece.note
+    text = _cut(piece.text, max(1, most - len(piece.note))) + piece.note
     style = "italic" if piece.special else "normal"
-    as_they_are(
+    _show_plainly(
         [ax.text(column, row, text, ha="center", va="center", fontsize=SMALL, color=colour, style=style, clip_on=True)]
     )
 
 
-def convergence(attributions: Mapping[str, Any], ax: Any) -> Any:
+def matrix_picture(matrix: TokenMatrix, ax: Any) -> Any:
+    """Return axes with a cell for each score, the outputs beside the rows and the inputs under the columns.
+
+    Args:
+        matrix: the matrix.
+        ax: the axes, or None for a new figure.
+    """
+    rows, columns = matrix.scores.shape
+    cell = min(SMALL_CELL, (MOST_WIDE - 2.4) / columns, (MOST_HIGH - 1.6) / rows)
+    share = BESIDE_MATRIX if ax is not None else BESIDE_LABELS
+    ax = new_axes(ax, max(3.4, 2.4 + cell * columns), max(2.6, 1.6 + cell * rows))
+    ax.imshow(_colours(matrix), aspect="auto", interpolation="nearest")
+    for row, column in np.argwhere(~np.isfinite(matrix.scores) & matrix.earlier).tolist():
+        ax.text(column, row, "?", ha="center", va="center", fontsize=SMALL, clip_on=True)
+    size = ax.get_window_extent()
+    _label(ax.set_yticks, matrix.outputs, size.height * share / ax.figure.dpi)
+    _label(ax.set_xticks, matrix.inputs, size.width * share / ax.figure.dpi, rotation=90)
+    _show_plainly([*ax.get_yticklabels(), *ax.get_xticklabels()])
+    _draw_lines_between(ax, rows, columns)
+    if len(matrix.texts) > 1:
+        ax.axvline(matrix.split - 0.5, color="0.2", linewidth=1.2)
+    ax.set_xlabel("input" if len(matrix.texts) == 1 else "input: of the encoder, then of the decoder")
+    ax.set_ylabel("output")
+    method = matrix.summary.partition(" ")[0]
+    _colour_scale(ax, matrix.largest, matrix.signed, f"score by {method}")
+    return ax
+
+
+def _colours(matrix: TokenMatrix) -> np.ndarray:
+    """Return the colours of the cells, shape (output, input, 3); grey where nothing can contribute."""
+    from matplotlib.colors import to_rgb
+
+    levels = {("", 0): np.ones(3)}
+    colours = np.full((*matrix.scores.shape, 3), ABSENT)
+    for row, column in np.argwhere(matrix.earlier).tolist():
+        shaded = shade(float(matrix.scores[row, column]), matrix.largest, matrix.signed)
+        if shaded not in levels:
+            levels[shaded] = np.array(to_rgb(step("light", *shaded).background))
+        colours[row, column] = levels[shaded]
+    return colours
+
+
+def _label(set_ticks: Any, pieces: Sequence[Piece], inches: float, **how: Any) -> None:
+    """Write the texts at an axis of this length, at every second or third where there is no space for all."""
+    every = max(1, math.ceil(len(pieces) * LEAST_LABEL / max(inches, LEAST_LABEL)))
+    chosen = range(0, len(pieces), every)
+    set_ticks(chosen, [_cut(pieces[index].text, MOST_LABEL) for index in chosen], fontsize=SMALL, **how)
+
+
+def _draw_lines_between(ax: Any, rows: int, columns: int) -> None:
+    """Draw white lines between cells, where these are large enough."""
+    if max(rows, columns) > 80:
+        return
+    ax.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
+    ax.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
+    ax.grid(which="minor", color="white", linewidth=1)
+    ax.tick_params(which="minor", length=0)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+
+
+def error_by_steps(steps: Sequence[int], errors: np.ndarray, ax: Any) -> Any:
     """Return axes with the error of completeness by the number of steps, a line for each example, both in powers of ten.
 
-    Raises:
-        EmbgradError: an attribution has no `delta`, or its method has no steps.
+    Args:
+        steps: the numbers of steps, from the smallest.
+        errors: the errors, (number of steps, example).
+        ax: the axes, or None for a new figure.
     """
-    for name, attribution in attributions.items():
-        if attribution.delta is None or "steps" not in attribution.provenance["method"]:
-            raise EmbgradError(
-                f"the attribution {name!r} by {attribution.method} has no steps whose error could be drawn: expected "
-                "attributions by embgrad.methods.IntegratedGradients with several numbers of steps"
-            )
-    by_steps = sorted(attributions.values(), key=_steps)
-    steps = [_steps(attribution) for attribution in by_steps]
-    errors = np.abs([attribution.delta for attribution in by_steps])
     ax = new_axes(ax, 6.4, 4.0)
     for example in range(errors.shape[1]):
         ax.plot(steps, errors[:, example], marker="o", label=f"example {example}")
@@ -150,25 +211,35 @@ def convergence(attributions: Mapping[str, Any], ax: Any) -> Any:
     ax.minorticks_off()
     ax.set_xlabel("steps")
     ax.set_ylabel("|delta|")
-    if 1 < errors.shape[1] <= 10:
-        ax.legend()
+    _name_lines(ax, errors.shape[1])
     return ax
 
 
-def course(lines: Sequence[Any], ax: Any) -> Any:
-    """Return axes with L by the step of a search, a line for each example, and the L of the stopping rule as a dashed line."""
+def objective_by_step(objectives: Mapping[int, np.ndarray], bounds: Iterable[float], ax: Any) -> Any:
+    """Return axes with L by the step of a search.
+
+    Args:
+        objectives: L by step of each example, by its index, a line for each.
+        bounds: each L at which a search stops, for a dashed line.
+        ax: the axes, or None for a new figure.
+    """
     ax = new_axes(ax, 6.4, 4.0)
-    for line in lines:
-        marker = "o" if len(line.objective) == 1 else None  # a line through a single point is invisible
-        ax.plot(np.arange(len(line.objective)), line.objective, marker=marker, label=f"example {line.example}")
-    for until in {line.until for line in lines} - {None}:
-        ax.axhline(until, color="0.4", linewidth=0.8, linestyle="--")
+    for example, values in objectives.items():
+        marker = "o" if len(values) == 1 else None  # a line through a single point is invisible
+        ax.plot(np.arange(len(values)), values, marker=marker, label=f"example {example}")
+    for bound in bounds:
+        ax.axhline(bound, color="0.4", linewidth=0.8, linestyle="--")
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel("step")
     ax.set_ylabel("L")
-    if 1 < len(lines) <= 10:
-        ax.legend()
+    _name_lines(ax, len(objectives))
     return ax
+
+
+def _name_lines(ax: Any, count: int) -> None:
+    """Draw a legend of the examples' lines, where there are several and not too many."""
+    if 1 < count <= 10:
+        ax.legend()
 
 
 def new_axes(ax: Any, width: float, height: float) -> Any:
@@ -190,20 +261,14 @@ def new_axes(ax: Any, width: float, height: float) -> Any:
     return plt.subplots(figsize=(min(width, MOST_WIDE), min(height, MOST_HIGH)), layout="constrained")[1]
 
 
-def as_they_are(texts: Any) -> None:
+def _show_plainly(texts: Any) -> None:
     """Show texts of the user as they are, dollars and backslashes included."""
     for text in texts:
         text.set_parse_math(False)
         text.set_usetex(False)
 
 
-def cut(text: str, most: int) -> str:
+def _cut(text: str, most: int) -> str:
     """Return a text in one line of at most so many characters."""
     whole = visible(" ".join(text.split()) or "␣")
     return whole if len(whole) <= most else f"{whole[: most - 1]}…"
-
-
-def _steps(attribution: Any) -> int:
-    """Return the number of steps; the largest that an example took where a tolerance doubled them."""
-    method = attribution.provenance["method"]
-    return int(max(method.get("steps_taken") or [method["steps"]]))

@@ -1,0 +1,192 @@
+"""The results and comparisons that a page shows, from what the user passes: by label and by point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from embgrad.comparison.compare import compare
+from embgrad.comparison.result import Comparison
+from embgrad.errors import EmbgradError, PointError, did_you_mean, listed
+from embgrad.model_points.points import WORD
+from embgrad.results.attribution import Attribution, Attributions
+from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.search import Search
+from embgrad.results.token_attribution import TokenAttribution
+
+__all__ = [
+    "Result",
+    "Shown",
+    "are_attributions",
+    "comparable",
+    "comparisons_by_point",
+    "flat",
+    "of_own_page",
+    "points_of",
+    "results_by_label",
+]
+
+Result = EmbeddingGradients | Attribution
+
+#: A result that a page may show, by itself if of output tokens or a search.
+Shown = Result | TokenAttribution | Search
+
+#: Results by point.
+Results = Mapping[str, Result]
+
+
+def of_own_page(results: Any) -> TokenAttribution | Search | None:
+    """Return the attribution of output tokens, or the search, where that is the only result.
+
+    Raises:
+        EmbgradError: there are other results beside it.
+    """
+    entries = [results]
+    while any(isinstance(entry, Mapping) for entry in entries):
+        entries = [item for entry in entries for item in (entry.values() if isinstance(entry, Mapping) else (entry,))]
+    found = [entry for entry in entries if isinstance(entry, TokenAttribution | Search)]
+    if found and len(entries) > 1:
+        source = "attribute_tokens" if isinstance(found[0], TokenAttribution) else "search"
+        raise EmbgradError(
+            f"results holds {len(entries)} results, and one of embgrad.{source} among them, which has a page by itself: "
+            "write each alone"
+        )
+    return found[0] if found else None
+
+
+def are_attributions(results: Mapping[str, Results]) -> bool:
+    """Return whether the results are attributions, not gradients.
+
+    Raises:
+        EmbgradError: both are among them.
+    """
+    classes = {isinstance(result, Attribution) for by_point in results.values() for result in by_point.values()}
+    if len(classes) > 1:
+        raise EmbgradError("results holds gradients and attributions: expected one of the two, and a page for each")
+    return classes == {True}
+
+
+def results_by_label(results: Any) -> dict[str, dict[str, Result]]:
+    """Return the results by label and point.
+
+    Raises:
+        EmbgradError: something else is among them, or nothing.
+    """
+    if isinstance(results, Result):
+        results = {str(results.provenance.get("backend", "result")): results}
+    if not isinstance(results, Mapping) or not results:
+        raise EmbgradError(
+            f"results is {_type_text(results)}: expected a result of embgrad.gradients or embgrad.attribute, or a "
+            "mapping of labels to results"
+        )
+    results = flat(results)
+    # Bare results are shown side by side, whatever the names of their points.
+    all_bare = all(isinstance(entry, Result) for entry in results.values())
+    name = next((_point(entry) for entry in results.values() if isinstance(entry, Result)), WORD)
+    by_label = {}
+    for label, entry in results.items():
+        if isinstance(entry, Result):
+            entry = {name if all_bare else _point(entry): entry}
+        if (
+            not isinstance(entry, Mapping)
+            or not entry
+            or not all(isinstance(result, Result) for result in entry.values())
+        ):
+            raise EmbgradError(
+                f"results[{label!r}] is {_type_text(entry)}: expected a result of embgrad.gradients or embgrad.attribute, or a "
+                "mapping of points to results"
+            )
+        by_label[str(label)] = {str(point): result for point, result in entry.items()}
+    return by_label
+
+
+def flat(results: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the results with each `Attributions`, of several methods at one point, replaced by its entries."""
+    flat: dict[Any, Any] = {}
+    for label, entry in results.items():
+        if isinstance(entry, Attributions):
+            flat |= {name if len(results) == 1 else f"{label}, {name}": single for name, single in entry.items()}
+        else:
+            flat[label] = entry
+    return flat
+
+
+def _point(result: Result) -> str:
+    return str(result.provenance.get("point", WORD))
+
+
+def points_of(results: Mapping[str, Results], layers: Sequence[str] | None) -> list[str]:
+    """Return the points to show, with the point of the sentences first.
+
+    Raises:
+        PointError: a point of `layers` is not in all results, or there is no point in common.
+    """
+    common = [point for point in next(iter(results.values())) if all(point in points for points in results.values())]
+    if layers is not None:
+        wanted = [layers] if isinstance(layers, str) else list(layers)
+        for point in wanted:
+            if point not in common:
+                raise PointError(
+                    f"layers names {point!r}, which not all results hold: expected some of {listed(common, 40)}."
+                    f"{did_you_mean(point, common)}"
+                )
+        if not wanted:
+            raise PointError(f"layers is empty: expected some of {listed(common, 40)}, or None for all")
+        return wanted
+    if not common:
+        held = "; ".join(f"{label} holds {listed(by_point)}" for label, by_point in results.items())
+        raise PointError(f"the results have no point in common: {held}; expected results at the same points")
+    return sorted(common, key=lambda point: point != WORD)
+
+
+def comparisons_by_point(
+    results: Mapping[str, Results], comparisons: Any, points: Sequence[str], *, restricted: bool
+) -> dict[str, dict[str, Comparison]]:
+    """Return the comparisons by label and point, in the order of the results; None compares what should be equal.
+
+    Raises:
+        EmbgradError: something else is among them, or a label that is not one of the results beside the first.
+    """
+    first, *others = results
+    if comparisons is None:
+        order = [point for point in results[first] if point in points] if not restricted else points
+        return {
+            label: {point: compare(results[first][point], results[label][point]) for point in order}
+            for label in others
+            if all(comparable(results[first][point], results[label][point]) for point in order)
+        }
+    if not isinstance(comparisons, Mapping):
+        raise EmbgradError(
+            f"comparisons is {_type_text(comparisons)}: expected a mapping of labels to comparisons, or None"
+        )
+    by_label: dict[str, dict[str, Comparison]] = {}
+    for label, entry in ((str(key), value) for key, value in comparisons.items()):
+        if label not in others:
+            hint = did_you_mean(label, others)
+            raise EmbgradError(
+                f"comparisons names {label!r}: expected some of the results beside the first ({first!r}): {listed(others)}.{hint}"
+            )
+        by_label[label] = _comparisons_of(label, entry, points[0])
+        if restricted:
+            by_label[label] = {point: by_label[label][point] for point in points if point in by_label[label]}
+    return {label: by_label[label] for label in others if by_label.get(label)}
+
+
+def comparable(first: Any, second: Any) -> bool:
+    """Return whether two results should be equal: attributions by different methods need not be."""
+    methods = [result.provenance["method"] for result in (first, second) if isinstance(result, Attribution)]
+    return len(methods) < 2 or methods[0] == methods[1]
+
+
+def _comparisons_of(label: str, entry: Any, point: str) -> dict[str, Comparison]:
+    if isinstance(entry, Comparison):
+        return {point: entry}
+    if isinstance(entry, Mapping) and all(isinstance(comparison, Comparison) for comparison in entry.values()):
+        return {str(name): comparison for name, comparison in entry.items()}
+    raise EmbgradError(f"comparisons[{label!r}] is {_type_text(entry)}: expected what embgrad.compare returns")
+
+
+def _type_text(value: object) -> str:
+    if isinstance(value, Mapping) and value:
+        return f"a mapping with values of type {listed(sorted({type(item).__name__ for item in value.values()}))}"
+    return f"of type {type(value).__name__}" + (", empty" if isinstance(value, Mapping) else "")
