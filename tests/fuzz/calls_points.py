@@ -162,3 +162,42 @@ def _entered(model: Any, at: Any, then: str, **options: Any) -> Any:
     with embgrad.capture(model, at, **options) as tap:
         pass
     return getattr(tap, then)()
+
+
+def native_points(draw: Draw, framework: str) -> Case:
+    """Request every point that `points` lists by its name; a point with a role must give the same result as the role."""
+    architectures = ("layers", "repeated", "hidden", "mean", "flat", "positional", "named", "two_tables", "twice")
+    world = drawn_world(draw, framework, architectures, exact=True)
+    examples, positions = draw.integer(1, 3), draw.integer(4, 5)  # two different numbers
+    ids = draw.integers(2, world.vocab - 1, (examples, positions))
+    objective = embgrad.Sum(output="sequence" if world.architecture == "named" else None)
+
+    def run() -> Any:
+        listed = embgrad.points(world.model, ids)
+        return [(point, *_asked_for(world.model, ids, objective, point)) for point in listed]
+
+    def judge(actual: list[Any]) -> None:
+        reached = 0
+        for point, by_name, by_role in actual:
+            if isinstance(by_name, embgrad.EmbgradError):
+                expect(str(by_name).strip(), f"{point.name}: an error that says nothing")
+                expect(by_role is None or point.roles == ("word",), f"{point.name} with {point.roles}: {by_name}")
+                continue
+            reached += 1
+            expect_equal(by_name.values.size, int(np.prod(point.shape)), f"the size at {point.name}")
+            if by_role is not None and by_role.values.shape == by_name.values.shape:
+                expect_equal(by_name.values, by_role.values, f"the values at {point.name} and at {point.roles[0]!r}")
+        expect(reached, f"no point gave a result: {[str(entry) for entry in actual]}")
+
+    text = f"model: {world}\nids={ids.tolist()}\nobjective: {objective!r}\nat: every point by its native name"
+    return Case("gradients", text, run, judge, (), [world], [ids], framework=framework)
+
+
+def _asked_for(model: Any, ids: np.ndarray, objective: Any, point: embgrad.results.Point) -> tuple[Any, Any]:
+    """Return the result by the point's name, or the refusal; and by its role, if it has one of its own."""
+    try:
+        by_name: Any = embgrad.gradients(model, ids, objective, at=point.name)
+    except embgrad.EmbgradError as error:
+        by_name = error
+    role = next((role for role in point.roles if role != "word"), None)
+    return by_name, None if role is None else embgrad.gradients(model, ids, objective, at=role)

@@ -14,7 +14,7 @@ from tensorflow.python.eager import context, execute
 
 import embgrad
 from tests.frameworks.tensorflow.helpers import make_model, policy, small_bert
-from tests.frameworks.tensorflow.transformers_by_hand import IDS, LAYERS, VECTOR, build, by_hand, close
+from tests.frameworks.tensorflow.transformers_by_hand import IDS, VECTOR, close
 
 OBJECTIVE = embgrad.Projection(VECTOR)
 NEW = np.random.default_rng(4).normal(size=(*IDS.shape, 4))
@@ -135,40 +135,6 @@ def test_the_lookup_of_hugging_face() -> None:
         found = embgrad.gradients(model, IDS, objective, override={"word": NEW})
     close(found.values, expected)
     assert float(total) == pytest.approx(found.objective.sum(), rel=1e-12)
-
-
-@pytest.mark.parametrize("number", range(LAYERS))
-def test_a_layer_overridden_and_added_to(keras: Any, number: int) -> None:
-    model, name = build(keras), f"layer.{number}"
-    names = ["word", "embeddings", name, "layer.-1"]
-    by_override = by_hand(model, {number: lambda hidden: tf.constant(NEW)})
-    by_adding = by_hand(model, {number: lambda hidden: hidden + NEW})
-    added = embgrad.gradients(model, IDS, OBJECTIVE, at=names, add={name: NEW})
-    for one in names:
-        place = one.replace("-1", str(LAYERS - 1))
-        close(added[one].values, by_adding[place][1])
-        close(added[one].activations, by_adding[place][0])
-    overridden = embgrad.gradients(model, IDS, OBJECTIVE, at=[name, "layer.-1"], override={name: NEW})
-    for one in (name, "layer.-1"):
-        close(overridden[one].values, by_override[one.replace("-1", str(LAYERS - 1))][1])
-    with pytest.raises(embgrad.errors.NoGradientError, match=name):
-        embgrad.gradients(model, IDS, OBJECTIVE, at="word", override={name: NEW})
-
-
-@pytest.mark.parametrize("point", ["word", "embeddings", "layer.1", "blocks.1:input"])
-def test_finite_differences_along_what_is_added(keras: Any, point: str) -> None:
-    model = build(keras)
-    found = embgrad.gradients(model, IDS, OBJECTIVE, at=point)
-    random, step = np.random.default_rng(2), 1e-4
-    for _ in range(2):
-        direction = random.normal(size=found.values.shape)
-
-        def total(distance: float, direction: np.ndarray = direction) -> float:
-            moved = embgrad.gradients(model, IDS, OBJECTIVE, at=point, add={point: distance * direction})
-            return float(moved.objective.sum())
-
-        difference = (8 * (total(step) - total(-step)) - (total(2 * step) - total(-2 * step))) / (12 * step)
-        assert difference == pytest.approx((found.values * direction).sum(), rel=1e-7)
 
 
 def test_rows_that_are_looked_up_again() -> None:

@@ -17,7 +17,6 @@ import embgrad
 LAYERS = 4
 RANDOM = np.random.default_rng(0)
 BATCH = embgrad.TokenBatch(RANDOM.integers(3, 60, (3, 6)), [[1] * 6, [1] * 4 + [0] * 2, [1] * 3 + [0] * 3])
-IDS = BATCH.ids
 POOLED = embgrad.Projection(RANDOM.normal(size=32), output="pooled")
 LABELS = embgrad.CrossEntropy([0, 1, 2])
 
@@ -219,76 +218,6 @@ def test_a_bert_inside_another_model_is_bisected() -> None:
 
 
 # Models that have nothing of a BERT
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.attention = nn.LayerNorm(16), nn.MultiheadAttention(16, 2, batch_first=True)
-        self.up, self.down, self.factor = nn.Linear(16, 24), nn.Linear(24, 16), 1.0
-
-    def forward(self, x: Any) -> Any:
-        h = self.norm(x)
-        x = x + self.factor * self.attention(h, h, h, need_weights=False)[0]
-        return x + self.down(torch.relu(self.up(x)))
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.places = nn.Embedding(60, 16), nn.Parameter(torch.randn(10, 16))
-        self.blocks, self.head, self.gain = nn.ModuleList(Block() for _ in range(LAYERS)), nn.Linear(16, 3), 1.0
-
-    def forward(self, ids: Any) -> Any:
-        x = self.table(ids) + self.places[: ids.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x.mean(1)) * self.gain
-
-
-def other_factor(b: Any) -> None:
-    b.blocks[2].factor = 1.1
-
-
-def other_gain(b: Any) -> None:
-    b.gain = 1.1
-
-
-@pytest.mark.parametrize(
-    ("fault", "first", "module", "weight"),
-    [
-        (lambda b: b.blocks[2].attention.in_proj_weight.mul_(1.01), "layer.2", "blocks.2.attention", "in_proj_weight"),
-        (
-            lambda b: b.blocks[2].attention.out_proj.weight.mul_(1.01),
-            "layer.2",
-            "blocks.2.attention.out_proj",
-            "out_proj.weight",
-        ),
-        (lambda b: b.blocks[3].down.bias.add_(0.01), "layer.3", "blocks.3.down", "down.bias"),
-        (lambda b: b.places.mul_(1.01), "position", None, "places"),
-        (other_factor, "layer.2", "blocks.2", None),
-        (other_gain, "objective", None, None),
-    ],
-)
-def test_a_fault_in_a_module_of_the_user_is_named(
-    fault: Fault, first: str, module: str | None, weight: str | None
-) -> None:
-    torch.manual_seed(0)
-    model = Net().eval()
-    result = embgrad.bisect(model, faulty(model, fault), IDS, LABELS)
-    assert (result.first, result.module) == (first, module)
-    differing = [parameter.a for parameter in result.parameters if parameter.differs]
-    assert len(differing) == (weight is not None)
-    assert weight is None or str(differing[0]).endswith(weight)
-
-
-def test_a_fault_is_named_with_as_many_examples_as_positions() -> None:
-    torch.manual_seed(0)
-    model = Net().eval()
-    other = faulty(model, lambda b: b.blocks[1].up.bias.add_(0.01))
-    ids = RANDOM.permutation(np.arange(1, 37)).reshape(6, 6)
-    result = embgrad.bisect(model, other, ids, embgrad.Logit(1))
-    assert (result.first, result.module) == ("layer.1", "blocks.1.up")
 
 
 def test_half_precision_is_reported(model: Any) -> None:

@@ -140,14 +140,6 @@ def test_a_similarity_of_the_rows_of_a_batch() -> None:
     expect_others_held(Encoder().eval(), IDS, similarity)
 
 
-def test_a_contrastive_loss_of_the_pairs_of_a_batch() -> None:
-    def loss(out: Any) -> Any:
-        logits = out[0::2] @ out[1::2].T
-        return nn.functional.cross_entropy(logits, torch.arange(2), reduction="none").repeat_interleave(2)
-
-    expect_others_held(Encoder().eval(), np.array([*IDS, [1, 1, 6]]), loss)
-
-
 def test_batch_norm_by_the_averages_of_the_batch() -> None:
     model = Encoder(meeting=True).eval()
     g = embgrad.gradients(model, IDS, LOGIT, split=True)

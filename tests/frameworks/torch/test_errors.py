@@ -138,18 +138,6 @@ def test_an_output_of_integers_is_refused() -> None:
         embgrad.gradients(Integers(), IDS, embgrad.Sum(output="labels"))
 
 
-def test_an_argument_that_the_batch_does_not_have() -> None:
-    class Demanding(Net):
-        def forward(self, x: Any, lexicon: Any) -> Any:
-            return super().forward(x)
-
-    with pytest.raises(
-        embgrad.errors.BatchError,
-        match=r"needs 'lexicon', which has no default, and the batch has no entry of that name",
-    ):
-        embgrad.gradients(Demanding(), IDS, embgrad.Logit(0))
-
-
 @pytest.mark.parametrize(
     "call", [embgrad.gradients, embgrad.tables.parameter_gradients, embgrad.tables.table_gradients]
 )

@@ -221,15 +221,6 @@ def test_tensors_and_numbers_are_taken(delta: Any) -> None:
     np.testing.assert_array_equal(tap.steps[0].activations, model.table.weight[BATCHES[0]].detach().numpy() + 1)
 
 
-def test_a_tensor_that_requires_a_gradient_is_refused() -> None:
-    delta = torch.zeros(3, 4, 4, requires_grad=True)
-    with refused(
-        embgrad.errors.PointError, "add['word'] is", "which requires a gradient", "Detach it or pass a NumPy array"
-    ):
-        embgrad.perturbed(net(), {"word": delta})
-    embgrad.perturbed(net(), {"word": delta.detach()})
-
-
 @pytest.mark.parametrize(("at", "path"), [("word", "table"), ("head", "head")])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpoints(reentrant: bool, at: str, path: str) -> None:

@@ -200,15 +200,6 @@ def test_a_hook_at_a_position_of_the_whole_text_runs_whole_texts(position: int) 
     assert "differ" in reason(model)
 
 
-def test_what_the_user_gives_besides_runs_whole_texts() -> None:
-    model = gpt2()
-    assert reason(model, call=lambda model, inputs: model(inputs["input_ids"])) == "call= calls the model"
-    positions = embgrad.TokenBatch(IDS, extras={"position_ids": np.tile(np.arange(LENGTH), (len(IDS), 1))})
-    assert reason(model, batch=positions) == "the model has further inputs: position_ids"
-    native = embgrad.objectives.objectives.as_objective(lambda outputs: outputs.logits[:, -1, 3])
-    assert reason(model, objective=native) == "the objective is a function of the model's own output"
-
-
 def test_the_model_is_left_as_it_was() -> None:
     model = gpt2(use_cache=False)
     model.train()
