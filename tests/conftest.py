@@ -157,7 +157,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests of backends that are not under test, and the slow ones or the others."""
-    from tests.sampling import slow_items
+    from tests.support.sampling import slow_items
 
     under_test, slow = backends_under_test(), slow_items(items)
     out = [

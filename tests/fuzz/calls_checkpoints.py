@@ -12,13 +12,13 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import embgrad
-from tests.bert_by_hand import ACTIVATIONS, bert_by_hand, random_weights
 from tests.fuzz.calls_files import damage, folder
 from tests.fuzz.cases import REFUSAL, Case, expect_close, expect_equal
 from tests.fuzz.drawing import Draw
 from tests.fuzz.nonsense import nonsense
 from tests.fuzz.oracle import STEP
 from tests.fuzz.worlds import abilities
+from tests.support.bert_by_hand import ACTIVATIONS, bert_by_hand, random_weights
 
 WORDS: Final = "embeddings.word_embeddings.weight"
 

@@ -22,7 +22,7 @@ from tests.fuzz.registry import drawn_case, framework_of
 from tests.fuzz.running import numbers, run
 from tests.fuzz.summary import summary
 from tests.fuzz.verdicts import Verdict, verdict_of
-from tests.sampling import slow
+from tests.support.sampling import slow
 
 #: Marks tests of the fuzzer itself, for which one backend suffices.
 of_the_fuzzer = pytest.mark.framework(REFERENCE)

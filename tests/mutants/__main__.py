@@ -80,7 +80,7 @@ def main() -> int:
     files = sorted(sources.rglob("*.py"))
     if not files or not tests.is_dir():
         parser.error(f"there are no sources in {sources}, or no tests in {tests}")
-    helpers = [*ROOT.glob("embgrad/**/*.py"), *ROOT.glob("tests/*.py"), *ROOT.glob("tests/unit/*.py")]
+    helpers = [*ROOT.glob("embgrad/**/*.py"), *ROOT.glob("tests/support/*.py"), *ROOT.glob("tests/unit/*.py")]
     digest = digest_of({*files, *tests.rglob("*.py"), *helpers, *Path(__file__).parent.glob("*.py")})
     record = record_tests(files, [str(tests)], root / ".cache" / "mutants" / f"{sources.name}-{digest}.json")
     changes, lines = draw(record, files, options.number, options.seed)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import keras_hub
 import numpy as np
 
-from tests.keras_hub_zoo import draw_weights
+from tests.support.keras_hub_zoo import draw_weights
 from tests.zoo.configurations import VOCAB, small_size
 from tests.zoo.exceptions import BACKBONES
 from tests.zoo.hand import Case, Unchecked

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import embgrad
-from tests import keras_hub_zoo as zoo
 from tests.cross.keras.worker import BACKENDS, file_of, run, weights_of
+from tests.support import keras_hub_zoo as zoo
 
 
 def most(name: str) -> float:

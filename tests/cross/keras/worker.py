@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import embgrad
-from tests import keras_hub_zoo as zoo
+from tests.support import keras_hub_zoo as zoo
 
 __all__ = ["BACKENDS", "file_of", "run", "weights_of"]
 

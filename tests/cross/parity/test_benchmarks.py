@@ -13,7 +13,7 @@ from tests.benchmarks.cases import MODES, PLAIN, Case, drawn_bert
 from tests.benchmarks.classifiers import KINDS
 from tests.benchmarks.jobs import LANGUAGE
 from tests.benchmarks.points import POINTS, PRICED, prices
-from tests.sampling import slow
+from tests.support.sampling import slow
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from safetensors.numpy import save_file
 
 import embgrad
 from embgrad.checkpoints.load_bert import bert_names
-from tests.bert_by_hand import ACTIVATIONS, bert_by_hand, random_weights
 from tests.frameworks.gluon.helpers import central_differences, mx, randomise, relative
+from tests.support.bert_by_hand import ACTIVATIONS, bert_by_hand, random_weights
 
 nlp = import_gluonnlp()
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import embgrad
-from tests.company import LOGIT, expect_of_own_number, expect_state_of_one_number
 from tests.frameworks.gluon.helpers import mx
+from tests.support.company import LOGIT, expect_of_own_number, expect_state_of_one_number
 
 IDS = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
 

@@ -7,7 +7,7 @@ from embgrad_gluon import import_mxnet
 from embgrad_gluon.parameters import device_meter
 
 import embgrad
-from tests.forecast import figures
+from tests.support.forecast import figures
 from tests.unit.refusals import refused
 
 mx = import_mxnet()

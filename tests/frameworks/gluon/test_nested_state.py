@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.frameworks.gluon.helpers import mx
-from tests.keeping import VOCAB, Builder, SlottedBuilder, Way, assert_left_and_seen, assert_parts_stay
+from tests.support.keeping import VOCAB, Builder, SlottedBuilder, Way, assert_left_and_seen, assert_parts_stay
 
 
 def _write(kept: list[dict[str, Any]], value: float) -> None:

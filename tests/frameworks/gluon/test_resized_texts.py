@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.frameworks.gluon.helpers import mx
-from tests.lengths_by_hand import TABLE, WEIGHT, expect_new_lengths
+from tests.support.lengths_by_hand import TABLE, WEIGHT, expect_new_lengths
 
 
 class Mean(mx.gluon.HybridBlock):

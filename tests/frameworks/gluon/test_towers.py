@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.frameworks.gluon.helpers import mx
-from tests.towers import DIM, expect_roles_of_text
+from tests.support.towers import DIM, expect_roles_of_text
 
 nn = mx.gluon.nn
 

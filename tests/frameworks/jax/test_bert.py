@@ -15,8 +15,8 @@ from flax import nnx
 
 import embgrad
 from embgrad.engine.weights import weights_of
-from tests.keras_bert_outputs import keras_outputs
-from tests.loaded_bert import BATCH, DescribedBert, LoadedBert, by_hand, checkpoint
+from tests.support.keras_bert_outputs import keras_outputs
+from tests.support.loaded_bert import BATCH, DescribedBert, LoadedBert, by_hand, checkpoint
 
 INPUTS = {name: jnp.asarray(value) for name, value in BATCH.to_huggingface().items()}
 

@@ -12,8 +12,8 @@ import pytest
 from flax import nnx
 
 import embgrad
-from tests.company import LOGIT, expect_of_own_number, expect_state_of_one_number
 from tests.frameworks.keras_state import keras_model_of_one_number
+from tests.support.company import LOGIT, expect_of_own_number, expect_state_of_one_number
 
 IDS = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
 

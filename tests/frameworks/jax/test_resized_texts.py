@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from tests.lengths_by_hand import TABLE, WEIGHT, expect_new_lengths
+from tests.support.lengths_by_hand import TABLE, WEIGHT, expect_new_lengths
 
 
 def read_lengths(parameters: Any, ids: Any, lengths: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from tests.frameworks.jax.nnx_layers import normal
-from tests.towers import DIM, expect_roles_of_text
+from tests.support.towers import DIM, expect_roles_of_text
 
 
 class Layer(nnx.Module):

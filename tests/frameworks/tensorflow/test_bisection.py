@@ -15,7 +15,7 @@ from transformers import BertConfig, TFBertModel
 
 import embgrad
 from embgrad.engine.weights import substituted, weights_of
-from tests.sampling import slow
+from tests.support.sampling import slow
 
 LAYERS = 4
 RANDOM = np.random.default_rng(0)

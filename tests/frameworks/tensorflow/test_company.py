@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.company import expect_of_own_number, expect_state_of_one_number
 from tests.frameworks.tensorflow.helpers import KERAS
+from tests.support.company import expect_of_own_number, expect_state_of_one_number
 
 IDS = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
 RANDOM = np.random.default_rng(0)

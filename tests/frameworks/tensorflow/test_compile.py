@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 import embgrad
-from tests.compiled import same
 from tests.frameworks.tensorflow.helpers import assert_slopes
 from tests.frameworks.tensorflow.test_models import BODIES, VECTOR, functional
 from tests.frameworks.tensorflow.traced import IDS, PROJECTION, Net, both
+from tests.support.compiled import same
 
 LABELS = np.array([1, 0, 1])
 

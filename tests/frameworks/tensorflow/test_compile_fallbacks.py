@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 import embgrad
-from tests.compiled import same
 from tests.frameworks.tensorflow.helpers import make_model
 from tests.frameworks.tensorflow.test_models import functional
 from tests.frameworks.tensorflow.traced import IDS, PROJECTION, Net, both
+from tests.support.compiled import same
 
 #: Of the layers that are made here.
 POLICY = "float64"

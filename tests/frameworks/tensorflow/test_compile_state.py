@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import embgrad
-from tests.compiled import same
 from tests.frameworks.tensorflow.traced import IDS, LONGER, PROJECTION, Net, both
+from tests.support.compiled import same
 
 #: Of the layers that are made here.
 POLICY = "float64"

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import embgrad
-from tests.compiled import calls_that_change, same
 from tests.frameworks.tensorflow.test_models import functional
 from tests.frameworks.tensorflow.traced import IDS, LONGER, PROJECTION, Net, both
+from tests.support.compiled import calls_that_change, same
 
 #: Of the layers that are made here.
 POLICY = "float64"

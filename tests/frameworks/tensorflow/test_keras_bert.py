@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.keras_bert_outputs import keras_outputs
-from tests.loaded_bert import DescribedBert
+from tests.support.keras_bert_outputs import keras_outputs
+from tests.support.loaded_bert import DescribedBert
 
 
 class TestKerasOnTensorFlow(DescribedBert):

@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 import embgrad
-from tests import keras_hub_zoo as zoo
 from tests.frameworks.tensorflow.helpers import own_table_gradient
+from tests.support import keras_hub_zoo as zoo
 
 
 def total_of(name: str, mask: np.ndarray) -> Callable[[Any], Any]:

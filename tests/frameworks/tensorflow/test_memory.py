@@ -9,7 +9,7 @@ import tensorflow as tf
 from embgrad_tensorflow import parameters
 
 import embgrad
-from tests.forecast import figures
+from tests.support.forecast import figures
 from tests.unit.refusals import refused
 
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.frameworks.tensorflow.helpers import KERAS, make_model
-from tests.keeping import (
+from tests.support.keeping import (
     IDS,
     OBJECTS,
     VOCAB,

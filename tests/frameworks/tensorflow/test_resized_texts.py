@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests.lengths_by_hand import TABLE, WEIGHT, expect_new_lengths
+from tests.support.lengths_by_hand import TABLE, WEIGHT, expect_new_lengths
 
 
 def logits(rows: Any, lengths: Any) -> Any:

@@ -21,7 +21,7 @@ import embgrad
 from tests.contract.conformance.harness_tensorflow import Harness
 from tests.frameworks.tensorflow import helpers
 from tests.frameworks.tensorflow.helpers import make_model
-from tests.growing import Cache
+from tests.support.growing import Cache
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 0], [6, 7, 0, 0]])
 OBJECTIVE = embgrad.Projection([0.7, -1.3])

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras2
 
-from tests.towers import DIM, expect_roles_of_text
+from tests.support.towers import DIM, expect_roles_of_text
 
 
 def towers(keras: Any, image_first: bool) -> Any:

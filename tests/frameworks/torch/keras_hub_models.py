@@ -16,8 +16,8 @@ from torch.nn import functional
 
 import embgrad
 from embgrad.testing.snapshot import different
-from tests import keras_hub_zoo as zoo
 from tests.contract.conformance import keras_on_torch
+from tests.support import keras_hub_zoo as zoo
 
 assert keras.backend.backend() == "torch"
 

@@ -12,8 +12,8 @@ import torch
 from keras import layers
 
 import embgrad
-from tests.company import expect_state_of_one_number
 from tests.frameworks.keras_state import keras_model_of_one_number
+from tests.support.company import expect_state_of_one_number
 
 assert keras.backend.backend() == "torch"
 

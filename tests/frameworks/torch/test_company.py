@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import embgrad
-from tests.company import LOGIT, ZERO, expect_of_own_number, expect_others_held, expect_state_of_one_number
+from tests.support.company import LOGIT, ZERO, expect_of_own_number, expect_others_held, expect_state_of_one_number
 
 IDS = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
 

@@ -10,7 +10,7 @@ import torch
 from embgrad_torch.parameters import device_meter
 
 import embgrad
-from tests.forecast import figures
+from tests.support.forecast import figures
 from tests.unit.refusals import refused
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.lengths_by_hand import TABLE, WEIGHT, expect_new_lengths
+from tests.support.lengths_by_hand import TABLE, WEIGHT, expect_new_lengths
 
 
 class Mean(torch.nn.Module):

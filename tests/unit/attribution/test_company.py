@@ -10,7 +10,7 @@ import pytest
 
 import embgrad
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
-from tests.company import expect_state_of_one_number
+from tests.support.company import expect_state_of_one_number
 from tests.unit.attribution.models import BATCH, IDS, MASK, curved, linear
 
 DIM = 3

@@ -9,7 +9,7 @@ import pytest
 
 from embgrad.toolkit import object_state
 from embgrad.toolkit.object_state import ObjectState
-from tests.keeping import KNOT, OBJECTS, WAYS, Way
+from tests.support.keeping import KNOT, OBJECTS, WAYS, Way
 
 
 @pytest.mark.parametrize("way", [WAYS[one] for one in WAYS if one not in OBJECTS] + [KNOT])

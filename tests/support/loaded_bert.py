@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 import embgrad
 from embgrad.checkpoints.load_bert import bert_names
 from embgrad.engine.weights import substituted, weights_of
-from tests.bert_by_hand import ACTIVATIONS, bert_by_hand, random_weights
+from tests.support.bert_by_hand import ACTIVATIONS, bert_by_hand, random_weights
 
 CONFIG = {
     "model_type": "bert",

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.loaded_bert import BATCH
+from tests.support.loaded_bert import BATCH
 
 __all__ = ["keras_outputs"]
 

@@ -1,4 +1,4 @@
-"""A forecast of memory beside what is measured, in a process of its own: `python -m tests.forecast torch 16 128`."""
+"""A forecast of memory beside what is measured, in a process of its own: `python -m tests.support.forecast torch 16 128`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import embgrad
 from embgrad.common.memory_meter import process_meter
 from tests.benchmarks.cases import Case, drawn_bert
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def figures(framework: str, examples: int, positions: int) -> dict[str, Any]:
     """Return the forecast for a random BERT of MiniLM's size, and `used`, what the call then takes, from another process."""
-    command = [sys.executable, "-m", "tests.forecast", framework, str(examples), str(positions)]
+    command = [sys.executable, "-m", "tests.support.forecast", framework, str(examples), str(positions)]
     # On some CPUs oneDNN takes other kernels for larger batches, whose buffers no run of smaller ones shows.
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
