@@ -174,7 +174,7 @@ class _Trial:
         shared, count = self.located[self.point].arrangement.shared, len(self.question.batch)
         if not self.question.options.split or len(self.result.values) != count:
             lines = [line for name, change in self._directions() for line in self._along(name, change, None)]
-            judged = self._judged(lines)
+            judged = _judge(lines, self.result.values.size, self.precision)
             return judged, (), _excused(lines, judged)
         lines_of = dict(
             enumerate(zip(*(self._along(*direction, range(count)) for direction in self._directions()), strict=True))
@@ -188,7 +188,7 @@ class _Trial:
             lines_of |= {example: tuple(self._alone(example)) for example in chosen}
         tested, untested = [], list(skipped)
         for example in sorted(lines_of.keys() - set(skipped)):
-            slopes = self._judged(lines_of[example])
+            slopes = _judge(lines_of[example], self.result.values[0].size, self.precision)
             tested += slopes
             if any(map(_is_rough_own, slopes)) or _excused(lines_of[example], slopes):
                 untested.append(example)
@@ -257,23 +257,28 @@ class _Trial:
             for (label, *rest), moves, kink, stairs in zip(figures, moving, kinks, slopes.stairs, strict=True)
         ]
 
-    def _judged(self, lines: Sequence[_Line]) -> list[Slope]:
-        """Return the slopes; a slope that does not hold counts as uncertain where any direction shows a kink or stairs.
 
-        A random direction of many entries lies across a kink only slightly; the gradient's own may lie across it wholly.
-        """
-        kink, stairs = max((line.kink for line in lines), default=0.0), any(line.stairs for line in lines)
-        entries = self.result.values[0].size if self.question.options.split else self.result.values.size
-        judged = []
-        for line in filter(lambda line: line.moves, lines):
-            slope, more = line.slope, 0.0
-            if not slope.holds and stairs:
-                more = abs(slope.found - slope.expected)
-            elif not slope.holds and kink:
-                more = KINKS * kink * (entries**0.5 if line.is_own else 1.0) / self.precision.wide
-            wider = slope.tolerance + self.precision.wide * more
-            judged.append(replace(slope, uncertainty=slope.uncertainty + more, tolerance=wider) if more else slope)
-        return judged
+def _judge(lines: Sequence[_Line], entries: int, precision: Precision) -> list[Slope]:
+    """Return the slopes; a slope that does not hold counts as uncertain where any direction shows a kink or stairs.
+
+    A random direction of many entries lies across a kink only slightly; the gradient's own may lie across it wholly.
+
+    Args:
+        lines: the slopes in all directions.
+        entries: the number of entries of a direction.
+        precision: the precision of the model.
+    """
+    kink, stairs = max((line.kink for line in lines), default=0.0), any(line.stairs for line in lines)
+    judged = []
+    for line in filter(lambda line: line.moves, lines):
+        slope, more = line.slope, 0.0
+        if not slope.holds and stairs:
+            more = abs(slope.found - slope.expected)
+        elif not slope.holds and kink:
+            more = KINKS * kink * (entries**0.5 if line.is_own else 1.0) / precision.wide
+        wider = slope.tolerance + precision.wide * more
+        judged.append(replace(slope, uncertainty=slope.uncertainty + more, tolerance=wider) if more else slope)
+    return judged
 
 
 def _excused(lines: Sequence[_Line], judged: Sequence[Slope]) -> list[Slope]:

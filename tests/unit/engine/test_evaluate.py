@@ -90,6 +90,11 @@ def test_a_hidden_state_has_no_table() -> None:
         embgrad.tables.embedding_table(curved(), BATCH, at="block")
 
 
+def test_each_table_is_asked_for_by_itself() -> None:
+    with refused(embgrad.errors.PointError, "at is ['word', 'block']", "make a call for each table"):
+        embgrad.tables.embedding_table(curved(), BATCH, at=["word", "block"])  # type: ignore[arg-type]
+
+
 def test_examples_are_taken_by_their_indices() -> None:
     batch = embgrad.TokenBatch(IDS, MASK, extras={"scale": np.array([1.0, 2.0]), "names": ["a", "b"], "shared": 3})
     taken = batch.take([1, 1, 0])

@@ -247,6 +247,58 @@ def test_a_window_is_remembered() -> None:
     assert passes == [2]
 
 
+def test_that_ids_read_forward_is_remembered_for_batches_of_one_form() -> None:
+    passes: list[list[list[int]]] = []
+
+    def counted(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        passes.append(ids.tolist())
+        return in_place(ids, mask)
+
+    model, batch = built(counted), embgrad.TokenBatch([[3, 4, 3]], [[1, 1, 1]])
+    embgrad.gradients(model, batch, embgrad.Logit(0))
+    assert passes == [[[3, 4, 3]], [[4, 4, 3]]]  # the batch, and the first id as another of the batch's
+    passes.clear()
+    embgrad.gradients(model, batch.replace(ids=[[5, 6, 5]]), embgrad.Logit(0))
+    assert passes == [[[5, 6, 5]]]
+    passes.clear()
+    embgrad.gradients(model, embgrad.TokenBatch([[3, 4, 4, 3]], [[1, 1, 1, 1]]), embgrad.Logit(0))  # another form
+    assert passes == [[[3, 4, 4, 3]], [[4, 4, 4, 3]]]
+    for only, other in ((3, 1), (1, 2)):  # an id that the batch has not, and that is no padding
+        embgrad.gradients(built(counted), embgrad.TokenBatch([[only] * 2], [[1, 1]]), embgrad.Logit(0))
+        assert passes[-1] == [[other, only]]
+
+
+def test_a_batch_that_is_its_own_transpose_shows_its_axes_by_one_other_id() -> None:
+    def transposed(model: Any, input_ids: np.ndarray) -> Tensor:
+        places = Tensor(model["place"].value[: input_ids.shape[1], None])
+        return ((lookup(model["table"], input_ids.T) + places).tanh() @ model["W"]).sum(0)
+
+    for ids in ([[3, 4], [4, 5]], [[1, 1], [1, 1]], [[0, 0], [0, 0]], [[3, 4, 5], [4, 6, 7], [5, 7, 8]]):
+        result = embgrad.gradients(ReferenceModel(transposed, dict(WEIGHTS)), ids, embgrad.Logit(1))
+        bent = np.tanh(WEIGHTS["table"][np.array(ids)] + WEIGHTS["place"][: len(ids)])
+        np.testing.assert_allclose(result.values, (1 - bent**2) * WEIGHTS["W"][:, 1], atol=1e-14)
+
+
+def test_the_only_lookup_that_holds_the_ids_is_word_though_its_order_is_unknown() -> None:
+    def by_content(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return np.sort(ids, 1), mask, np.arange(len(ids))
+
+    table = embgrad.tables.table_gradients(
+        built(by_content), BATCH, OBJECTIVE
+    )  # which sums over the lookup, in any order
+    rows = embgrad.gradients(built(by_content), BATCH, OBJECTIVE, at="table")
+    np.testing.assert_allclose(table.total.sum(0), rows.values.sum((0, 1)), atol=1e-14)
+    with refused(embgrad.errors.PointNotReachedError, "the indices of table#0", "in an order that", "did not show"):
+        embgrad.gradients(built(by_content), BATCH, OBJECTIVE, at=["word", "layers.0"])
+
+    def twice(model: Any, input_ids: np.ndarray) -> Tensor:
+        first = lookup(model["table"], np.sort(input_ids, 1)).sum(1)
+        return (first + lookup(model["table"], np.sort(input_ids, 1)[:, ::-1]).tanh().sum(1)) @ model["W"]
+
+    with refused(embgrad.errors.AmbiguousPointError, "'word' fits 2 lookups", "table#0", "table#1", "name one of them"):
+        embgrad.gradients(ReferenceModel(twice, dict(WEIGHTS)), IDS, OBJECTIVE)
+
+
 def test_capture_shows_a_window_and_refuses_another_order() -> None:
     model = built(in_window)
     with embgrad.capture(model, at="word") as tap:
