@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from embgrad.comparison.diagnosis.findings import Finding
-from embgrad.display.figures import FigureRow, figure, picture, plot, rows_html
+from embgrad.display.figures import FigureRow, figure, picture, rows_html
 from embgrad.display.html import Html, cell, tag
 
 __all__ = ["Verdict", "comparison_cell", "comparisons_cell", "verdict"]
@@ -70,11 +70,8 @@ def comparisons_cell(comparisons: Mapping[str, Any]) -> Html:
         return cell(heading="Comparisons", summary="of no points")
     outcome = verdict("b", "a", comparisons, None)
     bounds = sorted({comparison.tolerance for comparison in comparisons.values()})
-    drawn = plot({"b": outcome.points}, bounds)
-    content = [
-        rows_html("point", outcome.points, inline=True),
-        None if drawn is None else picture(drawn, "a", inline=True),
-    ]
+    drawn = picture({"b": outcome.points}, bounds, "a", inline=True)
+    content = [rows_html("point", outcome.points, inline=True), drawn]
     return _cell(outcome, content, [])
 
 

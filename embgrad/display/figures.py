@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from embgrad.display.html import Html, tag
 
-__all__ = ["FigureRow", "Plot", "figure", "key", "picture", "plot", "rows_html"]
+__all__ = ["FigureRow", "figure", "key", "picture", "rows_html"]
 
 #: The dimensions of the plot in its own units: small, so that its labels are legible on a phone.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, FOOT = 400.0, 220.0, 46.0, 10.0, 12.0, 74.0
@@ -17,7 +17,10 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, FOOT = 400.0, 220.0, 46.0, 10.0, 12.0, 74.0
 #: The least width for a name along the bottom, and the largest number of its letters.
 ROOM, MOST_LETTERS = 13.0, 15
 
-#: The shapes that distinguish series without colour, as SVG paths around the origin.
+#: The style of the lines behind the figures.
+GRID: Final = {"stroke": "currentColor", "stroke_width": "0.6", "stroke_opacity": "0.25"}
+
+#: The shapes that distinguish lines without colour, as SVG paths around the origin.
 SHAPES: Final = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z",
     "M-3.5 -3.5h7v7h-7z",
@@ -65,131 +68,6 @@ def figure(number: float) -> str:
     return f"{number:.3g}" if number == 0 or 1e-2 <= abs(number) < 1e3 else f"{number:.2e}"
 
 
-@dataclass(frozen=True)
-class Mark:
-    """One figure in the plot."""
-
-    x: float
-    y: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Series:
-    """The figures of one result, in order."""
-
-    label: str
-    number: int
-    shape: str
-    marks: tuple[Mark, ...]
-
-    @property
-    def line(self) -> str:
-        """The points of the line through the marks, as SVG writes them."""
-        return " ".join(f"{mark.x:.1f},{mark.y:.1f}" for mark in self.marks)
-
-
-@dataclass(frozen=True)
-class Plot:
-    """The plot.
-
-    Attributes:
-        series: the lines.
-        rungs: the labelled heights of the vertical axis.
-        names: the labelled positions of the points on the horizontal axis.
-        bounds: the labelled heights of tolerances.
-        summary: the contents of the plot, in words.
-    """
-
-    series: tuple[Series, ...]
-    rungs: tuple[tuple[float, str], ...]
-    names: tuple[tuple[float, str], ...]
-    bounds: tuple[tuple[float, str], ...]
-    summary: str
-    width: float = WIDTH
-    height: float = HEIGHT + FOOT
-    left: float = LEFT
-    right: float = WIDTH - RIGHT
-    bottom: float = HEIGHT
-
-
-@dataclass(frozen=True)
-class _Scale:
-    """A logarithmic axis, with a rung for zero below and one for infinity above where there are such figures."""
-
-    low: int
-    high: int
-    zero: bool
-    infinite: bool
-
-    def height(self, value: float) -> float:
-        """Return the height of a figure."""
-        start = self.low - (1 if self.zero else 0)
-        end = self.high + (1 if self.infinite else 0)
-        exponent = start if value == 0 else end if not math.isfinite(value) else math.log10(value)
-        return round(HEIGHT - (HEIGHT - TOP) * (exponent - start) / (end - start), 1)
-
-    def rungs(self) -> list[tuple[float, str]]:
-        """Return the labelled powers of ten, few enough to be legible."""
-        step = -(-(self.high - self.low) // 8)
-        powers = [(self.height(10.0**power), f"1e{power:+03d}") for power in range(self.low, self.high + 1, step)]
-        return [
-            *([(self.height(0.0), "0")] if self.zero else []),
-            *powers,
-            *([(self.height(math.inf), "∞")] if self.infinite else []),
-        ]
-
-
-def plot(lines: Mapping[str, Sequence[FigureRow]], bounds: Sequence[float]) -> Plot | None:
-    """Return the plot of the relative L2 by point, or None where there are fewer than two points.
-
-    Args:
-        lines: for each result, the figures at its points.
-        bounds: the tolerances to draw.
-    """
-    points = list(dict.fromkeys(line.name for figures in lines.values() for line in figures))
-    if len(points) < 2:
-        return None
-    scale = _scale([line.relative_l2 for figures in lines.values() for line in figures], bounds)
-    step = (WIDTH - LEFT - RIGHT) / len(points)
-    xs = {point: round(LEFT + step * (number + 0.5), 1) for number, point in enumerate(points)}
-    series = tuple(
-        Series(label, number % len(SHAPES), SHAPES[number % len(SHAPES)], tuple(_marks(label, figures, xs, scale)))
-        for number, (label, figures) in enumerate(lines.items())
-    )
-    interval = math.ceil(ROOM / step)
-    names = tuple((xs[point], _short(point)) for point in points[::interval])
-    drawn = tuple((scale.height(bound), f"tolerance {figure(bound)}") for bound in sorted(set(bounds)) if bound > 0)
-    return Plot(series, tuple(scale.rungs()), names, drawn, "; ".join(_summary(*item) for item in lines.items()))
-
-
-def _scale(values: Sequence[float], bounds: Sequence[float]) -> _Scale:
-    finite = [value for value in (*values, *bounds) if math.isfinite(value) and value > 0] or [1e-7, 1.0]
-    low, high = math.floor(math.log10(min(finite))), math.ceil(math.log10(max(finite)))
-    return _Scale(low, max(high, low + 1), 0 in values, not all(map(math.isfinite, values)))
-
-
-def _marks(label: str, lines: Sequence[FigureRow], xs: Mapping[str, float], scale: _Scale) -> list[Mark]:
-    return [
-        Mark(
-            xs[line.name],
-            scale.height(line.relative_l2),
-            f"{label}, {line.name}: relative L2 {figure(line.relative_l2)}",
-        )
-        for line in lines
-    ]
-
-
-def _summary(label: str, lines: Sequence[FigureRow]) -> str:
-    least, most = (pick(lines, key=lambda line: line.relative_l2) for pick in (min, max))
-    return f"{label} from {figure(least.relative_l2)} at {least.name} to {figure(most.relative_l2)} at {most.name}"
-
-
-def _short(name: str) -> str:
-    """Return the end of a long name, since the end of a path says most."""
-    return name if len(name) <= MOST_LETTERS else "…" + name[1 - MOST_LETTERS :]
-
-
 def rows_html(head: str, rows: Sequence[FigureRow], caption: str = "", *, inline: bool) -> Html:
     """Return a table of figures, with the verdict on each row where it has one.
 
@@ -229,53 +107,115 @@ def _mark(row: FigureRow, inline: bool) -> Any:
     return [tag("span", row.mark, said, class_="yes" if row.agrees else "no"), " "]
 
 
-def picture(plot: Plot, first: str, *, inline: bool) -> Html:
-    """Return the plot as SVG.
+@dataclass(frozen=True)
+class _Scale:
+    """A logarithmic axis, with a rung for zero below and one for infinity above where there are such figures."""
+
+    low: int
+    high: int
+    zero: bool
+    infinite: bool
+
+    def height(self, value: float) -> float:
+        """Return the height of a figure."""
+        start = self.low - (1 if self.zero else 0)
+        end = self.high + (1 if self.infinite else 0)
+        exponent = start if value == 0 else end if not math.isfinite(value) else math.log10(value)
+        return round(HEIGHT - (HEIGHT - TOP) * (exponent - start) / (end - start), 1)
+
+    def rungs(self) -> list[tuple[float, str]]:
+        """Return the labelled powers of ten, few enough to be legible."""
+        step = -(-(self.high - self.low) // 8)
+        powers = [(self.height(10.0**power), f"1e{power:+03d}") for power in range(self.low, self.high + 1, step)]
+        return [
+            *([(self.height(0.0), "0")] if self.zero else []),
+            *powers,
+            *([(self.height(math.inf), "∞")] if self.infinite else []),
+        ]
+
+
+def picture(
+    lines: Mapping[str, Sequence[FigureRow]], bounds: Sequence[float], first: str, *, inline: bool
+) -> Html | None:
+    """Return a plot of the relative L2 by point as SVG, or None where there are fewer than two points.
 
     Args:
-        plot: the plot.
-        first: the name of the result that the others are compared with.
+        lines: for each result, the figures at its points.
+        bounds: the tolerances to draw.
+        first: the name of the result that these are compared with.
         inline: as in `rows_html`.
     """
-    ends = {"x1": plot.left, "x2": plot.right}
-    rungs = [tag("line", **ends, y1=y, y2=y) for y, _ in plot.rungs]
-    labels = [tag("text", name, x=plot.left - 5, y=y + 3.5) for y, name in plot.rungs]
-    foot = plot.bottom + 12
-    labels += [tag("text", name, x=x, y=foot, transform=f"rotate(-45 {x} {foot})") for x, name in plot.names]
-    for y, name in plot.bounds:
-        dashes = {"stroke": "currentColor", "stroke_width": "1.2", "stroke_dasharray": "5 3"}
-        labels += [tag("line", **ends, y1=y, y2=y, **dashes), tag("text", name, x=plot.right, y=y - 4)]
+    points = list(dict.fromkeys(row.name for rows in lines.values() for row in rows))
+    if len(points) < 2:
+        return None
+    scale = _scale([row.relative_l2 for rows in lines.values() for row in rows], bounds)
+    step = (WIDTH - LEFT - RIGHT) / len(points)
+    xs = {point: round(LEFT + step * (number + 0.5), 1) for number, point in enumerate(points)}
+    ends, foot = {"x1": LEFT, "x2": WIDTH - RIGHT}, HEIGHT + 12
+    rungs = scale.rungs()
+    labels = [tag("text", name, x=LEFT - 5, y=y + 3.5) for y, name in rungs]
+    for point in points[:: math.ceil(ROOM / step)]:
+        labels.append(tag("text", _short(point), x=xs[point], y=foot, transform=f"rotate(-45 {xs[point]} {foot})"))
+    for bound in sorted({bound for bound in bounds if bound > 0}):
+        y, dashes = scale.height(bound), {"stroke": "currentColor", "stroke_width": "1.2", "stroke_dasharray": "5 3"}
+        name = tag("text", f"tolerance {figure(bound)}", x=WIDTH - RIGHT, y=y - 4)
+        labels += [tag("line", **ends, y1=y, y2=y, **dashes), name]
+    summary = "; ".join(_summary(label, rows) for label, rows in lines.items())
     return tag(
         "svg",
         tag("title", f"Relative L2 of the gradient against {first}, by point, on a logarithmic axis"),
-        tag("desc", f"{plot.summary}. The tables hold every figure."),
-        tag("g", rungs, stroke="currentColor", stroke_width="0.6", stroke_opacity="0.25"),
+        tag("desc", f"{summary}. The tables hold every figure."),
+        tag("g", [tag("line", **ends, y1=y, y2=y) for y, _ in rungs], **GRID),
         tag("g", labels, font_size="10", fill="currentColor", text_anchor="end"),
-        [_series(series, inline) for series in plot.series],
+        [_line(number, label, rows, xs, scale, inline) for number, (label, rows) in enumerate(lines.items())],
         role="img",
-        viewBox=f"0 0 {plot.width} {plot.height}",
+        viewBox=f"0 0 {WIDTH} {HEIGHT + FOOT}",
         style="max-width:34em;width:100%" if inline else None,
     )
 
 
-def _series(series: Series, inline: bool) -> Html:
+def _line(
+    number: int, label: str, rows: Sequence[FigureRow], xs: Mapping[str, float], scale: _Scale, inline: bool
+) -> Html:
+    """Return the line of one result, with a mark at each point."""
+    places = [(xs[row.name], scale.height(row.relative_l2)) for row in rows]
+    titles = [tag("title", f"{label}, {row.name}: relative L2 {figure(row.relative_l2)}") for row in rows]
     marks = [
-        tag(
-            "path",
-            tag("title", mark.text),
-            d=series.shape,
-            fill="currentColor",
-            transform=f"translate({mark.x} {mark.y})",
-        )
-        for mark in series.marks
+        tag("path", title, d=_shape(number), fill="currentColor", transform=f"translate({x} {y})")
+        for title, (x, y) in zip(titles, places, strict=True)
     ]
-    line = tag("polyline", points=series.line, fill="none", stroke="currentColor", stroke_width="1.4")
-    colour = {"style": f"color:{COLOURS[series.number]}"} if inline else {"class_": f"c{series.number}"}
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    line = tag("polyline", points=path, fill="none", stroke="currentColor", stroke_width="1.4")
+    colour = {"style": f"color:{COLOURS[number % len(COLOURS)]}"} if inline else {"class_": _class(number)}
     return tag("g", line, marks, **colour)
 
 
-def key(series: Series) -> Html:
-    """Return the mark and the name of a series, for a page."""
-    mark = tag("path", d=series.shape, fill="currentColor")
-    shape = tag("svg", mark, aria_hidden="true", viewBox="-6 -6 12 12", class_=f"c{series.number}")
-    return tag("span", shape, f" {series.label}", class_="key")
+def key(number: int, label: str) -> Html:
+    """Return the mark and the name of a line of the plot, for a page."""
+    mark = tag("path", d=_shape(number), fill="currentColor")
+    shape = tag("svg", mark, aria_hidden="true", viewBox="-6 -6 12 12", class_=_class(number))
+    return tag("span", shape, f" {label}", class_="key")
+
+
+def _shape(number: int) -> str:
+    return SHAPES[number % len(SHAPES)]
+
+
+def _class(number: int) -> str:
+    return f"c{number % len(SHAPES)}"
+
+
+def _scale(values: Sequence[float], bounds: Sequence[float]) -> _Scale:
+    finite = [value for value in (*values, *bounds) if math.isfinite(value) and value > 0] or [1e-7, 1.0]
+    low, high = math.floor(math.log10(min(finite))), math.ceil(math.log10(max(finite)))
+    return _Scale(low, max(high, low + 1), 0 in values, not all(map(math.isfinite, values)))
+
+
+def _summary(label: str, lines: Sequence[FigureRow]) -> str:
+    least, most = (pick(lines, key=lambda line: line.relative_l2) for pick in (min, max))
+    return f"{label} from {figure(least.relative_l2)} at {least.name} to {figure(most.relative_l2)} at {most.name}"
+
+
+def _short(name: str) -> str:
+    """Return the end of a long name, since the end of a path says most."""
+    return name if len(name) <= MOST_LETTERS else "…" + name[1 - MOST_LETTERS :]

@@ -13,7 +13,7 @@ from embgrad.common.files import write_whole
 from embgrad.comparison.result import Comparison
 from embgrad.comparison.verdicts import Verdict, verdict
 from embgrad.display.colours import token_css
-from embgrad.display.figures import key, picture, plot, rows_html
+from embgrad.display.figures import key, picture, rows_html
 from embgrad.display.html import Html, page, tag
 from embgrad.report.arguments import (
     Result,
@@ -153,13 +153,13 @@ def render_page(
 def _findings_html(
     verdicts: Sequence[Verdict], first: str, bounds: Sequence[float], of_attributions: bool
 ) -> list[Html]:
-    drawn = plot({outcome.label: outcome.points for outcome in verdicts}, bounds)
+    drawn = picture({outcome.label: outcome.points for outcome in verdicts}, bounds, first, inline=False)
     figure = None
     if drawn is not None:
         what = "scores" if of_attributions else "gradient"
-        keys = [(" ", key(series)) for series in drawn.series]
+        keys = [(" ", key(number, outcome.label)) for number, outcome in enumerate(verdicts)]
         caption = tag("figcaption", f"Relative L2 of the {what} against {first}, by point.", keys)
-        figure = tag("figure", picture(drawn, first, inline=False), caption)
+        figure = tag("figure", drawn, caption)
     return [
         tag(
             "section",

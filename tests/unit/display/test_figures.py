@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pytest
 
-from embgrad.display.figures import FigureRow, figure, picture, plot, rows_html
+from embgrad.display.figures import FigureRow, figure, key, picture, rows_html
 from tests.unit.pages import Reader
 
 
@@ -18,50 +19,77 @@ def lines(**figures: list[float]) -> dict[str, list[FigureRow]]:
     }
 
 
+class Drawn:
+    """A picture as it is read: the places of the marks of each line, and the heights and texts of the labels."""
+
+    def __init__(self, figures: dict[str, list[FigureRow]], bounds: list[float], inline: bool = True) -> None:
+        html = picture(figures, bounds, "<first>", inline=inline)
+        assert html is not None
+        self.page = Reader(html)
+        of_marks = [attributes["transform"] or "" for tag, attributes in self.page.tags if tag == "path"]
+        self.marks = [tuple(map(float, re.findall(r"[\d.]+", text))) for text in of_marks]
+        texts = re.findall(r"<text x=\"([\d.]+)\" y=\"([\d.]+)\"[^>]*>([^<]*)</text>", html)
+        self.labels = {text: (float(x), float(y)) for x, y, text in texts}
+        heights = [attributes["y1"] for tag, attributes in self.page.tags if tag == "line"]
+        self.heights = [float(height or 0) for height in heights]
+
+
 def test_the_axis_is_logarithmic() -> None:
-    drawn = plot(lines(b=[1e-6, 1e-4, 1e-2]), [1e-5])
-    assert drawn is not None
-    first, second, third = drawn.series[0].marks
-    assert first.y - second.y == pytest.approx(second.y - third.y, abs=0.2)
-    assert first.x < second.x < third.x
-    ((height, name),) = drawn.bounds
-    assert height == pytest.approx((first.y + second.y) / 2, abs=0.2)
-    assert name == "tolerance 1.00e-05"
-    assert {text: y for y, text in drawn.rungs}["1e-04"] == second.y
+    drawn = Drawn(lines(b=[1e-6, 1e-4, 1e-2]), [1e-5])
+    first, second, third = drawn.marks
+    assert first[1] - second[1] == pytest.approx(second[1] - third[1], abs=0.2)
+    assert first[0] < second[0] < third[0]
+    tolerance = drawn.heights[-1]
+    assert tolerance == pytest.approx((first[1] + second[1]) / 2, abs=0.2)
+    assert drawn.labels["tolerance 1.00e-05"] == (390.0, round(tolerance - 4, 1))
+    assert drawn.labels["1e-04"] == (41.0, second[1] + 3.5)
+    assert drawn.page.attributes("points") == [" ".join(f"{x},{y}" for x, y in drawn.marks)]
 
 
 def test_zero_and_infinity_have_their_own_rungs() -> None:
-    drawn = plot(lines(b=[0.0, 1e-3, np.inf, np.nan]), [1e-5])
-    assert drawn is not None
-    zero, some, infinite, nothing = drawn.series[0].marks
-    assert zero.y == drawn.rungs[0][0] == drawn.bottom
-    assert drawn.rungs[0][1] == "0"
-    assert drawn.rungs[-1][1] == "∞"
-    assert infinite.y == nothing.y == drawn.rungs[-1][0] < some.y < zero.y
+    drawn = Drawn(lines(b=[0.0, 1e-3, np.inf, np.nan]), [1e-5])
+    zero, some, infinite, nothing = (height for _, height in drawn.marks)
+    assert zero == drawn.labels["0"][1] - 3.5 == 220
+    assert infinite == nothing == drawn.labels["∞"][1] - 3.5 == 12
+    assert infinite < some < zero
 
 
 @pytest.mark.parametrize("figures", [[0.0, 0.0], [1e-300, 1e300], [1.0, 1.0], [np.inf, np.inf]])
 def test_every_mark_lies_in_the_picture(figures: list[float]) -> None:
-    drawn = plot(lines(b=figures), [])
-    assert drawn is not None
-    for mark in drawn.series[0].marks:
-        assert drawn.left <= mark.x <= drawn.right
-        assert 0 <= mark.y <= drawn.bottom
-    assert len(drawn.rungs) <= 12
+    drawn = Drawn(lines(b=figures), [])
+    for x, y in drawn.marks:
+        assert 46 <= x <= 390
+        assert 12 <= y <= 220
+    assert len(drawn.heights) <= 12
 
 
 def test_names_along_the_bottom_do_not_overlap() -> None:
-    drawn = plot(lines(b=[1e-3] * 200), [])
-    assert drawn is not None
-    positions = [x for x, _ in drawn.names]
+    drawn = Drawn(lines(b=[1e-3] * 200), [])
+    positions = [x for text, (x, _) in drawn.labels.items() if text.startswith("layer.")]
     assert min(after - before for before, after in itertools.pairwise(positions)) >= 12
-    assert len(drawn.series[0].marks) == 200
-    path = plot(
-        {"b": [FigureRow("encoder.layer.11.attention.self.query", True, 1, 1, 1), FigureRow("x", True, 1, 1, 1)]}, []
-    )
-    assert path is not None
-    assert path.names[0][1] == "…ion.self.query"
-    assert plot(lines(b=[1.0]), []) is None
+    assert positions[0] == 46.9
+    assert len(drawn.marks) == 200
+    long = "encoder.layer.11.attention.self.query"
+    labels = Drawn({"b": [FigureRow(long, True, 1, 1, 1), FigureRow("x" * 15, True, 1, 1, 1)]}, []).labels
+    assert {"…ion.self.query", "x" * 15} <= {*labels}
+    assert labels["x" * 15][1] == 232
+    assert picture(lines(b=[1.0]), [], "a", inline=True) is None
+
+
+def test_lines_differ_in_shape_and_colour_and_say_what_they_are() -> None:
+    figures = {f"<{number}>": lines(b=[1e-3, 1e-2 * (number + 1)])["b"] for number in range(7)}
+    inline, page = Drawn(figures, [1e-5]).page, Drawn(figures, [1e-5], inline=False).page
+    shapes, colours, classes = inline.attributes("d")[::2], inline.attributes("style")[1:], page.attributes("class")
+    assert [len({*names}) for names in (shapes, colours, classes)] == [6, 6, 6]
+    assert classes == [f"c{number % 6}" for number in range(7)]
+    assert (colours[0], shapes[0]) == (colours[6], shapes[6])
+    assert "Relative L2 of the gradient against <first>, by point" in page.seen
+    assert "<0> from 1.00e-03 at layer.0 to 0.01 at layer.1; <1> from" in page.seen
+    assert "<6>, layer.1: relative L2 0.07" in page.seen
+    named = Reader(key(7, "<name>"))
+    assert named.seen == " <name>"
+    assert named.attributes("d") == [shapes[1]]
+    assert named.attributes("class") == ["key", "c1"]
 
 
 @pytest.mark.parametrize(
@@ -95,17 +123,3 @@ def test_a_table_has_verdicts_as_signs_and_for_readers_aloud_as_words() -> None:
     assert [row[0] for row in inline.rows] == ["", "✓ word", "✗ <b>", "x"]
     assert "caption" not in [tag for tag, _ in inline.tags]
     assert all("text-align" in (attributes["style"] or "") for tag, attributes in inline.tags if tag in ("td", "th"))
-
-
-def test_the_picture_draws_what_is_laid_out() -> None:
-    drawn = plot(lines(b=[1e-6, 1e-2]), [1e-5])
-    assert drawn is not None
-    page = Reader(picture(drawn, "<first>", inline=True))
-    assert "Relative L2 of the gradient against <first>, by point" in page.seen
-    assert page.attributes("points") == [drawn.series[0].line]
-    assert page.attributes("transform")[-1] == f"translate({drawn.series[0].marks[-1].x} {drawn.series[0].marks[-1].y})"
-    heights = [attributes["y1"] for tag, attributes in page.tags if tag == "line"]
-    assert heights == [str(y) for y, _ in (*drawn.rungs, *drawn.bounds)]
-    labels = [float(attributes["y"] or 0) for tag, attributes in page.tags if tag == "text"]
-    below = [drawn.bottom + 12] * len(drawn.names)
-    assert labels == [*(y + 3.5 for y, _ in drawn.rungs), *below, *(y - 4 for y, _ in drawn.bounds)]

@@ -83,6 +83,8 @@ def test_a_page_is_one_file_whose_policy_lets_its_own_style_through(inline: bool
 def test_a_cell_has_its_heading_first_and_its_notes_last() -> None:
     read = Parsed(cell(tag("p", "content"), heading="head", summary="more", notes=["a", "b"]))
     assert read.text == "head morecontentab"
+    styles = [attributes.get("style") or "" for _, attributes in read.tags]
+    assert ["opacity" in style for style in styles] == [False, False, False, False, True, True]
     assert read.tags[0] == ("div", {"class": "embgrad"})
     assert Parsed(cell("x")).text == "x"
 
@@ -100,10 +102,11 @@ def test_pieces_have_their_colours_and_titles() -> None:
         piece(" ", 0.0, positions=(), before=""),
         piece("[S]", 9.0, special=True),
         piece("d", 0.5, title="its own"),
+        piece("e", 0.0, positions=many[:20]),
     )
     line = Line("name", "summary", 3, pieces, True)
     read = Parsed(text_html(line))
-    assert read.text == "a b  c (nan)  [S] d"
+    assert read.text == "a b  c (nan)  [S] d e"
     spans = [attributes for name, attributes in read.tags if name == "span"]
     listed = ", ".join(map(str, range(20)))
     assert [span["title"] for span in spans] == [
@@ -112,11 +115,19 @@ def test_pieces_have_their_colours_and_titles() -> None:
         "+nan, position 0",
         "+9, position 0",
         "its own",
+        f"+0, positions {listed}",
     ]
     backgrounds = [(span["style"] or "").rpartition("background:")[2] for span in spans]
     half, quarter = tint("m", LEVELS // 2), tint("p", LEVELS // 4)
-    assert backgrounds == [tint("p", LEVELS), half, "border-radius:3px", tint("p", LEVELS), quarter]
-    assert [("dashed" in (span["style"] or "")) for span in spans] == [False, False, False, True, False]
+    assert backgrounds == [
+        tint("p", LEVELS),
+        half,
+        "border-radius:3px",
+        tint("p", LEVELS),
+        quarter,
+        "border-radius:3px",
+    ]
+    assert [("dashed" in (span["style"] or "")) for span in spans] == [False, False, False, True, False, False]
     unsigned = Parsed(text_html(Line("", "", 0, (piece("a", 2.0),), False)))
     assert unsigned.tags[1][1]["title"] == "2, position 0"
 

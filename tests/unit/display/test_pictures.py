@@ -9,10 +9,12 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 import embgrad
 from embgrad.display import pictures
-from embgrad.display.lines import Line, Piece
+from embgrad.display.colours import LEVELS, PALETTES, step
+from embgrad.display.lines import Line, Piece, TokenMatrix
 from embgrad.results.attribution import Attributions
 from tests.unit.results.attributed import attribution_of
 
@@ -39,6 +41,116 @@ def size_of(ax: Any) -> list[float]:
 
 def written(ax: Any) -> list[str]:
     return [text.get_text() for text in ax.texts]
+
+
+def scored(*scores: float, signed: bool = True, special: int = -1) -> Line:
+    pieces = tuple(Piece("abcdefgh"[at], (at,), score, at == special, " ") for at, score in enumerate(scores))
+    return Line("", "Method, at word", 0, pieces, signed)
+
+
+def colours_of(ax: Any) -> list[list[str]]:
+    return [[to_hex(cell) for cell in row] for row in ax.images[0].get_array()]
+
+
+UP, DOWN, UNSIGNED = (PALETTES["light"][scale] for scale in "pmn")
+
+
+def test_bars_are_coloured_by_sign_and_faint_at_special_tokens() -> None:
+    line = scored(9.0, -2.0, np.nan, -9.0, special=3)
+    ax = pictures.bars(replace(line, pieces=(*line.pieces, Piece("space", (), 0.0, False, ""))), None)
+    assert [to_hex(bar.get_facecolor()) for bar in ax.patches] == [UP, DOWN, DOWN, DOWN]
+    assert [bar.get_alpha() for bar in ax.patches] == [1.0, 1.0, 1.0, 0.4]
+    assert [float(np.nan_to_num(bar.get_width(), nan=-1)) for bar in ax.patches] == [9, -2, -1, -9]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b", "c (nan)", "d"]
+    assert {to_hex(bar.get_facecolor()) for bar in pictures.bars(scored(1, 2, signed=False), None).patches} == {
+        UNSIGNED
+    }
+
+
+def test_labels_are_cut_and_kept_as_they_are() -> None:
+    line = line_of("a" * 40, "b" * 41, "$x_1$", " ", "line\nend", "\x1b[31m")
+    ax = pictures.bars(line, None)
+    expected = ["a" * 40, "b" * 39 + "…", "$x_1$", "␣", "line end", "\\x1b[31m"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == expected
+    assert not any(label.get_parse_math() or label.get_usetex() for label in ax.get_yticklabels())
+
+
+def test_the_cells_of_a_heat_map_are_on_one_scale_or_each_row_on_its_own() -> None:
+    lines = [scored(4.0, -8.0, 0.0), scored(2.0, signed=False)]
+    half, full, grey = step("light", "p", LEVELS // 2).background, step("light", "m", LEVELS).background, "#ededed"
+    shared = pictures.heat_map(lines, ["0", "1"], False, None)
+    quarter = step("light", "n", LEVELS // 4).background
+    assert colours_of(shared) == [[half, full, "#ffffff"], [quarter, grey, grey]]
+    assert shared.figure.axes[1].get_ylim() == (-8, 8)
+    assert shared.figure.axes[1].get_ylabel() == "score,\npurple: no sign"
+    each = pictures.heat_map(lines, ["0", "1"], True, None)
+    assert colours_of(each) == [[half, full, "#ffffff"], [step("light", "n", LEVELS).background, grey, grey]]
+    assert each.figure.axes[1].get_ylim() == (-1, 1)
+    assert each.figure.axes[1].get_ylabel() == "share of the largest,\npurple: no sign"
+    assert [text.get_color() for text in each.texts] == ["#000000", "#ffffff", "#000000", "#ffffff"]
+    alone = pictures.heat_map([scored(0.0, 2.0, signed=False, special=1)], ["0"], False, None)
+    assert alone.figure.axes[1].get_ylim() == (0, 2)
+    assert alone.figure.axes[1].get_ylabel() == "score"
+    assert [text.get_style() for text in alone.texts] == ["normal", "italic"]
+
+
+@pytest.mark.parametrize(("signed", "low"), [(True, -1.0), (False, 0.0)])
+def test_the_scale_of_scores_that_are_all_zero_ends_at_one(signed: bool, low: float) -> None:
+    ax = pictures.heat_map([scored(0.0, 0.0, signed=signed)], [""], False, None)
+    assert ax.figure.axes[1].get_ylim() == (low, 1.0)
+    cells = [to_hex(colour) for colour in ax.figure.axes[1]._colorbar.cmap.colors]
+    assert len(cells) == (2 * LEVELS + 1 if signed else LEVELS + 1)
+    assert (cells[0], cells[-1]) == ((DOWN, UP) if signed else ("#ffffff", UNSIGNED))
+
+
+def matrix_of(scores: Any, earlier: Any = None, texts: int = 1) -> TokenMatrix:
+    values = np.asarray(scores, float)
+    rows, columns = values.shape
+    pieces = [Piece(f"in{at}", (at,), 0.0, False, " ") for at in range(columns)]
+    return TokenMatrix(
+        example=0,
+        outputs=tuple(Piece(f"out{at}", (at,), -1.0, False, " ") for at in range(rows)),
+        texts=(tuple(pieces),) if texts == 1 else (tuple(pieces[:2]), tuple(pieces[2:])),
+        scores=values,
+        earlier=np.ones(values.shape, bool) if earlier is None else np.asarray(earlier),
+        signed=True,
+        summary="Method at word of Model",
+    )
+
+
+def test_the_cells_of_a_matrix_are_on_one_scale_and_grey_after_the_output() -> None:
+    ax = pictures.matrix_picture(matrix_of([[4.0, np.nan, 0.0], [-8.0, 2.0, 1.0]], [[1, 1, 0], [1, 1, 1]]), None)
+    up, down = (step("light", scale, level).background for scale, level in (("p", LEVELS // 2), ("m", LEVELS)))
+    assert colours_of(ax)[0] == [up, "#ffffff", "#ededed"]
+    assert colours_of(ax)[1][0] == down
+    assert [(text.get_text(), *text.get_position()) for text in ax.texts] == [("?", 1, 0)]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["in0", "in1", "in2"]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("input", "output")
+    assert ax.figure.axes[1].get_ylabel() == "score by Method"
+    assert size_of(ax) == [3.4, round(max(2.6, 1.6 + 0.24 * 2), 6)]
+    assert [list(ax.get_xticks(minor=True)), list(ax.get_yticks(minor=True))] == [
+        [-0.5, 0.5, 1.5, 2.5],
+        [-0.5, 0.5, 1.5],
+    ]
+    assert ax.lines[:] == []
+
+
+def test_a_matrix_of_an_encoder_and_a_decoder_is_divided() -> None:
+    ax = pictures.matrix_picture(matrix_of(np.ones((2, 5)), texts=2), None)
+    assert [list(line.get_xdata()) for line in ax.lines] == [[1.5, 1.5]]
+    assert ax.get_xlabel() == "input: of the encoder, then of the decoder"
+
+
+@pytest.mark.parametrize(("count", "between"), [(80, True), (81, False)])
+def test_a_large_matrix_is_no_larger_than_a_page_and_has_labels_that_fit(count: int, between: bool) -> None:
+    ax = pictures.matrix_picture(matrix_of(np.ones((count, 2))), None)
+    assert (len(ax.get_yticks(minor=True)) > 0) == between
+    assert size_of(ax)[1] == round(1.6 + 0.24 * count, 6)
+    wide = pictures.matrix_picture(matrix_of(np.ones((1, 400))), None)
+    assert size_of(wide)[0] == 18
+    ticks = wide.get_xticks()
+    assert {*np.diff(ticks)} == {ticks[1]}
+    assert 18 * 0.5 / 0.13 < len(ticks) < 18 / 0.13, "as many labels as there is space for"
 
 
 @pytest.mark.parametrize("count", [1, 3, 20])
