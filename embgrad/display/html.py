@@ -6,11 +6,8 @@ of text, dark or light.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from importlib import resources
 from typing import Any, Final
 
 from embgrad.common.text import printable, visible
@@ -84,6 +81,10 @@ def page(title: str, *body: Any, style: str = "", inline: bool = True) -> str:
         style: its style sheet, after that of all pages.
         inline: whether elements have styles of their own; otherwise only the style sheet is in force.
     """
+    import base64  # few pages are made
+    import hashlib
+    from importlib import resources
+
     sheet = resources.files("embgrad.display").joinpath("page.css").read_text(encoding="utf-8")
     # The browser hashes the style after normalising line ends to "\n".
     whole = f"\n{sheet}{style}\n".replace("\r\n", "\n")

@@ -24,7 +24,7 @@ from embgrad.report.arguments import (
     points_of,
     results_by_label,
 )
-from embgrad.report.sentences import Sentences, sentences
+from embgrad.report.sentences import Example, sentences
 from embgrad.results.attribution import Attribution
 from embgrad.results.gradient_display import source_of
 from embgrad.results.gradients import EmbeddingGradients
@@ -124,7 +124,7 @@ def render_page(
     positions = {label: by_point[point].per_position for label, by_point in compared.items() if point in by_point}
     verdicts = [verdict(label, first, by_point, point) for label, by_point in compared.items()]
     bounds = sorted({comparison.tolerance for by_point in compared.values() for comparison in by_point.values()})
-    shown = sentences(
+    examples, notes = sentences(
         {label: by_point[point] for label, by_point in by_label.items()},
         {label: figures.relative_l2 for label, figures in positions.items() if figures is not None},
     )
@@ -142,7 +142,7 @@ def render_page(
         tag(
             "main",
             _findings_html(verdicts, first, bounds, of_attributions) if verdicts else None,
-            _sentences_html(shown, point, of_attributions),
+            _sentences_html(examples, notes, point, of_attributions),
         ),
         _footer_html(origins),
         style=sheet + token_css(),
@@ -202,7 +202,7 @@ def _tables_html(outcome: Verdict, first: str) -> Html:
     return tag("div", table, tag("details", tag("summary", f"{name}, by example"), examples))
 
 
-def _sentences_html(shown: Sentences, point: str, of_attributions: bool) -> Html:
+def _sentences_html(examples: Sequence[Example], notes: Sequence[str], point: str, of_attributions: bool) -> Html:
     start, end = (
         ("The contributions of the positions", OF_ATTRIBUTIONS) if of_attributions else ("The gradient", OF_GRADIENTS)
     )
@@ -210,8 +210,8 @@ def _sentences_html(shown: Sentences, point: str, of_attributions: bool) -> Html
         "section",
         tag("h2", "Sentences", id="sentences"),
         tag("p", f"{start} at ", tag("strong", point), end, OF_TOKENS),
-        [tag("p", note) for note in shown.notes],
-        [example.html() for example in shown.examples],
+        [tag("p", note) for note in notes],
+        [example.html() for example in examples],
         aria_labelledby="sentences",
     )
 

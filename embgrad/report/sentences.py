@@ -22,7 +22,7 @@ from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.pieces import pieces_of
 from embgrad.results.words import is_special
 
-__all__ = ["Example", "Panel", "Row", "Sentences", "sentences"]
+__all__ = ["Example", "Panel", "sentences"]
 
 #: The name of the figures of an attribution, which has one score a position.
 CONTRIBUTION: Final = "contribution"
@@ -77,58 +77,42 @@ def _token_html(piece: Piece, line: Line, group: str, joined: bool) -> Html:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One example's panels by one kind of figures, one for each result; gradients, and results of one method, share a scale."""
-
-    kind: str
-    panels: tuple[Panel, ...]
-
-
-@dataclass(frozen=True)
 class Example:
-    """One example: its heading, notes and rows."""
+    """One example.
+
+    Attributes:
+        number: its index in the first result.
+        direction: the direction of its script, "ltr" or "rtl".
+        notes: its objective and what is not shown of it, in words.
+        rows: by kind of figures a panel for each result.
+    """
 
     number: int
     direction: str
-    objective: str
     notes: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: Mapping[str, tuple[Panel, ...]]
 
     def html(self) -> Html:
         """Return the example for a page."""
-        said = [f"objective {self.objective}"] if self.objective else []
-        name = f"e{self.number}"
-        alone = all(len(row.panels) == 1 for row in self.rows)
-        rows = [
-            tag(
-                "div",
-                [
-                    panel.html(
-                        row.kind.capitalize() + ("" if alone else f", {panel.label}"),
-                        f"r{self.number}{row.kind}{index}",
-                        self.direction,
-                    )
-                    for index, panel in enumerate(row.panels)
-                ],
-                class_="row",
-            )
-            for row in self.rows
-        ]
+        name, rows, alone = f"e{self.number}", [], True
+        for kind, panels in self.rows.items():
+            alone = len(panels) == 1
+            fields = [
+                panel.html(
+                    kind.capitalize() + ("" if alone else f", {panel.label}"),
+                    f"r{self.number}{kind}{at}",
+                    self.direction,
+                )
+                for at, panel in enumerate(panels)
+            ]
+            rows.append(tag("div", fields, class_="row"))
         return tag(
             "article",
             tag("h3", f"Example {self.number}", id=name),
-            tag("p", "; ".join([*said, *self.notes]), class_="small") if said or self.notes else None,
+            tag("p", "; ".join(self.notes), class_="small") if self.notes else None,
             tag("div", rows, class_="rows single" if alone else "rows"),
             aria_labelledby=name,
         )
-
-
-@dataclass(frozen=True)
-class Sentences:
-    """The examples that are shown, and notes about those that are not."""
-
-    examples: tuple[Example, ...]
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -188,8 +172,8 @@ def sentences(
     differences: Mapping[str, np.ndarray],
     *,
     most_cells: int = MOST_CELLS,
-) -> Sentences:
-    """Return the examples of the first result, each beside the same text in the others.
+) -> tuple[list[Example], list[str]]:
+    """Return the examples of the first result, each beside the same text in the others, and notes about those not shown.
 
     Args:
         results: the results by label; the others are shown beside the first.
@@ -205,16 +189,16 @@ def sentences(
     ]
     shown = {label: result for label, result in results.items() if label not in unsuitable}
     if not shown:
-        return Sentences((), tuple(notes))
+        return [], notes
     sources = _sources(shown, differences)
     first = sources[0]
     real = first.result.real.sum(1)
     cells = np.cumsum(len(first.figures) * len(sources) * np.minimum(real, MOST_PIECES))
     count = max(1, int((cells <= most_cells).sum()))
-    examples = tuple(_example(number, sources) for number in range(min(count, len(real))))
+    examples = [_example(number, sources) for number in range(min(count, len(real)))]
     if more := len(real) - len(examples):
         notes.append(f"the last {more} of {len(real)} examples are not shown, to keep the page small")
-    return Sentences(examples, (*notes, *_unpaired(sources)))
+    return examples, [*notes, *_unpaired(sources)]
 
 
 def _sources(results: Mapping[str, Any], differences: Mapping[str, np.ndarray]) -> list[Source]:
@@ -245,14 +229,15 @@ def _unpaired(sources: Sequence[Source]) -> Iterator[str]:
 def _example(number: int, sources: Sequence[Source]) -> Example:
     result = sources[0].result
     positions = np.flatnonzero(result.real[number]).tolist()
-    padded = result.ids.shape[1] - len(positions)
-    notes = [f"{padded} padded positions not shown"] if padded else []
+    notes = [f"objective {text}"] if (text := _objective(number, sources)) else []
+    if padded := result.ids.shape[1] - len(positions):
+        notes.append(f"{padded} padded positions not shown")
     if len(positions) > MOST_PIECES:
         notes.append(f"the first {MOST_PIECES} of {len(positions)} tokens")
     tokens = () if result.tokens is None else result.tokens[number]
     ordinary = [tokens[at] for at in positions if tokens and not is_special(result, number, at)]
-    rows = tuple(_row(number, kind, sources) for kind in sources[0].figures)
-    return Example(number, direction(ordinary), _objective(number, sources), tuple(notes), rows)
+    rows = {kind: _panels(number, kind, sources) for kind in sources[0].figures}
+    return Example(number, direction(ordinary), tuple(notes), rows)
 
 
 def _objective(number: int, sources: Sequence[Source]) -> str:
@@ -267,20 +252,19 @@ def _objective(number: int, sources: Sequence[Source]) -> str:
     return ", ".join(texts)
 
 
-def _row(number: int, kind: str, sources: Sequence[Source]) -> Row:
+def _panels(number: int, kind: str, sources: Sequence[Source]) -> tuple[Panel, ...]:
     """Return the panels of an example, those on one scale by the largest figure of all, so that colours compare."""
     lines = [source.line(number, kind, sources[0].label) for source in sources]
     together: dict[str, list[Piece]] = defaultdict(list)
     for source, line in zip(sources, lines, strict=True):
         together[source.scale] += () if line is None else line.pieces
     ends = {name: Line("", "", number, tuple(pieces), True).largest for name, pieces in together.items()}
-    panels = [
+    return tuple(
         Panel(source.label)
         if line is None
         else Panel(source.label, replace(line, scale=ends[source.scale]).cut(MOST_PIECES), _summary(line))
         for source, line in zip(sources, lines, strict=True)
-    ]
-    return Row(kind, tuple(panels))
+    )
 
 
 def _summary(line: Line) -> str:

@@ -43,6 +43,12 @@ def test_the_axis_is_logarithmic() -> None:
     assert tolerance == pytest.approx((first[1] + second[1]) / 2, abs=0.2)
     assert drawn.labels["tolerance 1.00e-05"] == (390.0, round(tolerance - 4, 1))
     assert drawn.labels["1e-04"] == (41.0, second[1] + 3.5)
+    assert [drawn.page.attributes(name)[0] for name in ("stroke", "font-size", "text-anchor")] == [
+        "currentColor",
+        "10",
+        "end",
+    ]
+    assert drawn.page.attributes("fill") == ["currentColor", "none", *["currentColor"] * 3]
     assert drawn.page.attributes("points") == [" ".join(f"{x},{y}" for x, y in drawn.marks)]
 
 

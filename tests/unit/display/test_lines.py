@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from embgrad.display.latex import latex
-from embgrad.display.lines import Line, Piece, examples_of, first_of
+from embgrad.display.lines import GAP, Line, Piece, TokenMatrix, examples_of, first_of, piece_name
 from embgrad.display.terminal import _parts, changes_legend, painted, scores_legend
 
 
@@ -67,6 +68,45 @@ def test_examples_are_chosen_as_items_of_a_list(examples: Any, chosen: list[int]
 def test_a_cell_shows_the_first_examples(lengths: list[int], most: int, shown: int) -> None:
     note = f"the first {shown} of {len(lengths)} examples; see all" if shown < len(lengths) else ""
     assert first_of(lengths, "see all", most) == (shown, note)
+
+
+def matrix() -> TokenMatrix:
+    """Return two outputs of an encoder with two tokens and a decoder with three, between which there is white space."""
+
+    def word(text: str, *positions: int) -> Piece:
+        return Piece(text, positions, 0.0, False, "")
+
+    return TokenMatrix(
+        example=3,
+        outputs=(word("x", 1)._replace(score=-1.5), word("y\n", 2)._replace(score=-2.0)),
+        texts=(
+            (word("a", 0), word(" "), word("b", 1)),
+            (word("c", 0), word(" "), word("d", 1), word("  "), word("e", 2)),
+        ),
+        scores=np.array([[1.0, -4.0, 2.0, 0.0, 0.0], [0.5, 0.0, 1.0, 8.0, 0.0]]),
+        earlier=np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]], bool),
+        signed=True,
+        summary="summary",
+    )
+
+
+def test_the_lines_of_a_matrix_hold_what_can_contribute_and_the_space_before_it() -> None:
+    made = matrix()
+    assert [piece.text for piece in made.inputs] == list("abcde")
+    assert (made.split, made.largest) == (2, 8.0)
+    first, second = made.lines()
+    assert ["".join(piece.text for piece in line.pieces) for line in (first, second)] == ["a bc", "a bc d"]
+    assert [piece.score for piece in second.pieces] == [0.5, 0.0, 0.0, 1.0, 0.0, 8.0]
+    assert [piece.before for piece in second.pieces] == ["", "", "", GAP, "", ""]
+    assert (first.label, first.summary, first.example) == ("x", "L = -1.5", 3)
+    assert second.label == "y"
+    np.testing.assert_array_equal(np.asarray(made), made.scores)
+    assert repr(made) == "TokenMatrix(2 × 5, example 3, summary)"
+
+
+@pytest.mark.parametrize(("shown", "name"), [("a\n b", "a b"), ("\n", "\\n"), (" ", "␣"), ("\x1b", "\\x1b"), ("", "∅")])
+def test_a_name_is_one_line_that_can_be_seen(shown: str, name: str) -> None:
+    assert piece_name(Piece(shown, (0,), 0.0, False, "")) == name
 
 
 def text(line: Line, coloured: bool = False) -> str:

@@ -123,7 +123,8 @@ def test_the_cells_of_a_matrix_are_on_one_scale_and_grey_after_the_output() -> N
     up, down = (step("light", scale, level).background for scale, level in (("p", LEVELS // 2), ("m", LEVELS)))
     assert colours_of(ax)[0] == [up, "#ffffff", "#ededed"]
     assert colours_of(ax)[1][0] == down
-    assert [(text.get_text(), *text.get_position()) for text in ax.texts] == [("?", 1, 0)]
+    assert [(text.get_text(), *text.get_position(), text.get_fontsize()) for text in ax.texts] == [("?", 1, 0, 8)]
+    assert {tick.tick1line.get_markersize() for tick in ax.xaxis.get_minor_ticks()} == {0}
     assert [label.get_text() for label in ax.get_xticklabels()] == ["in0", "in1", "in2"]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("input", "output")
     assert ax.figure.axes[1].get_ylabel() == "score by Method"
@@ -146,6 +147,10 @@ def test_a_large_matrix_is_no_larger_than_a_page_and_has_labels_that_fit(count: 
     ax = pictures.matrix_picture(matrix_of(np.ones((count, 2))), None)
     assert (len(ax.get_yticks(minor=True)) > 0) == between
     assert size_of(ax)[1] == round(1.6 + 0.24 * count, 6)
+    own = pictures.new_axes(None, 10, 4)
+    inches = own.get_window_extent().width * 0.85 / own.figure.dpi
+    pictures.matrix_picture(matrix_of(np.ones((1, 400))), own)
+    assert own.get_xticks()[1] == np.ceil(400 * 0.13 / inches)
     wide = pictures.matrix_picture(matrix_of(np.ones((1, 400))), None)
     assert size_of(wide)[0] == 18
     ticks = wide.get_xticks()

@@ -31,10 +31,9 @@ def attributions() -> embgrad.results.Attributions:
 
 
 def test_each_method_has_a_panel_on_its_own_scale(attributions: embgrad.results.Attributions) -> None:
-    example = sentences(attributions, {}).examples[0]
-    (row,) = example.rows
-    assert (row.kind, [panel.label for panel in row.panels]) == ("contribution", list(METHODS))
-    for panel, attribution in zip(row.panels, attributions.values(), strict=True):
+    (kind, panels), *others = sentences(attributions, {})[0][0].rows.items()
+    assert (kind, [panel.label for panel in panels], others) == ("contribution", list(METHODS), [])
+    for panel, attribution in zip(panels, attributions.values(), strict=True):
         real = attribution.scores[0, :3]  # the last position is padding
         assert panel.line is not None
         assert panel.line.largest == np.abs(real).max()
@@ -47,8 +46,8 @@ def test_each_method_has_a_panel_on_its_own_scale(attributions: embgrad.results.
 def test_results_of_one_method_share_a_scale() -> None:
     small = embgrad.attribute(curved(), BATCH, embgrad.Logit(0), "input_x_gradient")
     large = embgrad.attribute(curved(), BATCH, embgrad.Logit(1), "input_x_gradient")
-    row = sentences({"a": small, "b": large}, {}).examples[1].rows[0]
-    scales = {panel.line.largest for panel in row.panels if panel.line is not None}
+    panels = sentences({"a": small, "b": large}, {})[0][1].rows["contribution"]
+    scales = {panel.line.largest for panel in panels if panel.line is not None}
     assert scales == {max(np.abs(each.scores[1]).max() for each in (small, large))}
 
 
@@ -71,7 +70,7 @@ def test_unknown_words_and_masks_in_the_text_count_for_the_scale(located: bool, 
         offsets = [[(-1, -1), (0, 1), (2, 4), (5, 11), (-1, -1)]]
         batch = batch.replace(texts=["a zz [MASK]"], offsets=offsets, parts=[[-1, 0, 0, 0, -1]])
     attribution = attribution_of(batch, [[9.0, 2.0, 8.0, 1.0, 9.0]])
-    (panel,) = sentences({"a": attribution}, {}).examples[0].rows[0].panels
+    (panel,) = sentences({"a": attribution}, {})[0][0].rows["contribution"]
     assert panel.line is not None
     assert [piece.special for piece in panel.line.pieces] == [True, False, False, False, True]
     assert panel.line.largest == 8
