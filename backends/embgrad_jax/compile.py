@@ -106,13 +106,7 @@ class _Maker:
         """Run the model without a trace."""
         return self._pass_of(request).run()
 
-    def watched(
-        self, function: Callable[[Any], Any], report: Callable[[tuple[int, ...]], None]
-    ) -> Callable[[Any], Any]:
-        """Return a native objective's function as it is: a trace returns all outputs, whichever the function uses."""
-        return function
-
-    def make(self, result: Run, used: tuple[int, ...], *, exact: bool) -> _Trace:
+    def make(self, request: Request, *, exact: bool) -> _Trace:
         """Return a new trace, for this batch's lengths."""
         if not exact:
             raise UntraceableError("JAX compiles for each shape")

@@ -17,6 +17,7 @@ from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.saved_model import function_deserialization
 
 from embgrad.errors import UnsupportedError
+from embgrad_tensorflow.tracing import MARK
 from embgrad_tensorflow.walk import is_saved
 
 __all__ = ["CALLS", "ClosedGraphError", "FlatGraph", "definition_of", "flattened"]
@@ -181,7 +182,7 @@ def _written(nodes: Sequence[Any], arguments: Mapping[str, str], results: Sequen
         if node.op == "NoOp" or node.name in arguments:
             continue
         inputs = [tensor(name) for name in node.input if not name.startswith("^")]
-        if node.op in PASS_THROUGH and GRADIENT_NUMBER not in node.attr:
+        if node.op in PASS_THROUGH and GRADIENT_NUMBER not in node.attr and not MARK.search(node.name):
             handed_on |= {f"{node.name}:{number}": name for number, name in enumerate(inputs)}
             continue
         shorts[node.name] = node.name = _short(node.name, names)
@@ -241,11 +242,12 @@ def _in_order(nodes: Sequence[Any]) -> list[Any]:
 
 
 def _needed(nodes: Sequence[Any], results: Sequence[str]) -> list[Any]:
-    """Return the nodes that the results need, and those that change something."""
+    """Return the nodes that the results need, those that change something, and the marks of calls."""
     needed = {name.partition(":")[0] for name in results}
     kept = []
     for node in reversed(nodes):
-        if node.name in needed or (definition_of(node.op).is_stateful and node.op not in READS):
+        changes = definition_of(node.op).is_stateful and node.op not in READS
+        if node.name in needed or changes or MARK.search(node.name):
             needed.update(name.partition(":")[0] for name in node.input)
             kept.append(node)
     return kept[::-1]

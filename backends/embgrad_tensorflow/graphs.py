@@ -6,7 +6,8 @@ import contextlib
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,8 +17,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+from tensorflow.python.ops import handle_data_util
 
 from embgrad.backend import (
+    INPUT,
+    OUTPUT,
     Crossings,
     Entry,
     Respond,
@@ -35,8 +39,12 @@ from embgrad_tensorflow.flattening import CALLS, ClosedGraphError, FlatGraph, de
 from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, SPARSE_PRODUCT, WRITES
 from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS
 from embgrad_tensorflow.slices import SLICES
+from embgrad_tensorflow.tracing import MARK, TracedCall
 
-__all__ = ["CutFunctions", "CutGraph", "GraphGradients", "GraphObjective", "cut_graph", "function_calls", "opened"]
+__all__ = [
+    *("CutFunctions", "CutGraph", "GraphGradients", "GraphObjective", "cut_graph", "cut_trace", "function_calls"),
+    *("opened", "saved_functions_called"),
+]
 
 #: Every compiled call reaches this: signatures, restored functions, `hub.KerasLayer` and concrete functions.
 function_calls = Interception(lambda: ConcreteFunction, "_call_flat")
@@ -48,6 +56,9 @@ SHAPES: Final = ("Shape", "ShapeN", "Size", "Rank")
 
 #: Operations that look rows of a variable up.
 RESOURCE_LOOKUPS: Final = ("ResourceGather", "ResourceGatherNd")
+
+#: Operations that run a loop, each of whose results takes the place of an operand.
+LOOPS: Final = ("While", "StatelessWhile")
 
 #: The suffix of the operations that stop gradients to weights that are not requested.
 STOP: Final = "/embgrad_stop"
@@ -70,12 +81,29 @@ def cut_graph(function: Any) -> CutGraph | str:
         return _graphs[function]
 
 
-def _cut(function: Any) -> CutGraph:
+def cut_trace(function: Any, calls: Sequence[TracedCall], generators: Collection[int]) -> CutGraph:
+    """Return the graph of a function into which a model was traced; it refers to no variable's object.
+
+    Args:
+        function: a ConcreteFunction.
+        calls: the calls of modules that are marked in it.
+        generators: the identities of the resources of the model's random generators.
+
+    Raises:
+        ClosedGraphError: the graph cannot be cut.
+    """
+    graph = _cut(function, calls)
+    graph.variables = ()
+    graph.written = [(handle, is_random or id(handle) in generators) for handle, is_random in graph.written]
+    return graph
+
+
+def _cut(function: Any, calls: Sequence[TracedCall] | None = None) -> CutGraph:
     flat, captures = flattened(function), function.captured_inputs
     names = flat.arguments[len(flat.arguments) - len(captures) :]
     captured = {name: getattr(value, "handle", value) for name, value in zip(names, captures, strict=True)}
     arguments = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in function.graph.inputs]
-    return CutGraph(flat, captured, arguments, function.variables)
+    return CutGraph(flat, captured, arguments, function.variables, calls)
 
 
 class CutGraph:
@@ -86,6 +114,7 @@ class CutGraph:
         captured: by the name of an argument the value that the function has captured.
         arguments: the dtypes and shapes of all arguments.
         variables: the variables among the captured values.
+        calls: the marked calls of modules, where a model was traced; the graph's scopes then count as none.
 
     Attributes:
         flat: its operations.
@@ -94,12 +123,20 @@ class CutGraph:
         seen: the numbers of the nodes that run by themselves, so that op callbacks see the lookups.
         casts: the floating-point dtypes that floating-point tensors are turned into.
         written: the captured resources that it writes to, each with whether random numbers are drawn from it.
+        foreign: the type of an operation that writes to another resource; None where there is none.
+        operations: the types of all operations, those in branches and loops included.
     """
 
     def __init__(
-        self, flat: FlatGraph, captured: Mapping[str, Any], arguments: Sequence[Any], variables: Sequence[Any]
+        self,
+        flat: FlatGraph,
+        captured: Mapping[str, Any],
+        arguments: Sequence[Any],
+        variables: Sequence[Any],
+        calls: Sequence[TracedCall] | None = None,
     ) -> None:
         self.flat = flat
+        self._calls = calls
         self.variables = tuple(variables)
         self._captured = captured
         self._makers = {node.name: number for number, node in enumerate(self.flat.nodes)}
@@ -107,7 +144,7 @@ class CutGraph:
         self._stretches: dict[Any, Any] = {}
         self.specs = self._inferred(arguments)
         self.seen = self._lookups()
-        _refuse_lookups_inside(flat)
+        _refuse_lookups_inside(flat, is_trace=calls is not None)
         self.casts = {
             self.specs[f"{node.name}:0"].dtype
             for node in self.flat.nodes
@@ -122,8 +159,24 @@ class CutGraph:
 
     @cached_property
     def scopes(self) -> list[Scope]:
-        """The scopes that a floating-point tensor leaves."""
-        return scopes(self)
+        """The scopes that a floating-point tensor leaves; in a trace the calls of modules that are marked."""
+        return scopes(self) if self._calls is None else scopes_of_calls(self, self._calls)
+
+    @property
+    def operations(self) -> set[str]:
+        """See above."""
+        library = _definition(self.flat.nodes, self.flat.library).library
+        return {
+            node.op for nodes in (self.flat.nodes, *(entry.node_def for entry in library.function)) for node in nodes
+        }
+
+    @property
+    def foreign(self) -> str | None:
+        """See above."""
+        return next((node.op for node in self.flat.nodes if _writes(node) and self._is_foreign(node)), None)
+
+    def _is_foreign(self, node: Any) -> bool:
+        return any(self.specs[name].dtype == tf.resource and name not in self._captured for name in node.input)
 
     def run(self, tensors: Sequence[Any], crossings: Crossings, running: CutFunctions) -> list[Any] | GraphGradients:
         """Return the results for these arguments, those that were captured left out; or the pullback from behind the points.
@@ -406,6 +459,15 @@ class Stretch:
         results = tf.graph_util.import_graph_def(
             definition, input_map=mapped, return_elements=list(self.fetched), name=""
         )
+        graph = tf.compat.v1.get_default_graph()
+        for node in definition.node:
+            if (
+                node.op in LOOPS
+            ):  # an import loses the shapes of the variables that a loop reads, which its gradient needs
+                loop = graph.get_operation_by_name(node.name)
+                for given, returned in zip(loop.inputs, loop.outputs, strict=True):
+                    if returned.dtype == tf.resource:
+                        handle_data_util.copy_handle_data(given, returned)
         return list(results or ())
 
     def filled(self, free: Sequence[Any]) -> list[Any]:
@@ -476,11 +538,11 @@ class GraphObjective:
     def respond(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Return the cotangents of the outputs."""
         try:
-            cotangents, self.sets, self.response = whole_cotangents(self._objective, arrays, several=False)
+            cotangents, self.sets, self.response = whole_cotangents(self._objective, arrays)
         except Exception as error:
             self.failure = error
             raise
-        return [stacked[0] for stacked in cotangents]
+        return cotangents
 
 
 class PullbackGraph:
@@ -587,17 +649,36 @@ def _functions_of(nodes: Sequence[Any]) -> Iterator[str]:
             yield from (function.name for function in value.list.func)
 
 
-def _refuse_lookups_inside(flat: FlatGraph) -> None:
+def _refuse_lookups_inside(flat: FlatGraph, *, is_trace: bool) -> None:
     """Refuse a graph that looks rows up in a variable inside of a branch or a loop, which runs as a whole.
+
+    A trace is refused where they are looked up in a value that enters it, too: the model's Python looks up there one by one.
 
     Raises:
         ClosedGraphError: so it does.
     """
     for node in flat.nodes:
         for function in _definition([node], flat.library).library.function:
+            nodes = {inner.name: inner for inner in function.node_def}
             for inner in function.node_def:
-                if inner.op in RESOURCE_LOOKUPS and tf.as_dtype(inner.attr["dtype"].type).is_floating:
+                is_variable = inner.op in RESOURCE_LOOKUPS and tf.as_dtype(inner.attr["dtype"].type).is_floating
+                if is_variable or (is_trace and _looks_up_argument(inner, nodes)):
                     raise ClosedGraphError(f"a lookup lies inside {node.op} {node.name!r}, which is a loop or a branch")
+
+
+def _looks_up_argument(node: Any, nodes: Mapping[str, Any]) -> bool:
+    """Return whether an operation in a function looks rows of floating-point numbers up in one of the function's arguments.
+
+    Args:
+        node: the operation.
+        nodes: the operations of the function, by name.
+    """
+    if node.op not in LOOKUPS or node.op in RESOURCE_LOOKUPS or node.attr["batch_dims"].i:
+        return False
+    name = node.input[0].partition(":")[0]
+    while name in nodes and nodes[name].op in (*SAME_TABLE, "ReadVariableOp"):
+        name = nodes[name].input[0].partition(":")[0]
+    return name not in nodes and bool(tf.as_dtype(node.attr["Tparams"].type).is_floating)
 
 
 def _writes(node: Any) -> bool:
@@ -642,6 +723,27 @@ def scopes(graph: CutGraph) -> list[Scope]:
     return result
 
 
+def scopes_of_calls(graph: CutGraph, calls: Sequence[TracedCall]) -> list[Scope]:
+    """Return the marked calls as scopes: what takes the mark of an input lies inside, what takes that of an output does not."""
+    marks = {
+        (int(mark[1]), mark[2]): number
+        for number, node in enumerate(graph.flat.nodes)
+        if (mark := MARK.search(node.name)) is not None
+    }
+    users: dict[int, set[int]] = defaultdict(set)
+    for number, node in enumerate(graph.flat.nodes):
+        for name in node.input:
+            if (entry := graph.entry(name)) is not None:
+                users[entry[0]].add(number)
+    result = []
+    for index, call in enumerate(calls):
+        begins, ends = marks.get((index, INPUT)), marks[index, OUTPUT]
+        inside = frozenset([ends, *(() if begins is None else users[begins])])
+        enters = None if begins is None else (begins, 0)
+        result.append(Scope(call.path, call.kind, inside, enters, (ends, 0), call.occurrence))
+    return result
+
+
 def _paths(name: str) -> Iterator[str]:
     """Yield the scopes that an operation lies in, the outermost first, and its own name, which can be a scope's too."""
     parts = name.split("/")
@@ -653,7 +755,7 @@ def _paths(name: str) -> Iterator[str]:
 
 
 class CutFunctions:
-    """A way to run this thread's compiled functions in segments, eagerly or inside a graph under construction.
+    """A way to run this thread's compiled functions, and the traces of models, in segments.
 
     Args:
         watch: records the pass.
@@ -690,38 +792,37 @@ class CutFunctions:
         self._perform = perform
         self._record = record
         self._unwatched = unwatched
-        self._eagerly = tf.executing_eagerly()
         self._busy = False
 
     def called(self, original: Callable[..., Any], function: Any, tensors: Sequence[Any], captured_inputs: Any) -> Any:
         """Run a function's graph in place of `ConcreteFunction._call_flat`."""
-        passing = self._busy or tf.executing_eagerly() != self._eagerly or "__backward_" in str(function.name)
+        passing = self._busy or not tf.executing_eagerly() or "__backward_" in str(function.name)
         if passing or not _has_gradient(function):
             return original(function, tensors, captured_inputs)
         graph = cut_graph(function)
         if isinstance(graph, str):
             self.closed.append(graph)
             return original(function, tensors, captured_inputs)
+        arguments = [getattr(value, "handle", value) for value in tensors]
+        return self.run(graph, arguments, function.function_type.pack_output)
+
+    def run(self, graph: CutGraph, arguments: Sequence[Any], packed: Callable[[Sequence[Any]], Any]) -> Any:
+        """Return what a graph gives, or the gradients of the objective that it asks.
+
+        Args:
+            graph: the graph.
+            arguments: its arguments.
+            packed: returns its results in the structure in which they are returned.
+        """
         self._record(graph)
         crossings = Crossings(self._watch, self._replace, graph.scopes if self._watch.needs_modules else ())
         if self.answering is not None:
-            self.answering.packed = function.function_type.pack_output
-        results = graph.run([getattr(value, "handle", value) for value in tensors], crossings, self)
-        return results if isinstance(results, GraphGradients) else function.function_type.pack_output(results)
-
-    def dispatched(self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the saved function that fits in place of a restored function's `__call__`, and trace nothing around it."""
-        if not hasattr(function, "concrete_functions") or tf.executing_eagerly() != self._eagerly:
-            return original(function, *args, **kwargs)
-        bound = inspect.signature(function).bind(*args, **kwargs)
-        bound.apply_defaults()
-        converted = tf.nest.map_structure(_converted, (bound.args, bound.kwargs))
-        return function.python_function(*converted[0], **converted[1])
+            self.answering.packed = packed
+        results = graph.run(arguments, crossings, self)
+        return results if isinstance(results, GraphGradients) else packed(results)
 
     def stretch(self, stretch: Callable[[Sequence[Any]], Any], inputs: Sequence[Any]) -> Any:
         """Return a stretch's outputs."""
-        if isinstance(stretch, Stretch) and not self._eagerly:
-            return stretch.written(inputs)
         self._busy = True
         try:
             with self._unwatched():
@@ -745,7 +846,24 @@ class CutFunctions:
 @contextlib.contextmanager
 def opened(opening: CutFunctions) -> Iterator[None]:
     """Run the compiled functions of this thread in that way while inside."""
-    with function_calls.by(opening.called), _dispatch.by(opening.dispatched):
+    with function_calls.by(opening.called), saved_functions_called():
+        yield
+
+
+@contextlib.contextmanager
+def saved_functions_called() -> Iterator[None]:
+    """Call the saved function that fits in place of a restored function, and trace nothing around it, eagerly or in a trace."""
+    eagerly = tf.executing_eagerly()
+
+    def dispatched(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(function, "concrete_functions") or tf.executing_eagerly() != eagerly:
+            return original(function, *args, **kwargs)
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        converted = tf.nest.map_structure(_converted, (bound.args, bound.kwargs))
+        return function.python_function(*converted[0], **converted[1])
+
+    with _dispatch.by(dispatched):
         yield
 
 

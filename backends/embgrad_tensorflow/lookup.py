@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
-from tensorflow.python.ops import gen_array_ops, gen_resource_variable_ops
+from tensorflow.python.ops import gen_array_ops, gen_resource_variable_ops, handle_data_util
 
 from embgrad.backend import PassRecorder, Way, layout_of
 from embgrad.errors import UnsupportedError
@@ -145,16 +145,15 @@ class Watcher:
         self._handlers |= dict.fromkeys(COMPARISONS, self._comparisons.record)
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch the operations of this thread, and turn a lookup outside its table into a BatchError."""
+    def watching(self, *, is_graph: bool = False) -> Iterator[None]:
+        """Watch the operations of this thread, and turn a lookup outside its table into a BatchError.
+
+        Args:
+            is_graph: whether a graph runs and no Python of the model, so that `perform` runs all lookups.
+        """
         op_callbacks.add_op_callback(self._called)
         try:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(_recorded.by(self._forget_tables))
-                for operation, interception in FUNCTIONS.items():
-                    stack.enter_context(interception.by(functools.partial(self._function, operation)))
-                if self.points is not None and self.points.replaces:
-                    stack.enter_context(self._replacing.active())
+            with contextlib.nullcontext() if is_graph else self._intercepted():
                 yield
         except BaseException as error:
             self._raise_failure()  # unchanged: Keras adds text to errors that pass through a layer
@@ -168,6 +167,17 @@ class Watcher:
             op_callbacks.remove_op_callback(self._called)
         self._raise_failure()  # the model may have caught it
         self._replacing.expect_done()
+
+    @contextlib.contextmanager
+    def _intercepted(self) -> Iterator[None]:
+        """Run the lookups of Python's code by `perform`."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_recorded.by(self._forget_tables))
+            for operation, interception in FUNCTIONS.items():
+                stack.enter_context(interception.by(functools.partial(self._function, operation)))
+            if self.points is not None and self.points.replaces:
+                stack.enter_context(self._replacing.active())
+            yield
 
     def perform(self, operation: str, operands: Sequence[Any], run: Callable[[], Any]) -> Any:
         """Return what goes on in place of the result of an operation, which `run` gives.
@@ -355,7 +365,7 @@ def table_of(source: Any) -> tuple[tuple[int, ...] | None, Any]:
     """Return the shape of what is looked up in, rows first, and its dtype; None where that is not known."""
     shape, dtype = getattr(source, "shape", None), getattr(source, "dtype", None)
     if dtype == tf.resource:
-        data = getattr(source, "_handle_data", None)
+        data = handle_data_util.get_handle_data(source)
         if data is None or not data.is_set:
             return None, tf.resource
         shape = tf.TensorShape(data.shape_and_type[0].shape)

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from embgrad.backend import (
     Answer,
-    BatchObjective,
     Call,
     Cotangents,
     ModelPass,
@@ -27,12 +26,14 @@ from embgrad.backend import (
     Run,
     TableRest,
     TokenBatch,
+    UnfitError,
     answered,
     split_name,
 )
-from embgrad.errors import EmbgradWarning, PointNotReachedError, UnsupportedError, level_of_user
+from embgrad.errors import AmbiguousPointError, EmbgradWarning, PointNotReachedError, UnsupportedError, level_of_user
 from embgrad.toolkit import as_parts, model_lock, taken
-from embgrad_tensorflow.compile import run_kept
+from embgrad_tensorflow.compile import Trace, placeholders, run_kept
+from embgrad_tensorflow.fingerprint import Structure
 from embgrad_tensorflow.graphs import CutFunctions, CutGraph, GraphGradients, GraphObjective, opened
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, plan
 from embgrad_tensorflow.lookup import Watcher, table_of
@@ -93,25 +94,39 @@ class _WatchedCall:
                 modules = Modules(parts)
                 calls = Calls(watch, modules, self.taps.replace, lambda: self.taps.working)
                 stack.enter_context(intercept_calls(calls.around, modules.classes))
-            learns = self._request.parameters or self._request.tables
-            replace, perform = self.taps.replace, self.watcher.perform
-            unwatched, reached = self.taps.unwatched, lambda: bool(self.taps.kept)
-            opening = CutFunctions(
-                watch,
-                replace,
-                perform,
-                self._record_graph,
-                unwatched,
-                learns=learns,
-                is_reached=reached,
-                answering=self.answering,
-            )
+            opening = self._opening()
             self.watcher.closed = opening.closed
             stack.enter_context(opened(opening))
             stack.enter_context(in_mode(self._request.training))
             stack.enter_context(refuse_gradient_overrides())
             stack.enter_context(self.watcher.watching())
             yield
+
+    @contextlib.contextmanager
+    def graph_preserved(self, snapshot: Snapshot) -> Iterator[CutFunctions]:
+        """Run a graph into which the model was traced, watched; afterwards the variables that it wrote to are as they were.
+
+        No Python of the model runs, so that nothing of the process is set for it, and no other thread waits.
+        """
+        self._snapshot = snapshot
+        self.watcher.tables.learn(snapshot.nodes, snapshot.structure.learned)
+        try:
+            with self.watcher.watching(is_graph=True):
+                yield self._opening()
+        finally:
+            snapshot.restore(self.watcher.written)
+
+    def _opening(self) -> CutFunctions:
+        return CutFunctions(
+            self.watcher.watch,
+            self.taps.replace,
+            self.watcher.perform,
+            self._record_graph,
+            self.taps.unwatched,
+            learns=self._request.parameters or self._request.tables,
+            is_reached=lambda: bool(self.taps.kept),
+            answering=self.answering,
+        )
 
     def _record_graph(self, graph: CutGraph) -> None:
         self.watcher.computing |= graph.casts
@@ -138,12 +153,13 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
         planned = _planned(model, batch, request.training, request.call)
         if request.parameters or request.tables or not request.compiled or planned.graph is not None:
             return TensorFlowPass(model, batch, request, planned).run()
-        if len(request.objectives) > 1 or request.reduce is not None:
-            reason = "a trace pulls back one objective and returns whole gradients, and other is requested"
-            return replace(TensorFlowPass(model, batch, request, planned).run(), uncompiled=reason)
-        return run_kept(
-            model, batch, request, planned, lambda changed: TensorFlowPass(model, batch, changed, planned).run()
-        )
+
+        def pass_of(request: Request, trace: Trace | None, known: Structure | None) -> TensorFlowPass:
+            if trace is None or known is None:
+                return TensorFlowPass(model, batch, request, planned)
+            return TracedPass(model, batch, request, planned, trace, known)
+
+        return run_kept(model, request, planned, pass_of)
 
 
 class TensorFlowPass(ModelPass):
@@ -166,8 +182,8 @@ class TensorFlowPass(ModelPass):
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
         """Take a snapshot of the model, and let the user's functions find it in the requested mode."""
-        self._snapshot = snapshot = snapshot_of(self.model, self.request)
-        with for_user_code(self.request, lambda: snapshot) as request, contextlib.ExitStack() as stack:
+        self._snapshot = self.snapshot()
+        with for_user_code(self.request, self.whole_snapshot) as request, contextlib.ExitStack() as stack:
             self.request, self._stack = request, stack
             self._tape = tf.GradientTape(persistent=request.repeats, watch_accessed_variables=request.parameters)
             self._watched = _WatchedCall(self.model, request, self.recorder, self._tape)
@@ -176,10 +192,23 @@ class TensorFlowPass(ModelPass):
                 self._watched.answering = GraphObjective(asked, self._planned.outputs, self._tape.stop_recording)
             yield
 
+    def snapshot(self) -> Snapshot:
+        """Return what is restored after the forward pass."""
+        return snapshot_of(self.model, self.request)
+
+    def whole_snapshot(self) -> Snapshot:
+        """Return what is restored where functions of the user run in the pass."""
+        return self._snapshot
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what runs on the tape, where there is a pullback."""
+        with self._tape, contextlib.nullcontext() if self.request.pullback else self._tape.stop_recording():
+            yield
+
     def call(self) -> Any:
         """Call the model under the tape; its state is restored as soon as it returns."""
-        unrecorded = contextlib.nullcontext() if self.request.pullback else self._tape.stop_recording()
-        with self._tape, unrecorded, self._watched.preserved(self._snapshot):
+        with self.recording(), self._watched.preserved(self._snapshot):
             _watch_variables(self._tape, self.model, self._watched.watcher.tables, self.request)
             return self._planned.call()
 
@@ -238,6 +267,46 @@ class TensorFlowPass(ModelPass):
         again = Request(training=self.request.training, call=self.request.call)
         with _WatchedCall(self.model, again, PassRecorder(self.batch, ()), self._tape).preserved():
             yield
+
+
+class TracedPass(TensorFlowPass):
+    """A pass of the kept graph of a model's call, in which no Python of the model runs.
+
+    Args:
+        trace: the kept graph.
+        known: the model's structure, by which its tables have names.
+    """
+
+    def __init__(
+        self, model: Any, batch: TokenBatch, request: Request, planned: Plan, trace: Trace, known: Structure
+    ) -> None:
+        super().__init__(model, batch, request, replace(planned, graph="alone"))
+        self._trace = trace
+        self._known = known
+
+    def snapshot(self) -> Snapshot:
+        """Return a snapshot of what the graph writes to alone."""
+        return Snapshot.of_graph(self._known, self.request.training)
+
+    def whole_snapshot(self) -> Snapshot:
+        """Return what is restored where functions of the user run in the pass."""
+        return snapshot_of(self.model, self.request)
+
+    def call(self) -> Any:
+        """Run the graph under the tape; what it writes to is restored as soon as it returns."""
+        with self.recording(), self._watched.graph_preserved(self._snapshot) as running:
+            try:
+                return running.run(self._trace.graph, placeholders(self._planned), self._trace.packed)
+            except tf.errors.OpError as error:
+                first = next(iter(str(error).strip().splitlines()), "")[:160]
+                raise UnfitError(f"{type(error).__name__}: {first}") from error
+
+    def lookups(self) -> Mapping[str, str]:
+        """Return the keys of the points that the request names."""
+        try:
+            return super().lookups()
+        except (PointNotReachedError, AmbiguousPointError) as error:
+            raise UnfitError(f"the graph reaches other points: {error.message}") from error
 
 
 def paths(model: Any) -> list[str]:
@@ -301,11 +370,11 @@ def _resolve(watcher: Watcher) -> dict[str, str]:
     return chosen
 
 
-def _asked_in_graph(request: Request) -> BatchObjective | None:
+def _asked_in_graph(request: Request) -> Respond | None:
     """Return the objective that a graph may ask: no code of the user's, and a single pullback to points alone."""
     if not request.objectives or request.repeats or request.parameters or request.tables:
         return None
     (objective,) = request.objectives
-    if not isinstance(objective, BatchObjective) or request.compiled is False or not request.pullback:
+    if isinstance(objective, NativeObjective) or request.compiled is False or not request.pullback:
         return None
-    return objective if objective.is_ours else None
+    return objective if getattr(objective, "is_ours", False) else None

@@ -31,7 +31,7 @@ from embgrad.toolkit import (
     record_change,
     record_kept,
 )
-from embgrad_tensorflow.fingerprint import structure
+from embgrad_tensorflow.fingerprint import Structure, structure
 from embgrad_tensorflow.walk import Kinds, Node, bookkeeping, handle_of, has_base, on_devices
 
 __all__ = [
@@ -156,7 +156,17 @@ class Snapshot:
     """
 
     def __init__(self, parts: Sequence[Any], training: bool) -> None:
-        self.structure = structure(parts)
+        self._take(structure(parts), training, all_nodes=True)
+
+    @classmethod
+    def of_graph(cls, known: Structure, training: bool) -> Snapshot:
+        """Return a snapshot for a pass that runs no Python of the model: it holds what `keep` is called for alone."""
+        snapshot = cls.__new__(cls)
+        snapshot._take(known, training, all_nodes=False)
+        return snapshot
+
+    def _take(self, known: Structure, training: bool, *, all_nodes: bool) -> None:
+        self.structure = known
         self.nodes = self.structure.nodes
         self._variables: dict[int, tuple[Any, Any]] = {}
         self._names: dict[int, str] = {}
@@ -167,7 +177,7 @@ class Snapshot:
         # Keras empties and fills these in place; Keras 2 holds some by thread
         losses = [name for name, kind in bookkeeping().items() if "loss" in name and issubclass(kind, (list, set))]
         local = [name for name, kind in bookkeeping().items() if issubclass(kind, threading.local)]
-        for node in self.nodes:
+        for node in self.nodes if all_nodes else ():
             if node.kind == "variable":
                 self._take_variable(node, training)
             elif not (is_keras(node.value) and not node.value.built):  # its first call builds it

@@ -64,7 +64,6 @@ class Taps(PointWork):
     Args:
         tape: records the forward pass.
         request: the requested changes at the points.
-        symbolic: whether the pass is traced into a graph, and the changes are functions of the graph's tensors.
 
     Attributes:
         tape: records the forward pass.
@@ -73,7 +72,7 @@ class Taps(PointWork):
         replaces: whether any lookup's rows may be replaced.
     """
 
-    def __init__(self, tape: Any, request: Request, *, symbolic: bool = False) -> None:
+    def __init__(self, tape: Any, request: Request) -> None:
         super().__init__()
         self.tape = tape
         self.kept: dict[str, Any] = {}
@@ -81,11 +80,7 @@ class Taps(PointWork):
         self._request = request
         self._changed = {*request.override, *request.add, *request.edit}
         self.replaces = request.tables or any(":" not in key for key in self._changed)
-        self._changes: PointChanges[Any] = (
-            PointChanges(request, lambda tensor: tensor, lambda changed, tensor: changed)
-            if symbolic
-            else PointChanges(request, lambda tensor: owned(tensor.numpy()), _like)
-        )
+        self._changes = PointChanges[Any](request, lambda tensor: owned(tensor.numpy()), _like)
 
     def record_rows(self, key: str, rows: Any) -> bool:
         """Take the rows of a lookup, and return whether others are to go on in their place, see `replace_rows`."""
@@ -131,7 +126,6 @@ class Taps(PointWork):
         def backward(gradient: Any) -> list[Any]:
             return [self._changes.gradient(key, dense(gradient), mark)]
 
-        # tf.custom_gradient would keep the graph of a trace for as long as the process lives
         with record.stop_recording():
             out = tf.identity(mark)
         record.record_operation("EditedGradient", [out], [mark], backward)

@@ -42,9 +42,9 @@ __getattr__, __dir__, __all__ = _attach(
             "Weight",
         ],
         "backend.registry": ["list_backends", "refresh_backends"],
-        "backend.replay": ["Retries", "with_functions", "wrapped"],
+        "backend.replay": ["Retries", "wrapped"],
         "backend.rests": ["table_rests"],
-        "backend.trace_cache": ["OtherUseError", "TraceCache", "UnfitError", "UntraceableError"],
+        "backend.trace_cache": ["TraceCache", "UnfitError", "UntraceableError"],
         "inputs.batch": ["TokenBatch"],
         "model_points.descent": ["Reached"],
         "model_points.points": [

@@ -37,9 +37,9 @@ from embgrad.backend.protocol import (
     Weight,
 )
 from embgrad.backend.registry import list_backends, refresh_backends
-from embgrad.backend.replay import Retries, with_functions, wrapped
+from embgrad.backend.replay import Retries, wrapped
 from embgrad.backend.rests import table_rests
-from embgrad.backend.trace_cache import OtherUseError, TraceCache, UnfitError, UntraceableError
+from embgrad.backend.trace_cache import TraceCache, UnfitError, UntraceableError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.descent import Reached
 from embgrad.model_points.points import INPUT, OUTPUT, UNNAMED_TABLE, WORD, Lookup, Way, layout_of, split_name
@@ -65,7 +65,6 @@ __all__ = [
     "Lookup",
     "ModelPass",
     "NativeObjective",
-    "OtherUseError",
     "ParameterValues",
     "PassListener",
     "PassRecorder",
@@ -107,6 +106,5 @@ __all__ = [
     "unused_inputs",
     "users_of",
     "whole_cotangents",
-    "with_functions",
     "wrapped",
 ]

@@ -151,19 +151,15 @@ def answered(
     return answer(returned, objective, tensors, positional)
 
 
-def whole_cotangents(
-    objective: Respond, values: Sequence[np.ndarray], *, several: bool
-) -> tuple[list[np.ndarray], int, Response]:
+def whole_cotangents(objective: Respond, values: Sequence[np.ndarray]) -> tuple[list[np.ndarray], int, Response]:
     """Return the cotangents of outputs that are available as whole arrays, as those of a graph are.
 
     Args:
-        objective: the objective, in NumPy.
+        objective: the objective, in NumPy, which returns at most one set of cotangents.
         values: the outputs, in the order of `objective.outputs`.
-        several: whether there may be several sets of cotangents.
 
     Returns:
-        The cotangents of each output, with a leading axis of sets, the number of sets that the objective returned, and its
-        response. Unless there may be several sets there is exactly one, of zeros if the objective returned none.
+        The cotangent of each output, zeros where the objective returned no set, the number of sets, and its response.
     """
     outputs = dict(zip(objective.outputs, values, strict=True))
     rows = {name: objective.reads(name, value.shape) for name, value in outputs.items()}
@@ -172,10 +168,10 @@ def whole_cotangents(
     cotangents = []
     for name, value in outputs.items():
         selected = rows[name]
-        stacked = np.zeros((len(response.sets) if several else 1, *value.shape), value.dtype)
-        for number, cotangent in enumerate(response.sets):
-            stacked[number if selected is None else (number, *selected)] = cotangent[name]
-        cotangents.append(stacked)
+        whole = np.zeros(value.shape, value.dtype)
+        for cotangent in response.sets:
+            whole[... if selected is None else selected] = cotangent[name]
+        cotangents.append(whole)
     return cotangents, len(response.sets), replace(response, sets=())
 
 

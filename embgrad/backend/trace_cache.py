@@ -5,26 +5,26 @@ from __future__ import annotations
 import threading
 import types
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from embgrad.backend.protocol import Request, Run
+from embgrad.backend.protocol import Request, Respond, Run
 from embgrad.backend.replay import Retries, agreeing
 from embgrad.backend.trace_check import Trial, UntraceableError
 from embgrad.common.lru import LRUCache
 from embgrad.objectives.native import NativeObjective
 from embgrad.toolkit.recorded_changes import Changes, changes_recorded, record_again
 
-__all__ = ["OtherUseError", "TraceCache", "TraceMaker", "UnfitError", "UntraceableError"]
+__all__ = ["TraceCache", "TraceMaker", "UnfitError", "UntraceableError"]
 
 Trace = TypeVar("Trace")
 
 #: The most lengths that have a trace each, if no trace for all lengths can be made.
 LENGTHS: Final = 8
 
-#: The most lengths for which the cache remembers that a trace agreed with the model.
+#: The most uses, each with its lengths, for which the cache remembers that a trace agreed with the model.
 COMPARED: Final = 256
 
 #: The most native objectives about which the cache remembers anything.
@@ -35,18 +35,6 @@ class UnfitError(Exception):
     """The error that a trace cannot run a batch; its message is the reason."""
 
 
-class OtherUseError(Exception):
-    """The error that an objective uses other outputs than the trace was made for.
-
-    Attributes:
-        used: the indices of the tensors that it uses, among those that the model returned.
-    """
-
-    def __init__(self, used: tuple[int, ...]) -> None:
-        super().__init__(used)
-        self.used = used
-
-
 class TraceMaker(Protocol[Trace]):
     """The part of a backend that runs one call of a model, and creates and runs its traces."""
 
@@ -54,18 +42,11 @@ class TraceMaker(Protocol[Trace]):
         """Run the model without a trace."""
         ...
 
-    def watched(
-        self, function: Callable[[Any], Any], report: Callable[[tuple[int, ...]], None]
-    ) -> Callable[[Any], Any]:
-        """Return a native objective's function, wrapped to pass the returned tensors that it uses to `report`."""
-        ...
-
-    def make(self, result: Run, used: tuple[int, ...], *, exact: bool) -> Trace:
+    def make(self, request: Request, *, exact: bool) -> Trace:
         """Return a new trace, for any lengths unless `exact`.
 
         Args:
-            result: the result of the model run without a trace.
-            used: the indices of the tensors that a native objective uses.
+            request: the request.
             exact: make the trace for this batch's lengths alone.
 
         Raises:
@@ -82,7 +63,7 @@ class TraceMaker(Protocol[Trace]):
 
         Raises:
             UnfitError: the trace cannot run this batch.
-            OtherUseError: the objective uses other outputs than the trace was made for.
+            UntraceableError: it cannot serve this objective.
         """
         ...
 
@@ -98,9 +79,8 @@ class _Form(Generic[Trace]):
         fingerprint: the fingerprint of the model.
         exact: whether each trace takes only the lengths that it was made for.
         refused: the reason why there is no trace, by objective.
-        traces: the traces, by their lengths (None unless `exact`) and the outputs that the objective uses.
-        compared: by the keys of traces and the lengths for which a trace agreed with the model, what the model's pass changed.
-        used: the outputs that an objective used last, by objective.
+        traces: the traces, by their lengths (None unless `exact`).
+        compared: by the lengths and the uses for which a trace agreed with the model, what the model's pass changed.
     """
 
     def __init__(self, fingerprint: Any) -> None:
@@ -109,7 +89,6 @@ class _Form(Generic[Trace]):
         self.refused: LRUCache[str] = LRUCache(OBJECTIVES)
         self.traces: dict[Hashable, Trace] = {}
         self.compared: LRUCache[Changes] = LRUCache(COMPARED)
-        self.used: LRUCache[tuple[int, ...]] = LRUCache(OBJECTIVES)
 
 
 class _Model(Generic[Trace]):
@@ -146,8 +125,8 @@ class TraceCache(Generic[Trace]):
     ) -> Run:
         """Run a trace of a model if there is one or one can be made, otherwise the model itself.
 
-        If a trace is new, or runs certain lengths for the first time (which the model's Python may treat differently), the model
-        is run as well and the results are compared.
+        If a trace is new, or is used for certain lengths (which the model's Python may treat differently), points, changes or
+        outputs for the first time, the model is run as well and the results are compared.
 
         Args:
             parts: the model's parts.
@@ -209,40 +188,36 @@ class _Call(Generic[Trace]):
         self._maker = maker
         self._tries = Retries(request)
         native = next((objective for objective in request.objectives if isinstance(objective, NativeObjective)), None)
-        code: Any = None if native is None else getattr(native.function, "__code__", None) or type(native.function)
-        self._objective: Hashable = code
+        self._objective: Hashable = None if native is None else _read_by(native)
+        self._use: Hashable = (
+            lengths,
+            request.points,
+            request.several,
+            tuple(map(_read_by, request.objectives)),
+            *(tuple(sorted(getattr(request, option))) for option in ("override", "add", "edit")),
+        )
 
     def run(self) -> Run:
         """Return the result of a trace, or of the model."""
         reason = self._form.refused.get(self._objective, None) or self._form.refused.get(None, None)
         if reason is not None:
             return self._with_reason(self._maker.plain(self._tries.next()), reason)
-        for _ in range(2):  # which outputs an objective uses is known only after it has run
-            used = self._form.used.get(self._objective, None)
-            key = None if used is None else self._key(used)
-            if key is None:
-                break
-            changes = self._form.compared.get((key, self._lengths), None)
-            if changes is None:
-                break
-            record_again(changes)
-            try:
-                return self._maker.run(self._form.traces[key], self._tries.next())
-            except OtherUseError as error:
-                self._form.used.put(self._objective, error.used)
-            except UnfitError as error:
-                return self._with_reason(
-                    self._maker.plain(self._tries.next()), f"the trace failed on this batch ({error})"
-                )
-        return self._compare()
+        changes = self._form.compared.get(self._use, None)
+        if changes is None:
+            return self._compare()
+        record_again(changes)
+        try:
+            return self._maker.run(self._form.traces[self._key], self._tries.next())
+        except UnfitError as error:
+            return self._with_reason(self._maker.plain(self._tries.next()), f"the trace failed on this batch ({error})")
 
     def _compare(self) -> Run:
         """Run the model itself, then a trace, and return the trace's result if the two agree, else the model's."""
-        trial = Trial(self._tries.next(), self._maker.watched)
+        trial = Trial(self._tries.next())
         with changes_recorded() as changes:
             result = self._maker.plain(trial.first())
         record_again(changes)
-        is_known = self._key(trial.used) in self._form.traces
+        is_known = self._key in self._form.traces
         try:
             return self._run_trace(trial, result, changes)
         except (UntraceableError, UnfitError) as error:
@@ -253,44 +228,42 @@ class _Call(Generic[Trace]):
             return self._with_reason(result, str(error))
 
     def _run_trace(self, trial: Trial, result: Run, changes: Changes) -> Run:
-        used = trial.used
-        for _ in range(2):
-            trace = self._trace(result, used)
-            try:
-                with self._maker.again():
-                    traced = self._maker.run(trace, trial.second())
-                break
-            except OtherUseError as error:
-                used = error.used
-        else:
-            raise UntraceableError("the objective depends on different outputs each time")
+        trace = self._trace()
+        with self._maker.again():
+            traced = self._maker.run(trace, trial.second())
         difference = trial.difference(result, traced, agreeing(self._maker.dtypes(trace)))
         if difference is not None:
             raise UntraceableError(difference)
-        key = self._key(used)
-        self._form.traces[key] = trace
-        self._form.compared.put((key, self._lengths), changes)
-        self._form.used.put(self._objective, used)
+        self._form.traces[self._key] = trace
+        self._form.compared.put(self._use, changes)
         return traced
 
-    def _trace(self, result: Run, used: tuple[int, ...]) -> Trace:
-        trace = self._form.traces.get(self._key(used))
+    def _trace(self) -> Trace:
+        trace = self._form.traces.get(self._key)
         if trace is not None:
             return trace
         if not self._form.exact:
             try:
-                return self._maker.make(result, used, exact=False)
+                return self._maker.make(self._request, exact=False)
             except UntraceableError:
                 self._form.exact = True
         if len(self._form.traces) >= LENGTHS:
             raise _FullError(f"each length needs its own trace, and at most {LENGTHS} are kept")
-        return self._maker.make(result, used, exact=True)
+        return self._maker.make(self._request, exact=True)
 
-    def _key(self, used: tuple[int, ...]) -> Hashable:
-        return (self._lengths if self._form.exact else None, used)
+    @property
+    def _key(self) -> Hashable:
+        return self._lengths if self._form.exact else None
 
     def _with_reason(self, result: Run, reason: str) -> Run:
         return replace(result, uncompiled=reason) if self._request.compiled else result
+
+
+def _read_by(objective: Respond | NativeObjective) -> Any:
+    """Return the outputs that an objective reads; for a native one its code, also where each call creates it again."""
+    if not isinstance(objective, NativeObjective):
+        return objective.outputs
+    return getattr(objective.function, "__code__", None) or type(objective.function)
 
 
 class _FullError(UntraceableError):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,43 +28,29 @@ class Trial:
 
     Args:
         request: the request.
-        watched: wraps a native objective's function to report the tensors that it uses, see `TraceMaker.watched`.
-
-    Attributes:
-        used: the indices of the tensors that a native objective used in the first run.
     """
 
-    def __init__(self, request: Request, watched: Callable[..., Callable[[Any], Any]]) -> None:
-        self.used: tuple[int, ...] = ()
+    def __init__(self, request: Request) -> None:
         self._request = request
-        self._watched = watched
         self._changes: defaultdict[tuple[str, str], list[np.ndarray]] = defaultdict(list)
-        self._response: Response | None = None
+        self._answers: list[tuple[Mapping[str | None, np.ndarray], Response]] = []
         self._outputs: list[Mapping[str | None, np.ndarray]] = []
 
     def first(self) -> Request:
         """Return the request for the model itself."""
-        objective = self._objective
-        ours: Respond | NativeObjective
-        if isinstance(objective, NativeObjective):
-            ours = replace(objective, function=self._watched(objective.function, self._use))
-        else:
-            ours = _Wrapped(objective, self._respond)
-        return with_functions(self._request, self._recording, compiled=False, objectives=self._with(ours))
+        return with_functions(self._request, self._recording, compiled=False, objectives=self._asking(self._respond))
 
     def second(self) -> Request:
         """Return the request for a trace."""
-        del self._outputs[1:]
-        objective = self._objective
-        ours = objective if isinstance(objective, NativeObjective) else _Wrapped(objective, self._answer)
-        return with_functions(self._request, self._replaying, compiled=False, objectives=self._with(ours))
+        self._outputs.clear()
+        return with_functions(self._request, self._replaying, objectives=self._asking(self._answer))
 
-    @property
-    def _objective(self) -> Respond | NativeObjective:
-        return self._request.objectives[0]
-
-    def _with(self, objective: Respond | NativeObjective) -> tuple[Respond | NativeObjective, ...]:
-        return (objective, *self._request.objectives[1:])
+    def _asking(self, function: Callable[..., Response]) -> tuple[Respond | NativeObjective, ...]:
+        """Return the objectives; those that are not native ask a function that takes the objective and the outputs."""
+        return tuple(
+            objective if isinstance(objective, NativeObjective) else _Wrapped(objective, function)
+            for objective in self._request.objectives
+        )
 
     def difference(self, result: Run, traced: Run, tolerance: float) -> str | None:
         """Return a message about the first result that differs by more than rounding, or None; the prefix is not included.
@@ -81,16 +66,12 @@ class Trial:
         )
         if differing is None:
             return None
-        native = isinstance(self._objective, NativeObjective)
-        hint = ", or the objective gives different results each time" if native else ""
+        hint = ", or the objective gives different results each time" if self._request.has_native else ""
         return f"{differing} differ between a trace and the model itself{hint}"
 
     def _pairs(self, result: Run, traced: Run) -> Iterator[_Pair]:
-        sets = () if self._response is None else self._response.sets
-        size = max(
-            (float(np.abs(cotangent).max(initial=0)) for cotangents in sets for cotangent in cotangents.values()),
-            default=1,
-        )
+        cotangents = [entry for _, response in self._answers for named in response.sets for entry in named.values()]
+        size = max((float(np.abs(cotangent).max(initial=0)) for cotangent in cotangents), default=1)
         for name, values in result.points.items():
             traced_values = traced.points[name]
             if len(values.gradients) != len(traced_values.gradients):
@@ -98,14 +79,11 @@ class Trial:
             for pair in (*zip(values.gradients, traced_values.gradients), *zip(values.before, traced_values.before)):  # noqa: B905
                 yield f"the gradients at {name!r}", *pair, 1e-6 * size
             yield f"the values at {name!r}", values.activation, traced_values.activation, 1e-6
-        if len(self._outputs) == 2:
-            for output_name, output in self._outputs[0].items():
-                yield "the outputs", output, self._outputs[1][output_name], 1e-6
+        for (outputs, _), traced_outputs in zip(self._answers, self._outputs, strict=False):
+            for output_name, output in outputs.items():
+                yield "the outputs", output, traced_outputs[output_name], 1e-6
         for own, of_trace in zip(result.objectives, traced.objectives, strict=True):
             yield "the objective's values", own.values, of_trace.values, 1e-6
-
-    def _use(self, used: tuple[int, ...]) -> None:
-        self.used = used
 
     def _recording(self, option: str, key: str, change: Change) -> Change:
         def recorded(value: np.ndarray) -> np.ndarray:
@@ -127,16 +105,16 @@ class Trial:
         return replayed
 
     def _respond(self, objective: Respond, outputs: Mapping[str | None, np.ndarray]) -> Response:
-        self._outputs.append(outputs)
-        self._response = objective(outputs)
-        return self._response
+        response = objective(outputs)
+        self._answers.append((outputs, response))
+        return response
 
     def _answer(self, objective: Respond, outputs: Mapping[str | None, np.ndarray]) -> Response:
-        self._outputs.append(outputs)
-        if any(output.shape != outputs[name].shape for name, output in self._outputs[0].items()):
+        earlier, response = self._answers[len(self._outputs)]
+        if any(output.shape != outputs[name].shape for name, output in earlier.items()):
             raise UntraceableError("a trace gives outputs of other shapes than the model itself")
-        assert self._response is not None, "the model itself ran first"
-        return self._response
+        self._outputs.append(outputs)
+        return response
 
 
 @dataclass(frozen=True)
@@ -149,6 +127,11 @@ class _Wrapped:
     @property
     def outputs(self) -> tuple[str | None, ...]:
         return self.objective.outputs
+
+    @property
+    def is_ours(self) -> bool:
+        """Return whether only embgrad's code runs, see `BatchObjective.is_ours`."""
+        return bool(getattr(self.objective, "is_ours", False))
 
     def reads(self, name: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
         return self.objective.reads(name, shape)

@@ -14,7 +14,7 @@ PRIVATE_NAMES: Final[dict[str, str]] = {
     "tensorflow.python.eager.record": "Gives a graph's tensor a gradient of our own that does not live as long as the process.",
     "tensorflow.python.ops.gen_array_ops": "Runs lookups whose operands are none that the fast path takes.",
     "tensorflow.python.ops.gen_resource_variable_ops": "Runs lookups in variables, likewise.",
-    "_handle_data": "Holds the shape and dtype of a table of which an operation knows the resource alone.",
+    "tensorflow.python.ops.handle_data_util": "Tells the shape and dtype of a variable by its resource, and copies them.",
     "_keras_mask": "Keras hangs a tensor's mask there, and a tensor that takes its place would lose it.",
     "_": "Begins the names of attributes that are no names of points.",
     # State

@@ -69,19 +69,28 @@ class Untraceable:
 
     class Loops(Net):
         def __call__(self, ids: Any) -> Any:
+            rows = self.table()
             total = tf.zeros([tf.shape(ids)[0], 4], tf.float64)
             _, total = tf.while_loop(
                 lambda place, _: place < tf.shape(ids)[1],
-                lambda place, total: (place + 1, total + tf.gather(self.rows, ids[:, place])),
+                lambda place, total: (place + 1, total + tf.gather(rows, ids[:, place])),
                 (0, total),
                 shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, 4])),
             )
             return tf.matmul(total + tf.reduce_sum(tf.gather(self.rows, ids), 1), self.weight)
 
-    class OneHot(Net):
+        def table(self) -> Any:
+            return self.rows
+
+    class Writes(Net):
         def __call__(self, ids: Any) -> Any:
-            rows = tf.matmul(tf.one_hot(ids, 12, dtype=tf.float64), self.rows)
-            return tf.matmul(tf.reduce_sum(rows, 1), self.weight)
+            variable = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name="in the graph")
+            tf.raw_ops.AssignVariableOp(resource=variable, value=tf.constant(1, tf.float64))
+            return super().__call__(ids) * tf.raw_ops.ReadVariableOp(resource=variable, dtype=tf.float64)
+
+    class LoopsOverValues(Loops):
+        def table(self) -> Any:
+            return tf.convert_to_tensor(self.rows)
 
 
 @pytest.mark.parametrize("sort", [random.Random, np.random.default_rng, np.random.RandomState, random.SystemRandom])
@@ -120,9 +129,10 @@ def test_a_model_that_draws_from_a_global_generator_has_no_trace() -> None:
         (Untraceable.Draws, "draws random numbers"),
         (Untraceable.Runs, "runs Python in its graph (EagerPyFunc)"),
         (Untraceable.RunsNumPy, "runs Python in its graph (PyFunc)"),
+        (Untraceable.Writes, "writes (AssignVariableOp) to a resource that is not a variable of the model"),
         (Untraceable.Asks, "the gradients at 'word' differ between a trace and the model itself"),
-        (Untraceable.Loops, "inside a loop"),
-        (Untraceable.OneHot, "a product with one-hot rows is recognized only in eager execution"),
+        (Untraceable.Loops, "a lookup lies inside While 'while', which is a loop or a branch"),
+        (Untraceable.LoopsOverValues, "a lookup lies inside StatelessWhile 'while', which is a loop or a branch"),
     ],
 )
 def test_a_model_that_cannot_be_traced_runs_without_a_trace(net: Any, why: str) -> None:
@@ -137,6 +147,37 @@ def test_a_model_that_cannot_be_traced_runs_without_a_trace(net: Any, why: str) 
         assert found.provenance["compiled"] is False
         np.testing.assert_array_equal(found.values, plain.values)
         assert not hasattr(model, "count") or model.count.numpy() == 0
+
+
+class Counted(Net):
+    """A part runs in a loop, and another returns whole numbers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = make_model(lambda self, rows: tf.tanh(rows))
+        self.largest = make_model(lambda self, rows: tf.argmax(rows, -1))
+
+    def __call__(self, ids: Any) -> Any:
+        rows = tf.gather(self.rows, ids)
+        self.largest(rows)
+        _, rows = tf.while_loop(lambda turn, _: turn < 2, lambda turn, rows: (turn + 1, self.part(rows)), (0, rows))
+        return self.head(rows)
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("part#0", "the point 'part' lies inside a loop or a branch of the graph"),
+        ("largest:input#0", "a call of 'largest' returns no floating-point tensor"),
+    ],
+)
+def test_points_at_which_a_graph_cannot_be_cut(key: str, why: str) -> None:
+    model, add = Counted(), {key: np.ones(4)}
+    same(*both(model, IDS, PROJECTION))
+    plain = embgrad.gradients(model, IDS, PROJECTION, add=add)
+    with pytest.warns(embgrad.EmbgradWarning, match=f"compile=True: {why}; the model ran without a trace"):
+        found = embgrad.gradients(model, IDS, PROJECTION, add=add, compile=True)
+    np.testing.assert_array_equal(found.values, plain.values)
 
 
 @pytest.mark.parametrize("draw", [lambda: random.uniform(0, 1), lambda: np.random.rand()])

@@ -15,6 +15,7 @@ from embgrad.backend.registry import bind
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.question import Question
 from embgrad.engine.run import reduced_of, run_located
+from tests.support.compiled import same
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 7]])
 OBJECTIVES = [embgrad.Logit(1, position=0), embgrad.Logit(2), embgrad.Projection([1.0, -1.0, 2.0], position=-1)]
@@ -54,13 +55,27 @@ def test_saved_models_take_several_objectives(tmp_path: Any) -> None:
         np.testing.assert_allclose(result.values, other.values, rtol=1e-10, atol=1e-14)
 
 
-def test_a_list_of_objectives_runs_without_a_trace_and_says_so() -> None:
-    model = sequence_model(keras2)
-    with pytest.warns(embgrad.EmbgradWarning, match="a trace pulls back one objective"):
+def test_a_trace_takes_several_objectives(keras: Any) -> None:
+    model = sequence_model(keras)
+    for _ in range(2):
         results = embgrad.gradients(model, IDS, OBJECTIVES, compile=True)
-    for result, objective in zip(results, OBJECTIVES, strict=True):
-        np.testing.assert_array_equal(result.values, embgrad.gradients(model, IDS, objective).values)
-        assert result.provenance["compiled"] is False
+        for result, objective in zip(results, OBJECTIVES, strict=True):
+            same(embgrad.gradients(model, IDS, objective), result)
+
+
+def test_graphs_with_loops_are_pulled_back_several_times(keras: Any) -> None:
+    """A loop reads variables, whose shapes its gradient needs."""
+    ids = keras.Input((None,), dtype="int32")
+    rows = keras.layers.GRU(3, dtype="float64")(keras.layers.Embedding(12, 4, dtype="float64")(ids))
+    model = keras.Model(ids, keras.layers.Dense(3, dtype="float64")(rows))
+    function = tf.function(lambda ids: model(ids, training=False))
+    graph = function.get_concrete_function(tf.TensorSpec([None, None], tf.int32))
+    objectives = [embgrad.Sum(), embgrad.Logit(2), lambda outputs: outputs[:, 1]]
+    for objective in (objectives, objectives[2]):
+        for options in ({}, {"split": True}):
+            plain, found = (embgrad.gradients(each, IDS, objective, **options) for each in (model, graph))
+            for one, other in zip(plain, found, strict=True) if objective is objectives else [(plain, found)]:
+                np.testing.assert_allclose(other.values, one.values, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("objectives", [OBJECTIVES[:1], OBJECTIVES])
@@ -74,6 +89,7 @@ def test_gradients_are_reduced_with_compile_and_beside_a_mask_of_the_model(objec
         question = Question(bind(model, None), batch, tuple(objectives), options)
         run, located = run_located(question, lambda key, gradient, value: (gradient * value).sum(-1, keepdims=True))
         runs.append((run, located["word"].arrangement))
+    assert run.uncompiled == "a trace returns whole gradients, and reduced ones are requested"
     results = embgrad.gradients(model, batch, objectives)
     for run, arrangement in runs:
         for result, scores in zip(results, reduced_of(run.points["word"], arrangement), strict=True):

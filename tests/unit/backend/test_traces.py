@@ -6,6 +6,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,7 @@ class Maker:
         self.done.append("plain")
         return self._run(request, self._model.factor)
 
-    def watched(self, function: Any, tell: Any) -> Any:
-        return function
-
-    def make(self, found: Run, used: tuple[int, ...], *, exact: bool) -> float:
+    def make(self, request: Request, *, exact: bool) -> float:
         self.done.append("exact" if exact else "make")
         if self._wrong == "none" or (self._wrong == "lengths" and not exact):
             raise UntraceableError("there is none")
@@ -76,8 +74,9 @@ class Maker:
 
     def _run(self, request: Request, factor: float) -> Run:
         (objective,) = request.objectives
-        assert not isinstance(objective, NativeObjective)
-        response = objective({None: np.full(3, factor)})
+        response = Response(np.full(3, factor))
+        if not isinstance(objective, NativeObjective):
+            response = objective({name: np.full(3, factor) for name in objective.outputs})
         values = PointValues(np.ones(3), (np.full(3, factor),), None)
         return Run({"word": values}, "float64", (), (response,))
 
@@ -85,9 +84,16 @@ class Maker:
 REQUEST = Request(("word",), (Callback(lambda outputs: [{None: np.ones(3)}]),), compiled=True)
 
 
-def asked(traces: TraceCache[float], model: Model, wrong: str = "", question: Any = 0, lengths: Any = 3) -> Any:
+def asked(
+    traces: TraceCache[float],
+    model: Model,
+    wrong: str = "",
+    question: Any = 0,
+    lengths: Any = 3,
+    request: Request = REQUEST,
+) -> Any:
     maker = Maker(model, wrong)
-    run = traces.run([model], question, Print(model.factor), lengths, REQUEST, maker)
+    run = traces.run([model], question, Print(model.factor), lengths, request, maker)
     (gradient,) = run.points["word"].gradients
     return gradient[0], maker.done, run.uncompiled
 
@@ -104,6 +110,29 @@ def test_a_model_that_changes_takes_another_trace() -> None:
     asked(traces, model)
     model.factor = 5.0
     assert asked(traces, model) == (5.0, ["plain", "make", "run"], None)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"points": ("word", "layer.0")},
+        {"objectives": (Callback(lambda outputs: [{"other": np.ones(3)}], ("other",)),)},
+        {"several": True},
+        {"add": {"word": lambda value: value}},
+    ],
+)
+def test_a_trace_is_compared_for_what_it_has_not_been_asked_for(changed: Any) -> None:
+    traces, model = TraceCache[float](), Model()
+    asked(traces, model)
+    for done in (["plain", "run"], ["run"]):
+        assert asked(traces, model, request=replace(REQUEST, **changed))[1] == done
+
+
+def test_a_native_objective_is_known_by_its_code() -> None:
+    traces, model = TraceCache[float](), Model()
+    for done in (["plain", "make", "run"], ["run"]):
+        objective = NativeObjective(lambda returned: returned, scalar=False)
+        assert asked(traces, model, request=replace(REQUEST, objectives=(objective,)))[1] == done
 
 
 def test_length_dependent_models_have_one_trace_per_length() -> None:
@@ -158,14 +187,6 @@ VALUE = np.arange(6.0).reshape(2, 3)
 APART = "differ between a trace and the model itself"
 
 
-def unwatched(function: Any, tell: Any) -> Any:
-    def watched(returned: Any) -> Any:
-        tell((1,))
-        return function(returned)
-
-    return watched
-
-
 def ran(gradient: Any, activation: Any = VALUE, before: Any = (), objective: Any = VALUE) -> Run:
     points = {"word": PointValues(activation, (gradient,), None, before)}
     return Run(points, "float64", objectives=(Response(objective),))
@@ -189,9 +210,10 @@ def test_the_second_run_replays_the_callbacks_of_the_first() -> None:
         called.append(outputs)
         return [{None: outputs[None] * 2}]
 
-    trial = Trial(Request(("word",), (Callback(respond),), edit={"word": change}, compiled=True), unwatched)
+    trial = Trial(Request(("word",), (Callback(respond),), edit={"word": change}, compiled=True))
     first, second = trial.first(), trial.second()
-    assert first.compiled is second.compiled is False
+    assert first.compiled is False
+    assert second.compiled is True
     returned, answered = first.edit["word"](VALUE), asked_of(first, VALUE)
     second = trial.second()
     np.testing.assert_array_equal(second.edit["word"](VALUE * 9), returned)
@@ -204,6 +226,29 @@ def test_the_second_run_replays_the_callbacks_of_the_first() -> None:
         trial.second().edit["word"](VALUE[:1])
     with pytest.raises(UntraceableError, match="outputs of other shapes"):
         asked_of(trial.second(), VALUE[:1])
+
+
+def test_each_objective_of_a_list_is_called_once() -> None:
+    called: list[Any] = []
+
+    def responding(number: int) -> Callback:
+        def respond(outputs: Any) -> Any:
+            called.append(number)
+            return [{None: outputs[None] * number}]
+
+        return Callback(respond)
+
+    trial = Trial(Request(("word",), (responding(1), responding(2)), compiled=True))
+    first, second = trial.first().objectives, trial.second().objectives
+    answers = [objective({None: VALUE}) for objective in first]  # type: ignore[operator]
+    assert [objective({None: VALUE}) for objective in second] == answers  # type: ignore[operator]
+    assert called == [1, 2]
+    assert trial.difference(ran(VALUE), ran(VALUE), 1e-6) is None
+    for factor in (1, 2):
+        one, other = trial.second().objectives
+        one({None: VALUE})  # type: ignore[operator]
+        other({None: VALUE * factor})  # type: ignore[operator]
+        assert trial.difference(ran(VALUE), ran(VALUE), 1e-6) == (f"the outputs {APART}" if factor == 2 else None)
 
 
 @pytest.mark.parametrize(
@@ -220,12 +265,12 @@ def test_the_second_run_replays_the_callbacks_of_the_first() -> None:
     ],
 )
 def test_differences_are_described(given: Run, said: str | None) -> None:
-    trial = Trial(Request(("word",), (Callback(lambda _: []),)), unwatched)
+    trial = Trial(Request(("word",), (Callback(lambda _: []),)))
     assert trial.difference(ran(VALUE), given, 1e-6) == (said and f"{said} {APART}")
 
 
 def test_differences_with_a_native_objective_are_described() -> None:
-    trial = Trial(Request(("word",), (NativeObjective(lambda _: None, scalar=False),)), unwatched)
+    trial = Trial(Request(("word",), (NativeObjective(lambda _: None, scalar=False),)))
     assert trial.difference(ran(VALUE), ran(VALUE), 1e-6) is None
     said = trial.difference(ran(VALUE), ran(VALUE * 2), 1e-6)
     assert said == f"the gradients at 'word' {APART}, or the objective gives different results each time"

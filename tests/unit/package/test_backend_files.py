@@ -47,7 +47,7 @@ OWN = {
         "onehot": "Keras's models look up by products with one-hot vectors",
         "slices": "Keras slices the table of positions, in eager execution, in traces and in saved graphs",
         "restored": "a saved object is called by the signature of one of its functions",
-        "tracing": "lookups and calls in a tf.function's graph are recorded while it is traced",
+        "tracing": "calls of modules are marked in a tf.function's graph while it is traced",
     },
     "embgrad_gluon": {
         "cures": "operators of MXNet have silently wrong gradients",
