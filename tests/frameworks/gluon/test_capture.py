@@ -106,32 +106,6 @@ def test_training_under_capture_ends_with_the_same_bits(at: str, hybrid: dict[st
     assert bits(captured) == bits(alone)
 
 
-@pytest.mark.parametrize("hybrid", [None, {}])
-def test_each_step_is_the_gradient_of_the_users_loss(hybrid: dict[str, Any] | None) -> None:
-    net = make(0.0, dtype="float64", hybrid=hybrid)
-    names = ["word", "layer.0", "layer.1", "embeddings"]
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=None)
-    with (
-        embgrad.capture(net) as word,
-        embgrad.capture(net, at="layer.0") as layer,
-        embgrad.capture(net, at="embeddings") as block,
-    ):
-        for ids, labels in LOOP:
-            expected = embgrad.gradients(net, ids, embgrad.CrossEntropy(labels), at=names)
-            with autograd.record():
-                loss = cross_entropy(net(nd.array(ids, dtype="float64")), nd.array(labels)).mean()
-            autograd.backward([loss])
-            for tap, name in ((word, "word"), (layer, "layer.0"), (block, "embeddings")):
-                assert relative(tap.steps[-1].values, expected[name].values / 2) < 1e-10
-                assert (tap.steps[-1].activations == expected[name].activations).all()
-            assert (word.steps[-1].ids == ids).all()
-            trainer.step(1)
-    assert (word.count, layer.count, block.count) == (3, 3, 3)
-    assert (word.passes, layer.passes) == (3, 3)
-    table = sum(step.table().to_dense() for step in word.steps)
-    assert relative(word.sum().to_dense(), table) < 1e-12
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_the_dtype_in_which_the_net_computes(dtype: str) -> None:
     net = model(lambda net, F, x: F.tanh(net.words(x)).sum(axis=2))

@@ -68,25 +68,6 @@ def test_override_at_the_lookup_and_at_an_input() -> None:
     assert (functional.values == found.values).all()
 
 
-def test_an_edit_in_place_and_an_edit_with_a_residual_connection() -> None:
-    net = stack(past=True)
-
-    def clear(gradient: np.ndarray) -> None:
-        gradient[:] = 0
-
-    plain = embgrad.gradients(net, IDS, OBJECTIVE, at=["word", "layer.0", "layer.1"])
-    found = embgrad.gradients(net, IDS, OBJECTIVE, at=["word", "layer.0", "layer.1"], edit={"layer.1": clear})
-    assert not found["layer.1"].values.any()
-    assert (found["layer.1"].before == plain["layer.1"].values).all()
-    # What is left at layer.0 is what comes past layer.1: twice its value times the head's weights.
-    top = net.top.weight.data().asnumpy().T @ COTANGENT
-    assert relative(found["layer.0"].values, 2 * found["layer.0"].activations * top) < 1e-12
-    # What is edited above adds to what comes past.
-    tripled = embgrad.gradients(net, IDS, OBJECTIVE, at="layer.0", edit={"layer.1": lambda g: 3 * g})
-    rest = found["layer.0"].values
-    assert relative(tripled.values, rest + 3 * (plain["layer.0"].values - rest)) < 1e-12
-
-
 def test_an_edit_is_called_once_for_each_set_of_cotangents() -> None:
     net, calls = stack(past=True), []
 

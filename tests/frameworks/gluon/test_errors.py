@@ -19,20 +19,6 @@ def bag() -> Any:
     return net
 
 
-@pytest.mark.parametrize("hybrid", [False, True])
-def test_an_id_outside_the_table(hybrid: bool) -> None:
-    net = built(bag, distinct_ids(), "float32")
-    if hybrid:
-        net.hybridize()
-    ids = distinct_ids()
-    ids[0, 3], ids[1, 1] = ROWS, ROWS + 7
-    expected = rf"id {ROWS} at example 0, position 3 is outside the table \(2 such in all\): table '0' has {ROWS} rows"
-    with pytest.raises(embgrad.errors.BatchError, match=expected):
-        embgrad.gradients(net, ids, embgrad.Sum())
-    with pytest.raises(embgrad.errors.BatchError, match=expected):
-        embgrad.points(net, ids)
-
-
 @pytest.mark.parametrize("way", ["take", "wrap", "index"])
 def test_an_id_outside_a_table_that_is_indexed_directly(way: str) -> None:
     def look_up(net: Any, F: Any, x: Any) -> Any:

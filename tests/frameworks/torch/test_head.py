@@ -372,19 +372,6 @@ def test_nothing_of_the_head_lives_on_after_a_call() -> None:
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_capture_keeps_no_logits() -> None:
-    model, alive = Decoder(plain), []
-    with embgrad.capture(model) as tap:
-        for _ in range(2):
-            logits = model(torch.tensor(IDS))
-            logits.sum().backward()
-            alive.append(weakref.ref(logits))
-            del logits
-            gc.collect()
-            assert not [reference for reference in alive if reference() is not None]
-    assert len(tap.steps) == 2
-
-
 def test_an_encoder_decoder_and_a_causal_model_of_transformers(shortcuts: list[int]) -> None:
     torch.manual_seed(0)
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, n_positions=8)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import embgrad
 from embgrad.streaming.digest import digest_of
-from tests.unit.streams import model, texts, tokenizer
 
 #: By what they are, tensors that hold a number, and others of another one.
 KINDS: dict[str, Callable[[int], Any]] = {
@@ -37,16 +34,3 @@ KINDS: dict[str, Callable[[int], Any]] = {
 def test_tensors_are_told_by_their_values(make: Callable[[int], Any]) -> None:
     assert digest_of(make(1)) == digest_of(make(1))
     assert digest_of(make(1)) != digest_of(make(2))
-
-
-def test_another_source_of_labels_in_bfloat16_is_refused(tmp_path: Path) -> None:
-    def labelled(label: int) -> embgrad.results.Stream:
-        source = [(text, torch.tensor(label, dtype=torch.bfloat16)) for text in texts(7)]
-        made = embgrad.Labelled(lambda labels: embgrad.Logit(0))
-        return embgrad.stream(model(), source, made, tokenizer=tokenizer, batch_size=2, to=tmp_path, run_id="a")
-
-    with labelled(1) as parts:
-        next(parts)
-    with pytest.raises(embgrad.errors.FileFormatError, match="the source is not the one of the results in the folder"):
-        labelled(2).finish()
-    assert labelled(1).finish().complete
