@@ -133,7 +133,7 @@ class TokenMatrix:
     @cached_property
     def largest(self) -> float:
         """The size of the score that has full colour in the matrix: the largest of ordinary inputs, or else of special tokens."""
-        return max((line.largest for line in self.lines()), default=0.0)
+        return max(line.largest for line in self.lines())
 
     def lines(self) -> list[Line]:
         """Return for each output a text of the inputs that can contribute to it, with their scores."""

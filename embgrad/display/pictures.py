@@ -77,10 +77,10 @@ def heat_map(lines: Sequence[Line], names: Sequence[str], each: bool, ax: Any) -
     largest = max(line.largest for line in lines)
     cell = min(CELL, MOST_WIDE / columns)
     high = min(ROW, MOST_HIGH / len(rows))
-    if ax is None:
-        ax = new_axes(None, 2.2 + cell * columns, max(1.8, 0.8 + high * len(rows)))
-    else:
-        size = new_axes(ax, 0, 0).get_window_extent()
+    is_own = ax is not None
+    ax = new_axes(ax, 2.2 + cell * columns, max(1.8, 0.8 + high * len(rows)))
+    if is_own:
+        size = ax.get_window_extent()
         cell = size.width * BESIDE_SCALE / ax.figure.dpi / columns
         high = size.height / ax.figure.dpi / len(rows)
     written = cell >= FEWEST * LETTER and high >= LEAST_ROW

@@ -72,7 +72,7 @@ def test_every_mark_lies_in_the_picture(figures: list[float]) -> None:
 def test_names_along_the_bottom_do_not_overlap() -> None:
     drawn = Drawn(lines(b=[1e-3] * 200), [])
     positions = [x for text, (x, _) in drawn.labels.items() if text.startswith("layer.")]
-    assert min(after - before for before, after in itertools.pairwise(positions)) >= 12
+    assert min(after - before for before, after in itertools.pairwise(positions)) >= 13
     assert positions[0] == 46.9
     assert len(drawn.marks) == 200
     long = "encoder.layer.11.attention.self.query"
@@ -88,6 +88,11 @@ def test_lines_differ_in_shape_and_colour_and_say_what_they_are() -> None:
     shapes, colours, classes = inline.attributes("d")[::2], inline.attributes("style")[1:], page.attributes("class")
     assert [len({*names}) for names in (shapes, colours, classes)] == [6, 6, 6]
     assert classes == [f"c{number % 6}" for number in range(7)]
+    places = [place or "" for place in inline.attributes("transform")]
+    assert all(re.fullmatch(r"translate\([\d.]+ \d+\.\d\)", place) for place in places if "translate" in place)
+    assert inline.attributes("y1") == inline.attributes("y2")
+    assert [{*inline.attributes(name)} for name in ("x1", "x2")] == [{"46.0"}, {"390.0"}]
+    assert inline.attributes("viewbox") == ["0 0 400.0 294.0"]
     assert (colours[0], shapes[0]) == (colours[6], shapes[6])
     assert "Relative L2 of the gradient against <first>, by point" in page.seen
     assert "<0> from 1.00e-03 at layer.0 to 0.01 at layer.1; <1> from" in page.seen

@@ -11,6 +11,8 @@ import pytest
 from embgrad.display.latex import latex
 from embgrad.display.lines import GAP, Line, Piece, TokenMatrix, examples_of, first_of, piece_name
 from embgrad.display.terminal import _parts, changes_legend, painted, scores_legend
+from embgrad.errors import EmbgradError
+from tests.unit.refusals import refused
 
 
 def line_of(*scores: float, special: tuple[int, ...] = (), **fields: Any) -> Line:
@@ -48,10 +50,16 @@ def test_a_cut_line_keeps_its_scale_and_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("examples", "chosen"),
-    [(None, [0, 1, 2]), (1, [1]), (-1, [2]), ([2, 0], [2, 0]), (slice(1, 9), [1, 2]), (range(2), [0, 1])],
+    [(None, [0, 1, 2]), (1, [1]), (-1, [2]), (-3, [0]), ([2, 0], [2, 0]), (slice(1, 9), [1, 2]), (range(2), [0, 1])],
 )
 def test_examples_are_chosen_as_items_of_a_list(examples: Any, chosen: list[int]) -> None:
     assert examples_of(examples, 3) == chosen
+
+
+@pytest.mark.parametrize("examples", [3, -4, [0, 3], True, [1.0], "all", [], slice(3, 9)])
+def test_examples_that_are_not_there_are_refused(examples: Any) -> None:
+    with refused(EmbgradError, "examples is "):
+        examples_of(examples, 3)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +124,7 @@ def text(line: Line, coloured: bool = False) -> str:
 def test_scores_are_digits_without_colours() -> None:
     assert text(line_of(1.0, -2.0, 0.0, 0.05, math.nan)) == "a(+4) b(-9) c(0) d(0) e(?)"
     assert text(line_of(1.0, 2.0, signed=False)) == "a(4) b(9)"
-    assert text(line_of(3.0, 1.0, scale=2.0)) == "a(+9) b(+4)"
+    assert text(line_of(3.0, 1.0, -3.0, scale=2.0)) == "a(+9) b(+4) c(-9)"
     assert text(line_of(3.0, 1.0, special=(0,))) == "a b(+9)"
     assert text(line_of(math.nan, special=(0,))) == "a (nan)"
     assert list(painted(line_of(2.0, special=(0,)), True))[1] == ("a", "dim")

@@ -92,6 +92,8 @@ def test_the_cells_of_a_heat_map_are_on_one_scale_or_each_row_on_its_own() -> No
     assert alone.figure.axes[1].get_ylim() == (0, 2)
     assert alone.figure.axes[1].get_ylabel() == "score"
     assert [text.get_style() for text in alone.texts] == ["normal", "italic"]
+    assert {(text.get_ha(), text.get_va(), text.get_fontsize()) for text in alone.texts} == {("center", "center", 8)}
+    assert all(text.get_clip_on() for text in alone.texts)
 
 
 @pytest.mark.parametrize(("signed", "low"), [(True, -1.0), (False, 0.0)])
@@ -166,7 +168,7 @@ def test_bars_have_a_row_of_the_same_height_each_and_letters_that_fit(count: int
     assert ax.get_xlabel() == "score by Method"
     high = 72 * ax.get_window_extent().height / ax.figure.dpi / count
     assert {label.get_fontsize() for label in ax.get_yticklabels()} == {min(10, 0.95 * high)}
-    assert [line.get_xdata() for line in ax.lines] == [[0, 0]]
+    assert [(line.get_xdata(), line.get_linewidth(), line.get_color()) for line in ax.lines] == [([0, 0], 0.8, "0.4")]
 
 
 def test_bars_of_very_many_words_are_no_higher_than_a_page_and_have_small_letters() -> None:

@@ -110,11 +110,6 @@ def test_a_heat_map_has_a_row_for_each_text_on_one_scale(plt: Any) -> None:
     assert ax.figure.axes[1].get_ylim() == (-8, 8)
 
 
-def test_cells_beyond_the_end_of_a_text_are_grey(plt: Any) -> None:
-    colours = TWO.plot(special=False).images[0].get_array()
-    assert colours[1, 2].tolist() == [0.93] * 3
-
-
 def test_several_methods_side_by_side_each_on_its_own_scale(plt: Any) -> None:
     ax = BOTH.plot()
     assert labels(ax) == ["integrated", "gradient"]

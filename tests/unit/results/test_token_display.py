@@ -272,42 +272,21 @@ def test_scores_that_are_not_finite_are_marked(plt: Any, capsys: Any, monkeypatc
     scores[0, 1, 1] = np.nan
     broken = token_attribution_of(BATCH, [[3, 4, 5]], scores)
     assert [text.get_text() for text in broken.plot().texts] == ["?"]
-    page = broken.to_html()
-    assert "1 score is not finite." in page
-    assert 'title="+nan: The → ro">?</td>' in page
     monkeypatch.setenv("NO_COLOR", "1")
     broken.show()
     assert "The(?)" in capsys.readouterr().out
-    nothing = token_attribution_of(BATCH, [[3, 4, 5]], 0.0).to_html()
-    assert nothing.count("All scores are zero or not finite.") == 3
 
 
 class Reader(HTMLParser):
-    """Collects the elements, and the titles of cells."""
+    """Collects the elements."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.tags: list[str] = []
-        self.cells: list[str | None] = []
         self.feed(page)
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag: str, _: Any) -> None:
         self.tags.append(tag)
-        if tag == "td":
-            self.cells.append(dict(attributes).get("title"))
-
-
-def test_a_page_has_the_score_and_both_tokens_of_each_cell() -> None:
-    read = Reader(ATTRIBUTION.to_html(special=False))
-    assert read.cells == [
-        None,  # the corner
-        *["+1: The → gh", "-2: dou → gh", None, None, None],
-        *["+3: The → ro", "+4: dou → ro", "-8: gh → ro", None, None],
-        *["+1: The → se", "+1: dou → se", "+1: gh → se", "+16: ro → se", None],
-    ]  # fmt: skip
-    assert read.tags.count("input") == read.tags.count("label") / 2 == 3
-    assert "script" not in read.tags
-    assert len(re.findall(" checked>", ATTRIBUTION.to_html())) == 1
 
 
 def test_html_and_latex_are_escaped_and_load_nothing() -> None:
@@ -324,23 +303,11 @@ def test_html_and_latex_are_escaped_and_load_nothing() -> None:
     assert body.count("{") - body.count("\\{") == body.count("}") - body.count("\\}")
 
 
-def test_an_output_of_white_space_can_be_seen_and_clicked() -> None:
-    batch = embgrad.TokenBatch(
-        [[1, 2]], tokens=[["a", "Ċ"]], texts=["a\n"], offsets=np.array([[(0, 1), (1, 2)]]), parts=np.zeros((1, 2), int)
-    )
-    page = token_attribution_of(batch, [[1]], 1.0).to_html()
-    assert ">\\n</label>" in page
-
-
 def test_a_large_page_is_of_bounded_size() -> None:
     batch = embgrad.TokenBatch(np.arange(200)[None], tokens=[[f"Ġtoken{number}" for number in range(200)]])
     scores = np.random.default_rng(0).normal(size=(1, 100, 200))
     page = token_attribution_of(batch, [range(100, 200)], scores).to_html()
     assert len(page.encode()) < 1.5e6
-    more = embgrad.TokenBatch(np.arange(600)[None])
-    left_out = token_attribution_of(more, [range(500, 600)], 1.0).to_html()
-    assert "the matrix, 100 outputs × 600 inputs, is left out for its size; matrix() returns it" in left_out
-    assert Reader(left_out).cells == []
 
 
 def test_a_notebook_shows_the_first_examples_with_names_of_their_own() -> None:
