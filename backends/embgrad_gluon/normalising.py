@@ -27,10 +27,12 @@ class LayerNorms:
     MXNet keeps the functions of a graph in reference cycles, so that `release` frees what they hold for the pullback.
 
     Args:
+        is_needed: returns whether what runs now is differentiated.
         is_wanted: returns whether the gradient with respect to an array is requested.
     """
 
-    def __init__(self, is_wanted: Callable[[Any], bool]) -> None:
+    def __init__(self, is_needed: Callable[[], bool], is_wanted: Callable[[Any], bool]) -> None:
+        self._is_needed = is_needed
         self._is_wanted = is_wanted
         self._functions: list[Any] = []
 
@@ -41,7 +43,7 @@ class LayerNorms:
             operation: LayerNorm.
             proceed: runs it.
         """
-        if not _is_applicable(operation, self._is_wanted):
+        if not (self._is_needed() and _is_applicable(operation, self._is_wanted)):
             return proceed()
         mx, attributes = import_mxnet(), operation.attributes
         attributes["output_mean_var"] = True

@@ -100,8 +100,12 @@ class GluonPass(ModelPass):
         request = self.request
         recorded = record_frozen_tables(self._parts) if request.tables else contextlib.nullcontext()
         with preserve(self._parts, training=request.training), recorded:
-            self._taps = taps = Taps(self.recorder, request)
-            norms = LayerNorms(lambda array: any(array is kept.mark for kept in taps.kept.values()))
+            cuts = not (request.parameters or request.tables)
+            self._taps = taps = Taps(self.recorder, request, cuts=cuts)
+            # What runs before the first point is not differentiated.
+            norms = LayerNorms(
+                lambda: bool(taps.kept), lambda array: any(array is kept.mark for kept in taps.kept.values())
+            )
             if self._handlers is None:
                 self._handlers = _faster_handlers(request, norms)
             try:

@@ -47,6 +47,7 @@ class Taps:
         watch: records the pass.
         request: defines the changes at the points.
         keeps: whether gradients are taken at the points; otherwise they are only changed.
+        cuts: cut the graph at the first point, below which nothing is then differentiated.
         aside: returns a context manager that is entered while a user's function runs.
 
     Attributes:
@@ -61,12 +62,14 @@ class Taps:
         request: Request,
         *,
         keeps: bool = True,
+        cuts: bool = False,
         aside: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         self.watch = watch
         self.kept: dict[str, KeptPoint] = {}
         self.changes = PointChanges[Any](request, lambda array: widened(array.asnumpy()), native_like, aside)
         self._keeps = keeps
+        self._cuts = cuts
 
     def at(self, key: str, array: Any, *, cut: bool = False) -> Any:
         """Return the array that replaces the computed one.
@@ -85,7 +88,7 @@ class Taps:
             with import_mxnet().autograd.pause():
                 leaf, copy = value.copy(), value.copy()
             return self._keep_leaf(key, leaf, value, copy)
-        return self._keep_connected(key, value)
+        return self._keep_connected(key, value.detach() if self._cuts and not self.kept else value)
 
     def expect_unwritten(self, key: str) -> None:
         """Refuse a point whose value the model changed in place while it was not recorded, which MXNet's gradient ignores.

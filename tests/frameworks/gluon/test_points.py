@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,36 @@ def test_occurrences_aliases_and_time_major_nets(transposed: bool, hybrid: bool)
     for name in ("first#0", f"{net.first.name}#0", "first:input#1"):
         assert relative(found[name].values, inner) < 1e-12  # examples first, which the probe shows
     assert relative(found["second#1"].activations, two) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("at", "products"), [("words", 2), ("first", 1), ("second", 0), (["first", "second"], 1), (["words", "second"], 2)]
+)
+def test_nothing_below_the_first_point_stays_recorded(at: str | list[str], products: int) -> None:
+    def forward(net: Any, F: Any, ids: Any) -> Any:
+        rows = net.words(ids)
+        return F.sum(net.second(net.first(rows) + F.sigmoid(rows)), axis=1)
+
+    ids = distinct_ids()
+    dense = {name: nn.Dense(DIM, flatten=False, use_bias=False) for name in ("first", "second")}
+    net = built(lambda: Model(forward, **dense), ids, "float64")
+    recorded: list[str] = []
+
+    def squares(output: Any) -> Any:
+        nodes = json.loads(autograd.get_symbol(output).tojson())["nodes"]
+        recorded.extend(node["op"] for node in nodes)
+        return (output**2).sum(axis=-1)
+
+    found = embgrad.gradients(net, nd.array(ids), squares, at=[at] if isinstance(at, str) else at)
+    assert recorded.count("FullyConnected") == products
+    words, first, second = (block.weight.data().asnumpy() for block in (net.words, net.first, net.second))
+    slope = 1 / (1 + np.exp(-words[ids])) * (1 - 1 / (1 + np.exp(-words[ids])))
+    hidden = words[ids] @ first.T + 1 / (1 + np.exp(-words[ids]))
+    at_second = np.repeat(2 * (hidden @ second.T).sum(1, keepdims=True), ids.shape[1], 1)
+    at_first = at_second @ second
+    expected = {"second": at_second, "first": at_first, "words": at_first @ first + at_first * slope}
+    for name, result in found.items():
+        np.testing.assert_allclose(result.values, expected[name], rtol=1e-12)
 
 
 @pytest.mark.usefixtures("numpy_semantics")
