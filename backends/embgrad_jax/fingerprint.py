@@ -14,7 +14,7 @@ import numpy as np
 
 from embgrad.keras import keras_bases
 from embgrad.toolkit import PLAIN, attributes_of, content_of, globals_of, is_installed, members_of
-from embgrad_jax.walk import Structure, has_base, is_tree
+from embgrad_jax.walk import Structure, class_names, is_nnx, is_tree
 
 __all__ = ["Fingerprint"]
 
@@ -38,13 +38,14 @@ class Fingerprint:
         self._numbers: dict[int, int] = {}
         self._alive: list[Any] = []
         self._structure = structure.structure
-        self._passed: tuple[type, ...] = (jax.Array,)
-        self._described = []
+        # The arrays of a model are arguments of the trace, whose values may change; other arrays are constants in it.
+        self._passed = {id(leaf.array) for leaf in structure.leaves}
         for part in parts:
-            # Arrays of a model are arguments of the trace; those of NumPy are, where the part is a tree of arrays.
-            self._passed = (jax.Array, np.ndarray) if is_tree(part) else (jax.Array,)
-            self._described.append(self._of(part))
-        self._passed = ()
+            if not is_nnx(part) and is_tree(part):  # its arrays of NumPy are passed as arrays of JAX
+                leaves = jax.tree_util.tree_leaves(part)
+                self._passed.update(id(leaf) for leaf in leaves if isinstance(leaf, np.ndarray))
+        self._described = [self._of(part) for part in parts]
+        self._passed = set()
         self._described.append(self._of(call))
         self._alive = []
 
@@ -63,11 +64,12 @@ class Fingerprint:
         """Return what is compared of a value; a number for an object that has been met before."""
         if isinstance(value, PLAIN):
             return (type(value), value)
-        if isinstance(value, self._passed):
+        if id(value) in self._passed:
             return "an argument"
         if isinstance(value, np.ndarray) and value.dtype != object:
             return (value.dtype.str, value.shape, hashlib.blake2b(np.ascontiguousarray(value).tobytes()).digest())
-        if isinstance(value, (jax.Array, OPAQUE)) or _is_variable(value):
+        cls: Any = type(value)
+        if isinstance(value, (jax.Array, OPAQUE)) or _is_variable(cls):
             return _Identity(value)
         if id(value) in self._numbers:
             return ("met", self._numbers[id(value)])
@@ -117,9 +119,10 @@ class Fingerprint:
         return (_Identity(cls), members, [self._of(base) for base in cls.__bases__])
 
 
-def _is_variable(value: Any) -> bool:
-    """Return whether an object is a variable of NNX or Keras, whose value is an argument of the trace."""
-    return has_base(value, "flax.nnx.variablelib", "Variable") or "Variable" in keras_bases(type(value))
+@functools.lru_cache(maxsize=1024)
+def _is_variable(cls: type) -> bool:
+    """Return whether a class is one of variables of NNX or Keras, whose values are arguments of the trace."""
+    return ("flax.nnx.variablelib", "Variable") in class_names(cls) or "Variable" in keras_bases(cls)
 
 
 class _Identity:

@@ -55,13 +55,20 @@ def members_of(cls: type) -> dict[str, list[Any]]:
 
 def attributes_of(value: Any) -> dict[str, Any]:
     """Return an object's instance attributes by name, from `__slots__` and `__dict__`."""
-    attributes: dict[str, Any] = {}
-    for cls in type(value).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        names = [_mangled(name, cls) for name in ([slots] if isinstance(slots, str) else slots)]
-        attributes.update({name: getattr(value, name) for name in names if name[:2] != "__" and hasattr(value, name)})
+    cls: Any = type(value)
+    attributes = {name: getattr(value, name) for name in _slots_of(cls) if hasattr(value, name)}
     attributes.update(getattr(value, "__dict__", {}))
     return attributes
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots_of(cls: type) -> tuple[str, ...]:
+    """Return the names of the attributes for which a class and its bases have slots, without Python's own."""
+    names = []
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        names += [_mangled(name, base) for name in ([slots] if isinstance(slots, str) else slots)]
+    return tuple(name for name in names if name[:2] != "__")
 
 
 def _mangled(name: str, cls: type) -> str:

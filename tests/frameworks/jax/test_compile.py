@@ -109,6 +109,52 @@ def test_a_change_of_what_a_call_holds_is_noticed(held: Any) -> None:
     np.testing.assert_array_equal(compiled, plain)
 
 
+class Holding(nnx.Module):
+    """Holds an object, which is no part of the model and reads an array."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.embed = nnx.Embed(11, 4, param_dtype=jnp.float64, rngs=nnx.Rngs(1))
+        self.settings = settings
+
+    def __call__(self, ids: Any) -> Any:
+        return self.settings.scale * self.embed(ids).sum(1)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [Holding, lambda settings: Equinox(eqx.nn.Embedding(11, 4, key=jax.random.key(0)), settings)],
+    ids=["nnx", "equinox"],
+)
+@pytest.mark.parametrize("array", [np.array, jnp.array], ids=["numpy", "jax"])
+def test_a_changed_array_that_is_no_part_of_the_model_is_noticed(made: Any, array: Any) -> None:
+    settings = Settings(array(2.0, "float32"))
+    model = made(settings)
+    values = [embgrad.gradients(model, IDS, embgrad.Sum(), compile=True).values for _ in range(2)]
+    np.testing.assert_array_equal(values, np.full((2, 2, 3, 4), 2.0))
+    if array is np.array:
+        settings.scale[...] = 3.0
+    else:
+        settings.scale = settings.scale + 1
+    changed = embgrad.gradients(model, IDS, embgrad.Sum(), compile=True)
+    np.testing.assert_array_equal(changed.values, np.full((2, 3, 4), 3.0))
+    assert changed.provenance["compiled"]
+
+
+def test_an_array_of_numpy_among_the_parameters_needs_no_new_trace() -> None:
+    traces = itertools.count()
+    parameters = {"table": jnp.ones((11, 4)), "scale": np.array(0.0)}
+
+    def call(parameters: Any, ids: Any) -> Any:
+        next(traces)
+        return parameters["scale"] * parameters["table"][ids].sum(1)
+
+    for scale in (1.0, 2.0, 3.0):
+        parameters["scale"][...] = scale
+        compiled = embgrad.gradients(parameters, IDS, embgrad.Sum(), call=call, compile=True)
+        np.testing.assert_array_equal(compiled.values, np.full((2, 3, 4), scale))
+    assert next(traces) == 2  # of the model, and of the trace that was compared with it
+
+
 def test_new_weights_need_no_new_trace() -> None:
     traces = itertools.count()
 
