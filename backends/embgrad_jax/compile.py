@@ -70,7 +70,7 @@ def run_kept(
         Fingerprint(structure, as_parts(model), request.call),
         lengths,
         request,
-        _Maker(structure, model, batch, pass_of),
+        _Maker(structure, model, batch, inputs, pass_of),
     )
 
 
@@ -96,10 +96,18 @@ def _code(call: Any) -> Any:
 class _Maker:
     """One call of a model, see `embgrad.backend.trace_cache.TraceMaker`."""
 
-    def __init__(self, structure: Structure, model: Any, batch: TokenBatch, pass_of: Callable[..., ModelPass]) -> None:
+    def __init__(
+        self,
+        structure: Structure,
+        model: Any,
+        batch: TokenBatch,
+        inputs: Sequence[Any],
+        pass_of: Callable[..., ModelPass],
+    ) -> None:
         self._structure = structure
         self._model = model
         self._batch = batch
+        self._inputs = inputs
         self._pass_of = pass_of
 
     def plain(self, request: Request) -> Run:
@@ -120,7 +128,10 @@ class _Maker:
         """Run a trace."""
 
         def computed(watch: PassRecorder, changes: PointChanges[Any]) -> Forward:
-            return trace.computed(self._structure, self._model, self._batch, request, watch, changes)
+            if trace.graph is None:
+                call, training = request.call, request.training
+                trace.graph, _ = traced(self._structure, self._model, self._batch, call, training=training)
+            return trace.computed(self._structure, self._inputs, request, watch, changes)
 
         return self._pass_of(replace(request, order=None, record=False), computed).run()
 
@@ -130,11 +141,16 @@ class _Maker:
 
 
 class _Trace:
-    """A compiled graph, which refers neither to the model nor to what may differ from call to call."""
+    """A compiled graph, which refers neither to the model nor to what may differ from call to call.
+
+    Attributes:
+        graph: the graph; None before the first run.
+        dtypes: the names of the dtypes in which it computes.
+    """
 
     def __init__(self) -> None:
+        self.graph: Graph | None = None
         self.dtypes: Sequence[str] = ()
-        self._graph: Graph | None = None
         self._points: tuple[Any, ...] = ()
         self._survey = Survey()
         self._functions: dict[str, Any] = {}
@@ -142,8 +158,7 @@ class _Trace:
     def computed(
         self,
         structure: Structure,
-        model: Any,
-        batch: TokenBatch,
+        inputs: Sequence[Any],
         request: Request,
         watch: PassRecorder,
         changes: PointChanges[Any],
@@ -153,15 +168,12 @@ class _Trace:
         Raises:
             UnfitError: the batch reaches the points in another way.
         """
-        if self._graph is None:
-            graph, inputs = traced(structure, model, batch, request.call, training=request.training)
-        else:
-            graph, inputs = self._graph, plan(model, batch, request.call, training=request.training).arrays
+        graph = self.graph
+        assert graph is not None, "a graph is made before it runs"
         survey = survey_of(graph, structure, inputs, watch, request)
         points = (survey.keys, survey.names, survey.branches, survey.products)
-        if self._graph is None:
-            self._graph, self._points = graph, points
-            self._survey = replace(survey, leaves={})
+        if not self._functions:
+            self._survey, self._points = replace(survey, leaves={}), points
             self._functions = {"pull": jax.jit(lambda pull, cotangents, upstream: pull((cotangents, upstream)))}
             self.dtypes = sorted(
                 {str(variable.aval.dtype) for equation in graph.jaxpr.eqns for variable in equation.outvars}
@@ -188,7 +200,7 @@ class _Trace:
         if name not in self._functions:
             cut = frozenset(request.edit) & self._survey.shapes.keys()
             self._functions[name] = _compiled(
-                self._graph, self._survey, looked_into(watch), cut, stop, pullback=request.pullback
+                self.graph, self._survey, looked_into(watch), cut, stop, pullback=request.pullback
             )
         return self._functions[name]
 

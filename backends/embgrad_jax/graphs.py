@@ -6,6 +6,7 @@ marks of module calls (see `modules`). How to walk one is described in JAX's doc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
@@ -39,10 +40,6 @@ SLICES: Final = ("slice", "dynamic_slice")
 REMATERIALISED: Final = ("checkpoint", "remat", "remat2")
 
 
-def _is_graph(value: object) -> bool:
-    return hasattr(value, "eqns")
-
-
 @dataclass(frozen=True)
 class Output:
     """The place of an array in a model's return value.
@@ -63,8 +60,8 @@ class Graph:
     """The graph of a forward pass.
 
     Attributes:
-        jaxpr: takes the model's arrays and then the inputs' arrays, and returns the arrays of the return value and then the
-            states of random generators.
+        jaxpr: takes the model's arrays and then the inputs' arrays, and returns the arrays of the return value and then, in
+            training, the states of random generators.
         returned: the model's return value, with an `Output` in the place of each array.
         outputs: the number of arrays in it.
         unused: the parts of the batch that the model cannot take.
@@ -77,14 +74,15 @@ class Graph:
     unused: tuple[str, ...]
     ids: tuple[int, ...]
 
+    @functools.cached_property
     def products(self) -> set[str]:
-        """Return the names of the dtypes of the products of matrices, in inner graphs too."""
+        """The names of the dtypes of the products of matrices, in inner graphs too."""
         dtypes, graphs = set[str](), [self.jaxpr.jaxpr]
         for graph in graphs:
             for equation in graph.eqns:
                 if equation.primitive.name in ("dot_general", "conv_general_dilated"):
                     dtypes.add(str(equation.outvars[0].aval.dtype))
-                graphs += [getattr(inner, "jaxpr", inner) for inner in every(equation.params, _is_graph)]
+                graphs += inner_jaxprs(equation)
         return dtypes
 
     def filled(self, arrays: Sequence[Any]) -> Any:
@@ -93,9 +91,21 @@ class Graph:
 
 
 def traced(
-    structure: Structure, model: Any, batch: TokenBatch, call: Call | None, *, training: bool
+    structure: Structure,
+    model: Any,
+    batch: TokenBatch,
+    call: Call | None,
+    *,
+    training: bool,
+    marked: Callable[[str], bool] = lambda path: True,
 ) -> tuple[Graph, Sequence[Any]]:
     """Return the graph of a forward pass on a batch, and the arrays of the inputs. It runs the model's Python.
+
+    Args:
+        structure: the model's structure.
+        model: the model; so are `batch` and `call` as in `run`.
+        training: whether the pass is one of training.
+        marked: takes the path of a module; returns whether its calls are marked in the graph.
 
     Raises:
         UnsupportedError: the model's Python needs the values of arrays, which have none while JAX traces.
@@ -104,14 +114,14 @@ def traced(
     found: dict[str, Any] = {}
 
     def forward(arrays: Sequence[Any], inputs: Sequence[Any]) -> Any:
-        with structure.opened(arrays, training=training) as (copied, random_states), marking():
+        with marking(marked), structure.opened(arrays, training=training) as (copied, random_states):
             returned = planned.called(copied, inputs)
             tensors = every(returned, is_array)
             numbers = iter(range(len(tensors)))
             found["returned"] = mapped(
                 returned, is_array, lambda tensor: Output(next(numbers), tensor.shape, tensor.dtype)
             )
-            return tensors, random_states()
+            return tensors, random_states() if training else []
 
     inputs = planned.arrays
     try:

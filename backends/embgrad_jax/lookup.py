@@ -22,7 +22,7 @@ from embgrad_jax.leaves import Leaf
 from embgrad_jax.modules import Mark, mark_of
 from embgrad_jax.walk import Structure
 
-__all__ = ["Survey", "bound", "looked_into", "survey_of", "surveyed"]
+__all__ = ["Survey", "bound", "is_reported", "looked_into", "survey_of", "surveyed"]
 
 #: Primitives whose result is the same table as their operand.
 SAME_TABLE: Final = (
@@ -217,8 +217,9 @@ class _Surveyor(Walker[Cell]):
         for value in values:
             mask, sources = mask | value.mask, sources | value.sources
         results = _Lazily(equation, values) if all(value.compute is not None for value in values) else None
-        if name.startswith(OPAQUE) or inner_jaxprs(equation):
-            self._report_function(equation, values)
+        varying = [value for value in values if value.sources] if sources else []
+        if varying and all(value.compute is not None for value in varying):
+            self._report_function(equation, values, varying)
         cells = []
         for number, variable in enumerate(equation.outvars):
             aval = variable.aval
@@ -382,12 +383,13 @@ class _Surveyor(Walker[Cell]):
                 indices = self._given(starts, np.asarray(starts.value)[..., place], table.shape[axis])
                 self._report(equation, table, indices, axis)
 
-    def _report_function(self, equation: Any, values: Sequence[Cell]) -> None:
+    def _report_function(self, equation: Any, values: Sequence[Cell], varying: Sequence[Cell]) -> None:
         """Report a function that is not walked and takes the ids, arrays of the model, and nothing else of the batch."""
+        if not (equation.primitive.name.startswith(OPAQUE) or inner_jaxprs(equation)):
+            return
         ids = self._watch.batch.ids
-        varying = [value for value in values if value.sources]
         matrices = [value for value in values if not value.sources and value.mask and len(value.shape) > 1]
-        if not varying or not matrices or any(value.compute is None or _is_floating(value.dtype) for value in varying):
+        if not matrices or any(_is_floating(value.dtype) for value in varying):
             return
         for value in varying:
             # a sparse matrix has its rows and columns side by side
@@ -435,6 +437,11 @@ def _as_given(indices: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
 def looked_into(watch: PassRecorder) -> Callable[[str], bool]:
     """Return which modules' calls are looked for inside of loops: those that are recorded."""
     return lambda path: watch.lists or path in watch.modules
+
+
+def is_reported(watch: PassRecorder) -> Callable[[str], bool]:
+    """Return which modules' calls have to be marked in a graph: those that are recorded or counted."""
+    return lambda path: watch.everything or path in watch.modules or path in watch.counted
 
 
 class _Lazily:

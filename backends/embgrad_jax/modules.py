@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from embgrad.toolkit import first, with_first
 
-__all__ = ["Mark", "dressed", "is_array", "is_floating", "mark_of", "marked", "marking"]
+__all__ = ["Mark", "dressed", "is_array", "is_floating", "is_marked", "mark_of", "marked", "marking"]
 
 #: The beginning of a mark's text, and what separates its fields.
 _PREFIX: Final = "embgrad"
@@ -67,19 +67,25 @@ def is_floating(value: object) -> bool:
 
 
 @contextlib.contextmanager
-def marking() -> Iterator[None]:
-    """Mark the module calls of this thread while the context is open."""
-    before = getattr(_local, "open", False)
-    _local.open = True
+def marking(wanted: Callable[[str], bool]) -> Iterator[None]:
+    """Mark the calls of the modules with wanted paths in this thread while the context is open."""
+    before = getattr(_local, "wanted", None)
+    _local.wanted = wanted
     try:
         with _linen_intercepted():
             yield
     finally:
-        _local.open = before
+        _local.wanted = before
+
+
+def is_marked(path: str) -> bool:
+    """Return whether this thread marks the calls of a module now."""
+    wanted = getattr(_local, "wanted", None)
+    return wanted is not None and wanted(path)
 
 
 def marked(call: Callable[..., Any], path: str, kind: str, args: Any, kwargs: Any, also: Sequence[str] = ()) -> Any:
-    """Call a module, with marks where the call begins and ends if this thread marks calls.
+    """Call a module, with marks where the call begins and ends if this thread marks its calls.
 
     Args:
         call: calls the module.
@@ -89,7 +95,7 @@ def marked(call: Callable[..., Any], path: str, kind: str, args: Any, kwargs: An
         kwargs: the keyword arguments.
         also: further names of the module.
     """
-    if not getattr(_local, "open", False):
+    if not is_marked(path):
         return call(*args, **kwargs)
     args, kwargs = _with_mark((args, kwargs), "enter", path, kind, also)
     return _with_mark(call(*args, **kwargs), "leave", path, kind, also)

@@ -32,7 +32,7 @@ from embgrad.backend import (
 from embgrad.toolkit import as_parts, model_lock
 from embgrad_jax.graphs import Graph, traced
 from embgrad_jax.inputs import JaxTensors, to_numpy
-from embgrad_jax.lookup import looked_into, survey_of, surveyed
+from embgrad_jax.lookup import is_reported, looked_into, survey_of, surveyed
 from embgrad_jax.modules import is_floating
 from embgrad_jax.parameters import differentiated, parameter_values, rests
 from embgrad_jax.pullback import Forward, answered_natively, pulled_back
@@ -142,7 +142,7 @@ class JaxPass(ModelPass):
         read = [str(self.forward.values[key].dtype) for key in keys]
         read += [str(output.dtype) for output in outputs]
         floating = (str(leaf.array.dtype) for leaf in self.structure.leaves if leaf.floating)
-        return compute_dtype(read, floating, self.forward.graph.products())
+        return compute_dtype(read, floating, self.forward.graph.products)
 
     def parameters(self, gradients: Mapping[str, np.ndarray | None]) -> Mapping[str, ParameterValues] | None:
         """Return the gradients of the parameters."""
@@ -156,7 +156,10 @@ class JaxPass(ModelPass):
     def _computed(self) -> Forward:
         """Compute the graph of the model's Python, operation by operation."""
         structure, request = self.structure, self.request
-        graph, inputs = traced(structure, self.model, self.batch, request.call, training=request.training)
+        marked = is_reported(self.recorder)
+        graph, inputs = traced(
+            structure, self.model, self.batch, request.call, training=request.training, marked=marked
+        )
         self.reached = _reached(graph, structure, inputs, self.batch) if request.record else None
         survey = survey_of(graph, structure, inputs, self.recorder, request)
         names = differentiated(structure.leaves, survey, parameters=request.parameters, tables=request.tables)

@@ -18,7 +18,7 @@ from embgrad.errors import UnsupportedError
 from embgrad.keras import is_keras
 from embgrad.toolkit import as_parts, is_recorded, may_be_state
 from embgrad_jax.leaves import Leaf, record_changes
-from embgrad_jax.modules import dressed
+from embgrad_jax.modules import dressed, is_marked
 
 __all__ = [
     "Family",
@@ -212,16 +212,9 @@ class NnxParts:
         self._graph, state = nnx.split(tuple(parts.values()))
         values, self._tree = jax.tree_util.tree_flatten(state)
         named = [prefixes[index] for index in parts]
-        variables = {
-            _joined(named, path): node
-            for path, node in nnx.iter_graph(tuple(parts.values()))
-            if path and isinstance(node, nnx.Variable)
-        }
-        nodes = [
-            (path, node)
-            for path, node in nnx.iter_graph(tuple(parts.values()))
-            if path and isinstance(node, nnx.Module)
-        ]
+        reached = [(path, node) for path, node in nnx.iter_graph(tuple(parts.values())) if path]
+        variables = {_joined(named, path): node for path, node in reached if isinstance(node, nnx.Variable)}
+        nodes = [(path, node) for path, node in reached if isinstance(node, nnx.Module)]
         self._modules = {_joined(named, path): node for path, node in nodes}
         self.modules = {path: type(node).__name__ for path, node in self._modules.items()}
         self.attributes = [vars(node) for node in self._modules.values()]
@@ -276,9 +269,10 @@ class NnxParts:
         copies = nnx.merge(self._graph, jax.tree_util.tree_unflatten(self._tree, arrays))
         for copied in copies:
             copied.train() if training else copied.eval()
-        for path, module in list(nnx.iter_graph(copies)):
-            if isinstance(module, nnx.Module) and callable(module):
-                object.__setattr__(module, "__class__", dressed(_class_of(module), self._at[path]))
+        marked = {path: name for path, name in self._at.items() if is_marked(name)}
+        for path, module in list(nnx.iter_graph(copies)) if marked else ():
+            if path in marked and callable(module):
+                object.__setattr__(module, "__class__", dressed(_class_of(module), marked[path]))
 
         def random_values() -> list[Any]:
             leaves = jax.tree_util.tree_leaves(nnx.split(copies)[1])
