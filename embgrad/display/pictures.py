@@ -177,7 +177,7 @@ def _colours(matrix: TokenMatrix) -> np.ndarray:
 
 def _label(set_ticks: Any, pieces: Sequence[Piece], inches: float, **how: Any) -> None:
     """Write the texts at an axis of this length, at every second or third where there is no space for all."""
-    every = max(1, math.ceil(len(pieces) * LEAST_LABEL / max(inches, LEAST_LABEL)))
+    every = math.ceil(len(pieces) * LEAST_LABEL / max(inches, LEAST_LABEL))
     chosen = range(0, len(pieces), every)
     set_ticks(chosen, [_cut(pieces[index].text, MOST_LABEL) for index in chosen], fontsize=SMALL, **how)
 

@@ -85,6 +85,7 @@ def test_a_cell_has_its_heading_first_and_its_notes_last() -> None:
     assert read.text == "head morecontentab"
     styles = [attributes.get("style") or "" for _, attributes in read.tags]
     assert ["opacity" in style for style in styles] == [False, False, False, False, True, True]
+    assert styles[1] == "margin:.3em 0"
     assert read.tags[0] == ("div", {"class": "embgrad"})
     assert Parsed(cell("x")).text == "x"
 

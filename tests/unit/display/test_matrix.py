@@ -156,6 +156,7 @@ def test_examples_have_numbers_where_there_are_several() -> None:
     several = matrices_html([MATRIX, replace(MATRIX, example=4)], "m", "a note")
     assert re.findall(r"example \d: summary", plain(several)) == ["example 3: summary", "example 4: summary"]
     assert plain(several).endswith("a note")
+    assert [item.get("class") for item in of(several, "div")][-1] == "h"
     assert [item["id"] for item in of(several, "div") if "id" in item] == ["m", "m-0", "m-1"]
     assert "<title>summary</title>" in matrices_page([MATRIX, MATRIX])
     assert "<title>summary · other</title>" in matrices_page([MATRIX, replace(MATRIX, summary="other")])

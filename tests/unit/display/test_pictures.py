@@ -56,11 +56,11 @@ UP, DOWN, UNSIGNED = (PALETTES["light"][scale] for scale in "pmn")
 
 
 def test_bars_are_coloured_by_sign_and_faint_at_special_tokens() -> None:
-    line = scored(9.0, -2.0, np.nan, -9.0, special=3)
+    line = scored(0.5, -2.0, np.nan, -9.0, special=3)
     ax = pictures.bars(replace(line, pieces=(*line.pieces, Piece("space", (), 0.0, False, ""))), None)
     assert [to_hex(bar.get_facecolor()) for bar in ax.patches] == [UP, DOWN, DOWN, DOWN]
     assert [bar.get_alpha() for bar in ax.patches] == [1.0, 1.0, 1.0, 0.4]
-    assert [float(np.nan_to_num(bar.get_width(), nan=-1)) for bar in ax.patches] == [9, -2, -1, -9]
+    assert [float(np.nan_to_num(bar.get_width(), nan=-1)) for bar in ax.patches] == [0.5, -2, -1, -9]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b", "c (nan)", "d"]
     assert {to_hex(bar.get_facecolor()) for bar in pictures.bars(scored(1, 2, signed=False), None).patches} == {
         UNSIGNED
@@ -232,6 +232,8 @@ def test_the_steps_of_a_search_are_whole_numbers() -> None:
     assert [line.get_marker() for line in ax.lines] == ["None"] * 3
     assert [list(line.get_xdata()) for line in ax.lines[:2]] == [[0, 1, 2]] * 2
     assert list(ax.lines[2].get_ydata()) == [1.5, 1.5]
+    assert (ax.lines[2].get_linewidth(), ax.lines[2].get_linestyle()) == (0.8, "--")
+    assert ax.figure.get_layout_engine() is not None, "labels do not run out of the figure"
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["example 0", "example 4"]
     alone = pictures.objective_by_step({0: np.array([3.0])}, [], None)
     assert alone.lines[0].get_marker() == "o"
