@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,16 +16,12 @@ from pyarrow import fs
 
 from embgrad.attribution.method import Method
 from embgrad.common.options import count_or_none
-from embgrad.errors import BatchError, EmbgradError, FileFormatError, brief, did_you_mean
+from embgrad.errors import BatchError, EmbgradError, EmbgradWarning, FileFormatError, brief, did_you_mean
 from embgrad.objectives.objectives import as_objective, described
-from embgrad.ray.actors import expect_startable, mapped
-from embgrad.ray.dataset import dataset_of, expect_no_query, readable
-from embgrad.ray.failures import plain_errors
-from embgrad.ray.reduction import sum_of
-from embgrad.ray.result_columns import Wanted
-from embgrad.ray.schemas import conformed, expect_parquet, unified
-from embgrad.ray.settings import OUTPUTS, Job, settings
-from embgrad.ray.tally import Tally, expect_same_rows, tally_of_dataset
+from embgrad.ray.columns import Wanted
+from embgrad.ray.settings import OUTPUTS, Job, Pool, actor_options, settings
+from embgrad.ray.source import address_of, conformed, dataset_of, expect_parquet, plain_errors, readable, unified
+from embgrad.ray.tally import Tally, Total, expect_same_rows, tally_of
 from embgrad.ray.worker import GradientWorker, TableWorker
 from embgrad.results.file_format import plain
 from embgrad.results.row_sparse import RowSparse
@@ -37,6 +34,9 @@ if TYPE_CHECKING:
     from embgrad.ray.settings import Options
 
 __all__ = ["Written", "gradients", "table", "write"]
+
+#: The number of batches in an actor's block: rows are grouped by length within a block, whose sum is sent on once.
+BATCHES_A_BLOCK: Final = 4
 
 #: The least number of rows in a file, which amounts to some megabytes for each output.
 FILE_ROWS: Final = {"saliency": 16_384, "tables": 256, "values": 256}
@@ -104,9 +104,8 @@ def gradients(
             `plain_errors` unwraps them.
     """
     job, pool = settings(build, objective, options)
-    expect_startable(job, pool)
-    wanted = _wanted(output, kind, length, prefix, method, job)
-    return mapped(dataset_of(dataset), GradientWorker, (job, wanted), job, pool)
+    wanted = _wanted_columns(output, kind, length, prefix, method, job)
+    return _computed(dataset_of(dataset), GradientWorker, (job, wanted), job, pool)
 
 
 def write(
@@ -139,25 +138,26 @@ def write(
             of incompatible types, which is detected before any model is built, unless `verify` is False.
     """
     job, pool = settings(build, objective, options)
-    expect_startable(job, pool)
-    wanted = _wanted(output, kind, length, prefix, method, job)
-    address, files = _empty_folder(folder)
+    wanted = _wanted_columns(output, kind, length, prefix, method, job)
+    address, system, path = _empty_folder(folder)
     rows = dataset_of(dataset)
     before = None
     if pool.verify:
         with readable(dataset), plain_errors():
             rows, before = _with_one_schema(rows, job)
     with plain_errors():
-        mapped(rows, GradientWorker, (job, wanted), job, pool).write_parquet(
-            address, min_rows_per_file=FILE_ROWS[output]
-        )
-        if before is None:
-            _write_manifest(files, job, wanted, None)
-            return Written(address, None, None)
-        after = _tally_of_files(files, address, job)
-    expect_same_rows(before, after, f"what was written to {address}")
-    _write_manifest(files, job, wanted, before.rows)
-    return Written(address, before.rows, after.rows)
+        computed = _computed(rows, GradientWorker, (job, wanted), job, pool)
+        computed.write_parquet(address, min_rows_per_file=FILE_ROWS[output])
+        after = None
+        if before is not None:
+            there = system.get_file_info(fs.FileSelector(path))
+            after = _tally(ray.data.read_parquet(address, partitioning=None), job)[0] if there else Tally()
+    if before is not None and after is not None:
+        expect_same_rows(before, after, f"what was written to {address}")
+    manifest = _manifest(job, wanted, None if before is None else before.rows)
+    with system.open_output_stream(f"{path}/{MANIFEST}") as stream:
+        stream.write(manifest)
+    return Written(address, None if before is None else before.rows, None if after is None else after.rows)
 
 
 def table(
@@ -170,9 +170,9 @@ def table(
 ) -> RowSparse:
     """Return the table's gradient over a whole dataset, (vocab, dim): Σ over rows and positions, or its mean over the rows.
 
-    Actors sum up block by block, and a tree of Ray tasks adds up their sums; this process holds the final sum alone. Each
-    partial sum records the rows that it covers, and those of the total are compared with the dataset's: no row is lost and
-    none is counted twice, whatever failed meanwhile. Padding does not contribute.
+    Actors sum up block by block, and this process adds up their sums, one at a time. Each of these records the rows that it
+    covers, and those of the total are compared with the dataset's: no row is lost and none is counted twice, whatever failed
+    meanwhile. Padding does not contribute.
 
     Args:
         dataset: as in `gradients`, likewise `build` and `objective`.
@@ -187,7 +187,6 @@ def table(
         PointError: the point is not a lookup.
     """
     job, pool = settings(build, objective, options)
-    expect_startable(job, pool)
     if reduce not in ("sum", "mean"):
         raise EmbgradError(
             f"reduce is {reduce!r}: expected 'sum' or 'mean'.{did_you_mean(str(reduce), ('sum', 'mean'))}"
@@ -196,39 +195,29 @@ def table(
     before = None
     if pool.verify:
         with readable(dataset), plain_errors():
-            before, _ = tally_of_dataset(rows, job.inputs.columns)
+            before, _ = _tally(rows, job)
+    total = Total()
     with plain_errors():
-        bundles = mapped(rows, TableWorker, (job,), job, pool).iter_internal_ref_bundles()
-        total = sum_of(reference for bundle in bundles for reference in bundle.block_refs)
+        computed = _computed(rows, TableWorker, (job,), job, pool)
+        for block in computed.iter_batches(batch_format="pyarrow", batch_size=None):
+            total.add_arrow(block)
     if before is not None:
         expect_same_rows(before, total.tally, "the sum")
-    if total.table is None:
+    whole = total.table
+    if whole is None:
         raise BatchError("the dataset holds no row: expected one at least")
-    values = total.table.values / (total.tally.rows if reduce == "mean" else 1)
-    return RowSparse(total.table.rows, values.astype(total.dtype), total.table.shape)
+    values = whole.values / (total.tally.rows if reduce == "mean" else 1)
+    return RowSparse(whole.rows, values.astype(total.dtype), whole.shape)
 
 
-def _with_one_schema(rows: Any, job: Job) -> tuple[Any, Tally]:
-    """Return the rows with the same columns in all blocks, and their tally."""
-    tally, schemas = tally_of_dataset(rows, job.inputs.columns)
-    if not schemas:  # there are no rows
-        return rows, tally
-    schema = unified([("a block of the dataset", block_schema) for block_schema in schemas])
-    expect_parquet(schema)
-    if all(block_schema.equals(schema) for block_schema in schemas):
-        return rows, tally
-
-    def conform(block: pa.Table) -> pa.Table:
-        return conformed(block, schema, "the dataset")
-
-    rows = rows.map_batches(conform, batch_format="pyarrow", batch_size=None)
-    tally, _ = tally_of_dataset(rows, job.inputs.columns)  # again: raises for values that the wider type cannot hold
-    return rows, tally
-
-
-def _wanted(
+def _wanted_columns(
     output: str, kind: str, length: int | None, prefix: str | None, method: Method | str | None, job: Job
 ) -> Wanted:
+    """Return the requested columns.
+
+    Raises:
+        EmbgradError: an option is not valid.
+    """
     if output not in OUTPUTS:
         raise EmbgradError(
             f"output is {output!r}: expected 'saliency', 'tables' or 'values'.{did_you_mean(str(output), OUTPUTS)}"
@@ -246,66 +235,118 @@ def _wanted(
     chosen = None if method is None else method_from(method)
     if chosen is not None:
         defaults = {"output": (output, OUTPUTS[0]), "kind": (kind, "norm")}
-        others = [f"{name}={value!r}" for name, (value, default) in defaults.items() if value != default]
-        expect_of_attributions(job.options, others)
+        expect_of_attributions(
+            job.options, [f"{name}={value!r}" for name, (value, default) in defaults.items() if value != default]
+        )
     return Wanted(output, kind, length, prefix or "", chosen)
 
 
-def _empty_folder(folder: str | Path) -> tuple[str, Any]:
-    """Return the address of an empty or new folder, and its file system with the path in it."""
+def _computed(rows: Any, worker: type, arguments: tuple[Any, ...], job: Job, pool: Pool) -> Any:
+    """Return the dataset of the results that actors compute from the rows."""
+    if not ray.is_initialized():
+        ray.init()  # as Ray Data does: at RAY_ADDRESS, or on this machine
+    options = actor_options(pool)
+    options["num_cpus"] = _cpus(options["num_cpus"], pool.workers)
+    block = job.batch_size * BATCHES_A_BLOCK
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # about the limits on restarts
+        # Ray reads a file of a hundred thousand texts as one block: a single actor would process all of it, and losing that actor
+        # would lose all of the work.
+        return rows.repartition(target_num_rows_per_block=block).map_batches(
+            worker,
+            fn_constructor_args=arguments,
+            batch_size=block,
+            batch_format="pyarrow",
+            compute=ray.data.ActorPoolStrategy(size=pool.workers),
+            **options,
+        )
+
+
+def _cpus(num_cpus: float | None, workers: int) -> float:
+    """Return the CPUs of each actor, which leave one to the tasks that read the dataset: without it all wait for each other.
+
+    By default the actors take half of the others at most, since actors that produce the dataset run at the same time.
+    """
+    available = float(ray.cluster_resources().get("CPU", 0))
+    if num_cpus is None:
+        return min(1.0, max(available - 1, 0) / (2 * workers)) if available else 1.0
+    if available and available - num_cpus * workers < 1:
+        warnings.warn(
+            f"{workers} actors of num_cpus={num_cpus} leave none of the cluster's {available:g} CPUs to read the dataset: unless "
+            "the cluster grows, the run waits for ever. Lower num_cpus or workers",
+            EmbgradWarning,
+            stacklevel=4,
+        )
+    return num_cpus
+
+
+def _tally(rows: Any, job: Job) -> tuple[Tally, list[pa.Schema]]:
+    """Return the tally of a dataset, which is read once and not kept in memory, and the schemas of its blocks."""
+    columns = job.inputs.columns
+
+    def count(block: pa.Table) -> pa.Table:
+        tally, schema = tally_of(block, columns), block.schema.remove_metadata().serialize().to_pybytes()
+        return pa.table(
+            {"rows": [tally.rows], "fingerprint": pa.array([tally.fingerprint], pa.uint64()), "schema": [schema]}
+        )
+
+    total, schemas = Tally(), dict[bytes, None]()
+    for row in rows.map_batches(count, batch_format="pyarrow", batch_size=None).iter_rows():
+        if row["rows"]:
+            total += Tally(int(row["rows"]), int(row["fingerprint"]))
+            schemas[row["schema"]] = None
+    return total, [pa.ipc.read_schema(pa.py_buffer(schema)) for schema in schemas]
+
+
+def _with_one_schema(rows: Any, job: Job) -> tuple[Any, Tally]:
+    """Return the rows with the same columns in all blocks, and their tally."""
+    tally, schemas = _tally(rows, job)
+    if not schemas:  # there are no rows
+        return rows, tally
+    schema = unified([("a block of the dataset", block_schema) for block_schema in schemas])
+    expect_parquet(schema)
+    if len(schemas) == 1:
+        return rows, tally
+
+    def conform(block: pa.Table) -> pa.Table:
+        return conformed(block, schema, "the dataset")
+
+    rows = rows.map_batches(conform, batch_format="pyarrow", batch_size=None)
+    return rows, _tally(rows, job)[0]  # again: raises for values that the wider type cannot hold
+
+
+def _empty_folder(folder: str | Path) -> tuple[str, Any, str]:
+    """Return the address of a folder, created and empty, its file system, and its path in it."""
     if not isinstance(folder, (str, Path)):
         raise FileFormatError(f"the folder is {brief(folder)}: expected the name of a new one, for the Parquet files")
-    address = str(folder) if "://" in str(folder) else str(Path(folder).absolute())
-    expect_no_query(address)
+    address = address_of(folder)
     try:
-        system, path = fs.FileSystem.from_uri(address) if "://" in address else (fs.LocalFileSystem(), address)
-        file_type = system.get_file_info(path).type
-        files = (
-            system.get_file_info(fs.FileSelector(path, allow_not_found=True)) if file_type != fs.FileType.File else []
-        )
-        if file_type == fs.FileType.NotFound and isinstance(system, fs.LocalFileSystem):
-            system.create_dir(path)  # so that a failure is reported before the dataset is read
+        system, path = fs.FileSystem.from_uri(address)
+        system.create_dir(path)  # so that a failure is reported before the dataset is read
+        files = system.get_file_info(fs.FileSelector(path))
     except (OSError, ValueError) as error:
         raise FileFormatError(
             f"{folder} cannot be written to ({error}): expected a folder, or an address that pyarrow knows, such as "
             "s3://bucket/folder"
         ) from error
-    if file_type == fs.FileType.File:
-        raise FileFormatError(f"{folder} is a file: expected the name of a folder")
     if files:
         raise FileFormatError(
             f"{folder} holds {len(files)} files, such as {files[0].base_name!r}: expected a new or empty folder, so that it "
             "holds one run alone"
         )
-    return address, (system, path)
+    return address, system, path
 
 
-def _tally_of_files(files: Any, address: str, job: Job) -> Tally:
-    """Return the tally of the rows in the folder."""
-    system, path = files
-    entries = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    return (
-        tally_of_dataset(ray.data.read_parquet(address, partitioning=None), job.inputs.columns)[0]
-        if entries
-        else Tally()
-    )
-
-
-def _write_manifest(files: Any, job: Job, wanted: Wanted, rows: int | None) -> None:
-    system, path = files
-    inputs = {name: value for name, value in asdict(job.inputs).items() if value is not None}
+def _manifest(job: Job, wanted: Wanted, rows: int | None) -> bytes:
+    """Return the content of the file that records the arguments of a run."""
     manifest = {
         "embgrad": __version__,
         "rows": rows,
         "point": job.point,
         "objective": described(as_objective(job.objective)),
-        "inputs": inputs,
-        **asdict(replace(wanted, method=None)),
-        "method": None if wanted.method is None else wanted.method.describe(),
+        "inputs": {name: value for name, value in asdict(job.inputs).items() if value is not None},
+        **{name: value for name, value in vars(wanted).items() if name != "method"},
     }
-    if wanted.method is None:
-        del manifest["method"]
-    text = json.dumps(manifest, indent=2, default=plain)  # may raise, before the file exists
-    system.create_dir(path)
-    with system.open_output_stream(f"{path}/{MANIFEST}") as stream:
-        stream.write(text.encode())
+    if wanted.method is not None:
+        manifest["method"] = wanted.method.describe()
+    return json.dumps(manifest, indent=2, default=plain).encode()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import numpy as np
+import ray
 
 from embgrad.common.options import count_or_none, expect_flag
 from embgrad.engine.options import GradientOptions, checked_options, expect_one_name
@@ -25,14 +26,14 @@ from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.encode import expect_id
 from embgrad.model_points.points import WORD
 from embgrad.objectives.objectives import Objective, Scalar, as_objective
-from embgrad.ray.row_columns import Inputs
+from embgrad.ray.columns import Inputs
 from embgrad.streaming.broadcast import for_all_batches
 from embgrad.toolkit.signature import expect_callable
 
 if TYPE_CHECKING:
     from embgrad.backend.protocol import Call
 
-__all__ = ["OUTPUTS", "Job", "Options", "Pool", "settings"]
+__all__ = ["OUTPUTS", "Job", "Options", "Pool", "actor_options", "settings"]
 
 #: The possible outputs for each row.
 OUTPUTS: Final = ("saliency", "tables", "values")
@@ -40,6 +41,9 @@ OUTPUTS: Final = ("saliency", "tables", "values")
 #: How often an actor is restarted and its work repeated, unless `actor_options` set another limit. The loss of a machine then
 #: costs nothing, and a row that crashes the process each time does not keep the run going for ever.
 RESTARTS: Final = 8
+
+#: The options of `embgrad.gradients`, with their defaults.
+OF_GRADIENTS: Final = {"pads": "keep", "compile": False, "check": False, "override": None, "add": None, "edit": None}
 
 
 class Options(TypedDict, total=False):
@@ -92,10 +96,6 @@ class Options(TypedDict, total=False):
     verify: bool
 
 
-#: The options of `embgrad.gradients`, with their defaults.
-OF_GRADIENTS: Final = {"pads": "keep", "compile": False, "check": False, "override": None, "add": None, "edit": None}
-
-
 @dataclass(frozen=True)
 class Job:
     """The request that each actor receives: how to build the model, and what to compute.
@@ -139,12 +139,11 @@ def settings(build: Any, objective: Any, options: Mapping[str, Any]) -> tuple[Jo
     """Return the request to the actors and how they are started.
 
     Raises:
-        EmbgradError: an option is unknown or not valid.
+        EmbgradError: an option is unknown or not valid, or cannot be sent to the actors.
     """
-    known = Options.__annotations__
     for name in options:
-        if name not in known:
-            raise EmbgradError(_unknown(name, known))
+        if name not in Options.__annotations__:
+            raise EmbgradError(_unknown(name))
     if not callable(build):
         raise BackendError(
             f"build is {brief(build)}: expected a function without arguments that returns the model, or (model, tokenizer); each "
@@ -152,28 +151,45 @@ def settings(build: Any, objective: Any, options: Mapping[str, Any]) -> tuple[Jo
         )
     chosen = {name: value for name, value in options.items() if value is not None}
     _expect_objective(objective)
-    expect_callable(chosen.get("call"))
+    call = chosen.get("call")
+    expect_callable(call)
     pool = Pool(**{field.name: chosen[field.name] for field in fields(Pool) if field.name in chosen})
-    job = Job(
-        build,
-        objective,
-        _inputs(chosen),
-        count_or_none(chosen.get("batch_size", 32), "batch_size") or 32,
-        _gradient_options(chosen),
-        chosen.get("call"),
-        uuid.uuid4().hex if pool.verify is True else None,
-    )
     count_or_none(pool.workers, "workers")
     expect_flag(pool.verify, "verify")
-    if not isinstance(pool.actor_options, Mapping):
-        raise EmbgradError(
-            f"actor_options is {brief(pool.actor_options)}: expected a dict of what ray.remote takes, such as "
-            "{'max_restarts': 2}"
-        )
+    size = count_or_none(chosen.get("batch_size", 32), "batch_size") or 32
+    run = uuid.uuid4().hex if pool.verify else None
+    job = Job(build, objective, _inputs(chosen), size, _gradient_options(chosen), call, run)
+    _expect_startable(job, pool)
     return job, pool
 
 
-def _unknown(name: str, known: Mapping[str, Any]) -> str:
+def actor_options(pool: Pool) -> dict[str, Any]:
+    """Return the arguments of `ray.remote` for the actors."""
+    limits = {"max_restarts": RESTARTS, "max_task_retries": RESTARTS}
+    return {**limits, "num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus, **pool.actor_options}
+
+
+def _expect_startable(job: Job, pool: Pool) -> None:
+    """Check, before anything is read, that the actors can start; Ray would report a failure in a hundred lines."""
+    try:
+        ray.remote(**actor_options(pool))(Pool)  # any class will do
+    except (TypeError, ValueError) as error:
+        raise EmbgradError(
+            f"Ray does not accept these actors ({error}): pass num_cpus, num_gpus and actor_options as for ray.remote"
+        ) from error
+    sent = {"build": job.build, "the objective": job.objective, "call": job.call, **job.options.changes}
+    for name, value in sent.items():
+        try:
+            ray.cloudpickle.dumps(value)
+        except Exception as error:  # users' objects may raise any class
+            raise BackendError(
+                f"{name} cannot be sent to the actors ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]}): it "
+                "must be picklable. Create other objects, such as a model, a lock or an open file, inside the function"
+            ) from error
+
+
+def _unknown(name: str) -> str:
+    known = Options.__annotations__
     if name in ("split", "training"):
         return (
             f"{name!r} has no meaning over a dataset, since Ray decides which rows share a batch: omit it. Rows must not "

@@ -1,9 +1,10 @@
-"""Counts and fingerprints of rows; those of a dataset and of its results must be equal."""
+"""The rows that a result covers, and the sum of their tables: no row may be lost, and none counted twice."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -13,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from embgrad.errors import EmbgradError
-from embgrad.ray.row_columns import python_values
+from embgrad.ray.columns import python_values
+from embgrad.results.row_sparse import RowSparse
 
-__all__ = ["Tally", "expect_same_rows", "tally_of", "tally_of_dataset"]
+__all__ = ["Tally", "Total", "expect_same_rows", "tally_of"]
 
 #: The number of bits in which fingerprints are summed. A sum ignores the order of rows, but not how often each occurs.
 BITS: Final = 64
@@ -48,8 +50,6 @@ def tally_of(rows: pa.Table, columns: Sequence[str]) -> Tally:
 
 def _plain(value: Any) -> Any:
     """Return the same object for equal values: 1, 1.0 and Decimal("1.00"), or a struct with a null field and without it."""
-    if value is None or isinstance(value, (str, int)):
-        return value
     if isinstance(value, (np.ndarray, np.generic)):
         return _plain(value.tolist())
     if isinstance(value, (list, tuple)):
@@ -61,29 +61,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Decimal) and value.is_finite():
         return int(value) if value == value.to_integral_value() else value.normalize()
     return value
-
-
-def tally_of_dataset(dataset: Any, columns: Sequence[str]) -> tuple[Tally, list[pa.Schema]]:
-    """Return the tally of a dataset, which is read once and not kept in memory, and the schemas of its blocks."""
-    names = list(columns)
-
-    def count(rows: pa.Table) -> pa.Table:
-        tally = tally_of(rows, names)
-        schema = rows.schema.remove_metadata().serialize().to_pybytes() if tally.rows else None
-        return pa.table(
-            {
-                "rows": [tally.rows],
-                "fingerprint": pa.array([tally.fingerprint], pa.uint64()),
-                "schema": pa.array([schema], pa.binary()),
-            }
-        )
-
-    total = Tally()
-    schemas: dict[bytes | None, None] = {}
-    for row in dataset.map_batches(count, batch_format="pyarrow", batch_size=None).iter_rows():
-        total += Tally(int(row["rows"]), int(row["fingerprint"]))
-        schemas[row["schema"]] = None
-    return total, [pa.ipc.read_schema(pa.py_buffer(schema)) for schema in schemas if schema is not None]
 
 
 def expect_same_rows(before: Tally, after: Tally, what: str) -> None:
@@ -103,3 +80,58 @@ def expect_same_rows(before: Tally, after: Tally, what: str) -> None:
         f"{what} does not hold each row once: {difference}. If the dataset gives the same rows each time it is read (a random "
         "sample does not: call its materialize() first, or pass verify=False), the result is wrong and must not be used"
     )
+
+
+class Total:
+    """The running sum of rows' table gradients, in float64, with the tally of the rows that it covers.
+
+    Attributes:
+        tally: the tally of the rows.
+        dtype: the dtype of the gradients.
+    """
+
+    def __init__(self) -> None:
+        self.tally = Tally()
+        self.dtype = np.dtype(np.float32)
+        self._sums: np.ndarray | None = None  # of a whole table, whose rows take no memory until they are reached
+        self._reached: np.ndarray = np.empty(0, bool)
+
+    @property
+    def table(self) -> RowSparse | None:
+        """The sum; None for no rows."""
+        if self._sums is None:
+            return None
+        return RowSparse(np.flatnonzero(self._reached), self._sums[self._reached], self._sums.shape)
+
+    def add(self, table: RowSparse, dtype: Any) -> None:
+        """Add the sum of some rows' gradients, of that dtype.
+
+        Raises:
+            EmbgradError: the table has another shape.
+        """
+        if self._sums is None:
+            self._sums, self._reached, self.dtype = (
+                np.zeros(table.shape),
+                np.zeros(table.shape[0], bool),
+                np.dtype(dtype),
+            )
+        if self._sums.shape != table.shape:
+            raise EmbgradError(
+                f"the actors' tables differ in shape, {self._sums.shape} and {table.shape}: expected build() to return the same "
+                "model in each"
+            )
+        self._sums[table.rows] += table.values
+        self._reached[table.rows] = True
+        self.dtype = np.promote_types(self.dtype, dtype)
+
+    def to_arrow(self) -> pa.Table:
+        """Return an Arrow table of one row, which `add_arrow` reads."""
+        return pa.table({"total": pa.array([pickle.dumps((self.table, self.dtype, self.tally))], pa.large_binary())})
+
+    def add_arrow(self, rows: pa.Table) -> None:
+        """Add the totals of some blocks of rows."""
+        for value in rows["total"]:
+            table, dtype, tally = pickle.loads(value.as_buffer())
+            self.tally += tally
+            if table is not None:
+                self.add(table, dtype)

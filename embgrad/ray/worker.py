@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,11 +10,13 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from ray.experimental import internal_kv
 
 from embgrad.backend.registry import backend_for, bind
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.gradients import results_of
 from embgrad.engine.question import Question
+from embgrad.engine.weights import weights_sums
 from embgrad.errors import (
     BackendError,
     BatchError,
@@ -26,25 +29,34 @@ from embgrad.errors import (
     brief,
     listed,
 )
-from embgrad.inputs.encode import padding_of
+from embgrad.inputs.tfhub import is_preprocessor
 from embgrad.objectives.objectives import Objective, Scalar, as_objective
-from embgrad.ray.partial_sum import Partial
-from embgrad.ray.result_columns import RowGradients, Wanted, with_columns
-from embgrad.ray.row_columns import Columns, Examples, NoColumnError, examples_of, named_row, rows_at
+from embgrad.ray.columns import (
+    Block,
+    Columns,
+    NoColumnError,
+    Wanted,
+    block_of,
+    row_name,
+    table_of,
+    with_columns,
+)
 from embgrad.ray.settings import Job
-from embgrad.ray.tally import tally_of
-from embgrad.ray.weight_check import expect_same_weights
+from embgrad.ray.tally import Total, tally_of
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.streaming.attributions import attributions_of
-from embgrad.streaming.padding_invariance import Difference, Verdict, compared_alone
+from embgrad.streaming.padding_invariance import Verdict, compared_alone
 
-__all__ = ["GradientWorker", "TableWorker"]
+__all__ = ["GradientWorker", "TableWorker", "expect_same_weights"]
 
 #: Errors that concern the model or the request, and not a single row.
 OF_ALL_ROWS: Final = (BackendError, NoColumnError, OutputError, PointError, UnsupportedError)
 
 #: The number of rows run alone to check that other rows do not matter. One is not enough: the others may depend on it.
 ROWS_RUN_ALONE: Final = 2
+
+#: The namespace in Ray's internal key-value store that holds the first weights of each run.
+NAMESPACE: Final = "embgrad"
 
 
 class Worker:
@@ -56,163 +68,147 @@ class Worker:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._built: tuple[Any, Any] | None = None
-        self._by_length = job.inputs.convention == "ids"
+        self._model: Any = None
+        self._tokenizer: Any = None
+        # Rows of one length alone share a batch where padding may change results: a `call` may ignore the mask, and padding on
+        # the left moves the tokens to other positions.
+        self._by_length = job.inputs.convention == "ids" or job.call is not None
         self._padding_checked = False  # whether padding is known not to change results
         self._other_rows_checked = False  # whether other rows are known not to change results
         self._weights_checked = job.run is None  # whether the weights are known to equal those of the other actors
 
-    def row_gradients(self, rows: pa.Table) -> Iterator[RowGradients]:
-        """Yield the gradients of a block's rows, in groups of similar length.
+    def results(self, rows: pa.Table) -> Iterator[tuple[np.ndarray, Block, Any]]:
+        """Yield the results of a block's rows, in batches of similar length: the rows' indices, the rows, their result.
 
         Raises:
             EmbgradError: as `embgrad.gradients`; the message names the row.
         """
-        if self._built is None:
-            self._built = _built_model(self._job)
+        if self._model is None:
+            self._model, self._tokenizer = _built_model(self._job)
         if not rows.num_rows:  # a filter has removed all rows of the block
             return
         try:
-            examples = examples_of(rows, self._job.inputs, self._built[1])
-            self._by_length = self._by_length or _may_read_padding(self._job, self._built[1])
-            lengths = examples.real.sum(1)
-            order = np.argsort(lengths, kind="stable")
-            groups = np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1) if self._by_length else [order]
-            size = self._job.batch_size
-            for group in groups:
-                for start in range(0, len(group), size):
-                    for entry in self._row_gradients(rows, examples, group[start : start + size]):
-                        self._check_weights()  # a model may create weights in its first forward pass
-                        yield entry
+            block = block_of(rows, self._job.inputs, self._tokenizer)
+            self._by_length = self._by_length or block.padding.side == "left"
+            order, size = np.argsort(block.lengths, kind="stable"), self._job.batch_size
+            for start in range(0, len(order), size):
+                chosen = order[start : start + size]
+                yield from self._results(block.take(chosen), chosen)
         except Exception as error:  # errors of the model as well; Ray would report them in a hundred lines
             raise self._with_row_name(rows, _as_embgrad_error(error)) from error
 
-    def _check_weights(self) -> None:
-        if not self._weights_checked and self._built is not None and self._job.run is not None:
-            expect_same_weights(self._job.run, self._built[0])
-            self._weights_checked = True
-
-    def _row_gradients(self, rows: pa.Table, examples: Examples, chosen: np.ndarray) -> Iterator[RowGradients]:
-        part = examples.take(chosen)
-        if self._by_length and not part.real.all():
-            lengths = part.real.sum(1)
+    def _results(self, block: Block, chosen: np.ndarray) -> Iterator[tuple[np.ndarray, Block, Any]]:
+        lengths = block.lengths
+        if self._by_length and lengths.min() < lengths.max():
             for length in np.unique(lengths):
-                yield from self._row_gradients(rows, examples, chosen[lengths == length])
+                same = np.flatnonzero(lengths == length)
+                yield from self._results(block.take(same), chosen[same])
             return
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            result = self._gradients(rows_at(rows, chosen), part)
-        if self._differs_alone(rows, part, chosen, result):
+            result = self._gradients(block)
+        if self._differs_alone(block, result):
             self._by_length = True  # from now on only rows of one length share a batch
-            yield from self._row_gradients(rows, examples, chosen)
+            yield from self._results(block, chosen)
             return
         for warning in caught:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-        if result.values.ndim != 3 or result.values.shape[:2] != part.batch.shape:
+        if result.values.ndim != 3 or result.values.shape[:2] != block.batch.shape:
             raise PointError(
                 f"the point {self._job.point!r} has the shape {result.values.shape}: expected (example, position, dim), with "
-                f"{part.batch.shape} examples and positions"
+                f"{block.batch.shape} examples and positions"
             )
-        yield RowGradients(chosen, self._finished(rows_at(rows, chosen), part, result), part.real)
+        if not self._weights_checked and self._job.run is not None:  # now: a model may create weights in its first pass
+            expect_same_weights(self._job.run, self._model)
+            self._weights_checked = True
+        yield chosen, block, self._finished(block, result)
 
-    def _finished(self, rows: pa.Table, examples: Examples, result: EmbeddingGradients) -> Any:
+    def _finished(self, block: Block, result: EmbeddingGradients) -> Any:
         """Return what is requested of a batch, whose gradients are the result."""
         return result
 
-    def _differs_alone(self, rows: pa.Table, part: Examples, chosen: np.ndarray, result: EmbeddingGradients) -> bool:
+    def _differs_alone(self, block: Block, result: EmbeddingGradients) -> bool:
         """Return whether padded rows have other results when run alone, because padding or other rows change them.
 
-        Until this is known not to happen, rows of each group are run again alone. A padded row that cannot be run alone counts as
-        different.
+        Until this is known not to happen, rows of each batch are run again alone. A padded row that cannot be run alone counts
+        as different.
 
         Raises:
             UnsupportedError: a row's results alone differ from those beside rows of its length.
         """
-        padded = not part.real.all()
+        padded = not block.real.all()
         if padded and "mask" in result.provenance["unused"]:
             return True
-        several = _distinct_rows(result.values)
-        shortest = several[np.argsort(part.real.sum(1)[several], kind="stable")]
-        count = (
-            ROWS_RUN_ALONE
-            if len(several) > 1 and not self._other_rows_checked
-            else int(padded and not self._padding_checked)
-        )
+        # Beside copies of itself a row has the results that it has alone.
+        several = np.unique(result.values.reshape(len(result.values), -1), axis=0, return_index=True)[1]
+        shortest = several[np.argsort(block.lengths[several], kind="stable")]
+        check_others = len(several) > 1 and not self._other_rows_checked
         conclusive = 0
-        for row in shortest[:count]:
-            verdict = self._alone(rows, part, chosen, int(row), result)
-            if padded and (verdict is None or verdict.difference is not None):
+        for row in shortest[: ROWS_RUN_ALONE if check_others else int(padded and not self._padding_checked)]:
+            verdict = self._alone(block, int(row), result)
+            difference = None if verdict is None else verdict.difference
+            if padded and (verdict is None or difference is not None):
                 return True
-            if verdict is not None and verdict.difference is not None:
-                raise self._interaction_error(rows_at(rows, chosen[[row]]), verdict.difference)
+            if difference is not None:
+                raise UnsupportedError(
+                    f"{block.name(int(row))} has other results alone than beside rows of its length: at {difference.name!r} "
+                    f"their relative difference is {difference.size:.2g}, and rounding explains {difference.limit:.2g}. Ray "
+                    "decides which rows share a batch: use a model, an objective and changes in which rows do not interact (as "
+                    "they do by batch statistics and maxima over a batch), or pass batch_size=1"
+                )
             if verdict is not None and verdict.conclusive:
                 conclusive += 1
-                self._padding_checked = self._padding_checked or not part.real[row].all()
+                self._padding_checked = self._padding_checked or not block.real[row].all()
         self._other_rows_checked = self._other_rows_checked or conclusive == ROWS_RUN_ALONE
         return False
 
-    def _alone(
-        self, rows: pa.Table, part: Examples, chosen: np.ndarray, row: int, result: EmbeddingGradients
-    ) -> Verdict | None:
+    def _alone(self, block: Block, row: int, result: EmbeddingGradients) -> Verdict | None:
         """Return the comparison of a row's results with those of the row alone.
 
         Where the model accepts only one number of rows, the row is run with copies of itself. Returns None where it accepts
         neither.
         """
-        for count in dict.fromkeys((1, len(chosen))):
-            copies = np.full(count, row)
+        point = self._job.point
+        for count in dict.fromkeys((1, len(block.examples))):
             try:
-                alone = self._gradients(rows_at(rows, chosen[copies]), part.take(copies), check=False)
+                alone = self._gradients(block.take(np.full(count, row)), check=False)
             except errors_of_model():  # of the model; if the row is at fault, it is named later
                 continue
             return compared_alone(
-                {self._job.point: result},
-                {self._job.point: alone},
+                {point: result},
+                {point: alone},
                 (row, 0),
                 "right",
-                lambda: {self._job.point: self._gradients(rows_at(rows, chosen), part, check=False)},
+                lambda: {point: self._gradients(block, check=False)},
             )
         return None
 
-    def _interaction_error(self, row: pa.Table, difference: Difference) -> UnsupportedError:
-        return UnsupportedError(
-            f"{named_row(row, self._job.inputs)} has other results alone than beside rows of its length: at "
-            f"{difference.name!r} their relative difference is {difference.size:.2g}, and rounding explains "
-            f"{difference.limit:.2g}. Ray decides which rows share a batch: use a model, an objective and changes in which rows "
-            "do not interact (as they do by batch statistics and maxima over a batch), or pass batch_size=1"
-        )
-
-    def _gradients(self, rows: pa.Table, examples: Examples, *, check: bool = True) -> EmbeddingGradients:
-        question = self._question(rows, examples)
+    def _gradients(self, block: Block, *, check: bool = True) -> EmbeddingGradients:
+        question = self._question(block)
         if not check:
             question = replace(question, options=replace(question.options, check=False))
         with warnings.catch_warnings():  # rows that padding changes are run again without it, see `_differs_alone`
             warnings.filterwarnings("ignore", "the model reads padding", EmbgradWarning)
             return results_of(question)[self._job.point]
 
-    def _question(self, rows: pa.Table, examples: Examples) -> Question:
-        assert self._built is not None
-        job = self._job
-        objective = as_objective(_objective(job.objective, rows))
-        return Question(bind(self._built[0], job.call), examples.batch, (objective,), job.options)
+    def _question(self, block: Block) -> Question:
+        objective = as_objective(_objective(self._job.objective, block.rows))
+        return Question(bind(self._model, self._job.call), block.batch, (objective,), self._job.options)
 
     def _with_row_name(self, rows: pa.Table, error: EmbgradError) -> EmbgradError:
         """Return the error of the first row that fails when run alone, with the row's name in the message."""
-        assert self._built is not None
         if isinstance(error, OF_ALL_ROWS):
             return _with_message(error, error.message)
         for number in range(rows.num_rows):
             row = rows.slice(number, 1)
             try:
-                example = examples_of(row, self._job.inputs, self._built[1])
-                self._finished(row, example, self._gradients(row, example))
+                block = block_of(row, self._job.inputs, self._tokenizer)
+                self._finished(block, self._gradients(block))
             except Exception as exception:
                 alone = _as_embgrad_error(exception)
-                return _with_message(alone, f"{named_row(row, self._job.inputs)}: {alone.message}")
-        together = (
-            f"{rows.num_rows} rows together, of which {named_row(rows.slice(0, 1), self._job.inputs)} is the first"
-        )
-        return _with_message(error, f"{together}: {error.message}")
+                return _with_message(alone, f"{row_name(row, self._job.inputs)}: {alone.message}")
+        first = row_name(rows.slice(0, 1), self._job.inputs)
+        return _with_message(error, f"{rows.num_rows} rows together, of which {first} is the first: {error.message}")
 
 
 class GradientWorker(Worker):
@@ -222,16 +218,14 @@ class GradientWorker(Worker):
         super().__init__(job)
         self._wanted = wanted
 
-    def _finished(self, rows: pa.Table, examples: Examples, result: EmbeddingGradients) -> Any:
-        method = self._wanted.method
-        if method is None:
+    def _finished(self, block: Block, result: EmbeddingGradients) -> Any:
+        if self._wanted.method is None:
             return result
-        assert self._built is not None
-        return attributions_of(method, self._built[1], self._question(rows, examples), None)[self._job.point]
+        return attributions_of(self._wanted.method, self._tokenizer, self._question(block), None)[self._job.point]
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Return the rows, in their order, with the requested columns."""
-        return with_columns(rows, self.row_gradients(rows), self._wanted, self._job.inputs)
+        return with_columns(rows, self.results(rows), self._wanted)
 
 
 class TableWorker(Worker):
@@ -239,10 +233,37 @@ class TableWorker(Worker):
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Return one row: the sum, and the tally of the rows that it covers."""
-        total = Partial(tally=tally_of(rows, self._job.inputs.columns))
-        for entry in self.row_gradients(rows):
-            total += Partial.of_gradients(entry.result, entry.real)
+        total = Total()
+        total.tally = tally_of(rows, self._job.inputs.columns)
+        for _, block, result in self.results(rows):
+            values = result.values[block.real].astype(np.float64)
+            total.add(table_of(result, result.ids[block.real], values), result.values.dtype)
         return total.to_arrow()
+
+
+def expect_same_weights(run: str, model: Any) -> None:
+    """Record the weights of the first actor of a run, or compare an actor's weights with the recorded ones.
+
+    Outside of Ray, where there are no other actors, nothing is checked.
+
+    Args:
+        run: the identifier of the run, shared by all of its actors.
+        model: the model that the actor has built.
+
+    Raises:
+        BackendError: the weights differ.
+    """
+    if not internal_kv._internal_kv_initialized():
+        return
+    key, digests = f"weights:{run}", weights_sums(model)
+    internal_kv._internal_kv_put(key, json.dumps(digests), overwrite=False, namespace=NAMESPACE)
+    first = json.loads(internal_kv._internal_kv_get(key, namespace=NAMESPACE))
+    differing = [name for name in dict.fromkeys([*first, *digests]) if first.get(name) != digests.get(name)]
+    if differing:
+        raise BackendError(
+            f"build() returned different weights in different actors ({listed(differing)}): expected the same model in each, and "
+            "in restarted ones. Load all weights inside build(), or set the seed there, for example for a classifier's new head"
+        )
 
 
 def _built_model(job: Job) -> tuple[Any, Any]:
@@ -251,10 +272,7 @@ def _built_model(job: Job) -> tuple[Any, Any]:
         result = job.build()
     except EmbgradError:
         raise
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # user code; Ray would report it in a hundred lines, or end the actor
+    except (Exception, SystemExit) as error:  # user code; Ray would report it in a hundred lines, or end the actor
         raise BackendError(f"build() raised {type(error).__name__}: {error}") from error
     if isinstance(result, tuple) and (len(result) != 2 or _are_parts(result)):
         raise BackendError(
@@ -271,19 +289,12 @@ def _built_model(job: Job) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _distinct_rows(values: np.ndarray) -> np.ndarray:
-    """Return the indices of the distinct rows: beside copies of itself a row has the results that it has alone."""
-    return np.unique(values.reshape(len(values), -1), axis=0, return_index=True)[1]
-
-
 def _are_parts(result: tuple[Any, ...]) -> bool:
     """Return whether a tuple is the parts of one model, and not a model with a tokenizer that is a model too."""
     try:
         backend_for(list(result))
     except BackendError:
         return False
-    from embgrad.inputs.tfhub import is_preprocessor
-
     return not is_preprocessor(result[-1])
 
 
@@ -310,14 +321,6 @@ def _objective(objective: Any, rows: pa.Table) -> Any:
     if isinstance(result, Objective) or (callable(result) and not isinstance(result, type)):
         return result
     raise ObjectiveError(f"the objective's function returned {brief(result)}: expected an objective; {advice}")
-
-
-def _may_read_padding(job: Job, tokenizer: Any) -> bool:
-    """Return whether padding may change results. Ray decides which rows share a batch, and results must not depend on that.
-
-    A `call` may ignore the mask, and padding on the left moves the tokens to other positions.
-    """
-    return job.call is not None or (job.inputs.ids is None and padding_of(tokenizer).side == "left")
 
 
 def _as_embgrad_error(error: Exception) -> EmbgradError:

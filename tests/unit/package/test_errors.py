@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 def missing_package_error() -> type[EmbgradError]:
     try:
-        from embgrad.ray.imports import MissingPackageError
+        from embgrad.ray import MissingPackageError
     except EmbgradError as error:
         return type(error)
     return MissingPackageError

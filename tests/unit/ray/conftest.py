@@ -1,4 +1,4 @@
-"""A local Ray with two CPUs that all tests share."""
+"""A local Ray with two CPUs that all tests share that need it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tests.unit.ray.cluster import local_ray
-from tests.unit.ray.models import VOCAB, WORDS, Observed, kill_one
+from tests.unit.ray.models import VOCAB, WORDS, Observed
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     with local_ray():
         yield
@@ -46,8 +46,3 @@ def observed(tmp_path: Path) -> Callable[..., Observed]:
         return Observed(folder, **options)
 
     return make
-
-
-@pytest.fixture
-def killing() -> Callable[[Observed], list[int]]:
-    return kill_one

@@ -67,7 +67,7 @@ def run(texts: list[str], folder: Path) -> int:
 
     import embgrad
     import embgrad.ray
-    from tests.unit.ray.models import Observed, kill_one
+    from tests.unit.ray.models import Observed, kill
 
     rows = pa.table({"number": np.arange(len(texts)), "text": texts})
     parquet.write_table(rows, folder / "sentences.parquet", row_group_size=50)
@@ -78,9 +78,9 @@ def run(texts: list[str], folder: Path) -> int:
         return Observed(folder / name, minilm, pooled, seconds=0)
 
     first, second = observed("first"), observed("second")
-    killed = kill_one(first)
+    killed = kill(first, 1)
     report = embgrad.ray.write(folder / "sentences.parquet", first, first.objective, folder / "out", **asked)
-    also = kill_one(second)
+    also = kill(second, 1)
     table = embgrad.ray.table(folder / "sentences.parquet", second, second.objective, **asked)
 
     model, tokenizer = minilm()

@@ -197,17 +197,18 @@ class Observed:
         return max((int(item.name.rpartition("-")[2]) for item in self.folder.glob(f"begun-{process}-*")), default=0)
 
 
-def kill_one(observed: Observed) -> list[int]:
-    """Kill a process that holds the model in its second batch or later; return a list that will hold its id."""
+def kill(observed: Observed, count: int) -> list[int]:
+    """Kill processes that hold the model, each in its second batch or later; return a list that will hold their ids."""
     killed: list[int] = []
 
     def watch() -> None:
         for _ in range(30_000):
-            ready = [item for item in observed.builders() if observed.begun(item) >= 2]
-            if ready:
-                os.kill(ready[0], signal.SIGKILL)
-                killed.append(ready[0])
-                return
+            for process in observed.builders() - set(killed):
+                if observed.begun(process) >= 2:
+                    os.kill(process, signal.SIGKILL)
+                    killed.append(process)
+                    if len(killed) == count:
+                        return
             time.sleep(0.01)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -17,19 +17,15 @@ from embgrad.errors import (
     BackendError,
     BatchError,
     EmbgradError,
-    FileFormatError,
     ObjectiveError,
     PointError,
     UnsupportedError,
 )
 from embgrad.loading.errors import UsageError
-from embgrad.ray.dataset import dataset_of
-from embgrad.ray.failures import plain_errors
-from embgrad.ray.partial_sum import Partial
-from embgrad.ray.result_columns import Wanted
-from embgrad.ray.row_columns import Columns, examples_of
+from embgrad.ray import plain_errors
+from embgrad.ray.columns import Columns, Wanted, block_of
 from embgrad.ray.settings import settings
-from embgrad.ray.tally import Tally, expect_same_rows, tally_of
+from embgrad.ray.tally import Tally, Total, expect_same_rows, tally_of
 from embgrad.ray.worker import GradientWorker, TableWorker
 from tests.unit.ray import models
 from tests.unit.ray.models import labelled
@@ -108,20 +104,27 @@ def test_texts_are_returned_with_their_tokens(items: Items) -> None:
     expect_alone(actual)
 
 
+def test_tokens_that_are_cut_off_are_counted(items: Items) -> None:
+    rows = items(6, shortest=4)
+    for row in worked(rows, lambda: (models.reference(), models.tokenizer()), max_length=5):
+        assert row["truncated"] == max(len(row["ids_"]) - 5, 0)
+        assert row["ids"] == [*row["ids_"][: min(len(row["ids_"]), 5) - 1], 3]
+
+
 def test_tensors_of_different_shapes_are_rows() -> None:
     def ids(rows: np.ndarray) -> pa.Table:
         return pa.table({"ids": pa.chunked_array([pa.FixedShapeTensorArray.from_numpy_ndarray(item) for item in rows])})
 
     asked, _ = settings(models.reference, embgrad.Sum(), {"ids": "ids"})
-    of_ids = examples_of(ids(np.arange(1, 13).reshape(2, 2, 3)), asked.inputs, None).batch.ids
+    of_ids = block_of(ids(np.arange(1, 13).reshape(2, 2, 3)), asked.inputs, None).batch.ids
     np.testing.assert_array_equal(of_ids, np.arange(1, 13).reshape(4, 3))
     with pytest.raises(BatchError, match=r"example 0 holds \[\[1, 2\], \[3, 4\]\]: expected a list of at least"):
-        examples_of(ids(np.arange(1, 9).reshape(1, 2, 2, 2)), asked.inputs, None)
+        block_of(ids(np.arange(1, 9).reshape(1, 2, 2, 2)), asked.inputs, None)
     missing = pa.ExtensionArray.from_storage(
         pa.fixed_shape_tensor(pa.int64(), [2]), pa.array([[1, 2], None], pa.list_(pa.int64(), 2))
     )
     with pytest.raises(BatchError, match="example 1 holds None"):
-        examples_of(pa.table({"ids": missing}), asked.inputs, None)
+        block_of(pa.table({"ids": missing}), asked.inputs, None)
 
 
 def test_pairs_are_two_columns() -> None:
@@ -193,7 +196,7 @@ def test_padding_on_the_left_keeps_positions(items: Items) -> None:
     rows = items(11)
     together, by_themselves = (worked(rows, build, batch_size=size) for size in (8, 1))
     for row, other in zip(together, by_themselves, strict=True):
-        assert row["ids"] == other["ids"]
+        assert row["ids"] == other["ids"] == row["ids_"]
         np.testing.assert_allclose(row["saliency"], other["saliency"], rtol=1e-4, atol=1e-7)
 
 
@@ -406,7 +409,8 @@ def test_an_empty_block_has_no_answer(items: Items, output: str) -> None:
     asked, _ = settings(models.reference, labelled, {"ids": "ids_", "key": "key"})
     nothing = pa.Table.from_pylist(items(1)).slice(0, 0)
     assert GradientWorker(asked, Wanted(output, "norm", None, ""))(nothing).num_rows == 0
-    total = Partial.of_blocks(TableWorker(asked)(nothing))
+    total = Total()
+    total.add_arrow(TableWorker(asked)(nothing))
     assert (total.table, total.tally) == (None, Tally())
 
 
@@ -525,65 +529,32 @@ def test_other_reductions_are_refused(reduce: Any, hint: str) -> None:
         embgrad.ray.table("nowhere.parquet", models.reference, embgrad.Sum(), reduce=reduce)
 
 
-def test_paths_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match=r"does not exist"):
-        dataset_of(tmp_path / "no.parquet")
-    with pytest.raises(FileFormatError, match=r"^'foo://a.parquet' cannot be read: .*expected files of Parquet"):
-        dataset_of("foo://a.parquet")
-    (tmp_path / "a.csv").touch()
-    (tmp_path / "a.txt").touch()
-    (tmp_path / "a.jsonl.gz").touch()
-    with pytest.raises(FileFormatError, match=r"ends in '.csv': expected one of"):
-        dataset_of(tmp_path / "a.csv")
-    with pytest.raises(FileFormatError, match=r"of different formats"):
-        dataset_of([tmp_path / "a.txt", tmp_path / "a.jsonl.gz"])
-    with pytest.raises(
-        FileFormatError, match=r"a\.txt is named more than once, but Ray reads a Parquet file only once"
-    ):
-        dataset_of([tmp_path / "a.txt", str(tmp_path / "a.txt")])
-    for given in (3, [], [{"text": "a"}]):
-        with pytest.raises(BatchError, match=r"expected a ray.data.Dataset, or the paths"):
-            dataset_of(given)
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "a.jsonl").touch()
-    with pytest.raises(FileFormatError, match=r"inner is a folder without a file of Parquet"):
-        dataset_of(tmp_path / "inner")
-    (tmp_path / "inner" / "a.parquet").touch()
-    with pytest.raises(FileFormatError, match=r"a\.parquet' cannot be read: .*expected files of Parquet"):
-        dataset_of(tmp_path / "inner" / "a.parquet")
-    for folder, message in (
-        (tmp_path / "a?b", r"a\?b holds a '\?', after which Ray finds no Parquet files: rename it"),
-        (
-            "foo://a/b",
-            r"^foo://a/b cannot be written to \(.*foo.*\): expected a folder, or an address that pyarrow knows",
-        ),
-        (None, r"^the folder is None: expected the name of a new one"),
-        (tmp_path / "a.txt" / "b", r"a\.txt/b cannot be written to \(.*Not a directory.*\): expected a folder"),
-    ):
-        with pytest.raises(FileFormatError, match=message):
-            embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), folder)
-    with pytest.raises(FileFormatError, match=r"holds 4 files"):
-        embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), tmp_path)
-    with pytest.raises(FileFormatError, match=r"a\.txt is a file: expected the name of a folder"):
-        embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), tmp_path / "a.txt")
-
-
 def test_sums_are_those_of_all_rows(items: Items) -> None:
     rows = items(13)
     asked, _ = settings(models.reference, labelled, {"ids": "ids_", "batch_size": 4})
     worker = TableWorker(asked)
     blocks = [worker(pa.Table.from_pylist(rows[start : start + 5])) for start in range(0, 13, 5)]
-    whole = Partial.of_blocks(Partial.of_blocks(blocks[0], blocks[1]), blocks[2])
+    whole, twice = Total(), Total()
+    for block in blocks:
+        whole.add_arrow(block)
+    whole.add_arrow(TableWorker(asked)(pa.Table.from_pylist(rows).slice(0, 0)))
     expected = sum(alone(row).table().to_dense() for row in rows)
     assert whole.table is not None
     assert whole.table.shape == (models.VOCAB, models.DIM)
     np.testing.assert_allclose(whole.table.to_dense(), expected, rtol=1e-12, atol=1e-14)
     assert whole.tally == tally_of(pa.Table.from_pylist(rows), ["ids_"])
-    twice = Partial.of_blocks(*blocks, blocks[0])
+    assert (whole.dtype, Total().table) == (np.float64, None)
+    single = Total()
+    for dtype, expected_dtype in (("float16", "float16"), ("float32", "float32"), ("float16", "float32")):
+        single.add(embgrad.results.RowSparse(np.array([2]), np.ones((1, 5)), (40, 5)), dtype)
+        assert single.dtype == expected_dtype
+    assert single.table is not None
+    assert (single.table.rows.tolist(), single.table.values.tolist()) == ([2], [[3.0] * 5])
+    twice.add_arrow(pa.concat_tables([*blocks, blocks[0]]))
     with pytest.raises(EmbgradError, match=r"13 rows went in and 18 came out"):
         expect_same_rows(whole.tally, twice.tally, "the sum")
     with pytest.raises(EmbgradError, match=r"differ in shape, \(40, 5\) and \(3, 5\)"):
-        whole + Partial(embgrad.results.RowSparse(np.arange(3), np.ones((3, 5)), (3, 5)))
+        whole.add(embgrad.results.RowSparse(np.arange(3), np.ones((3, 5)), (3, 5)), "float64")
 
 
 def test_exchanged_rows_are_found(items: Items) -> None:

@@ -20,6 +20,8 @@ from embgrad.cli import main
 from tests.unit.ray import models
 from tests.unit.ray.test_runs import of_one_process
 
+pytestmark = pytest.mark.usefixtures("cluster")
+
 Items = Callable[..., list[dict[str, Any]]]
 Command = Callable[..., SimpleNamespace]
 

@@ -15,11 +15,13 @@ import pytest
 import embgrad
 import embgrad.ray
 from embgrad.errors import EmbgradError, UnsupportedError
-from embgrad.ray.result_columns import Wanted
+from embgrad.ray.columns import Wanted
 from embgrad.ray.settings import settings
 from embgrad.ray.worker import GradientWorker
 from tests.unit.ray import models
 from tests.unit.ray.models import labelled
+
+pytestmark = pytest.mark.usefixtures("cluster")
 
 Items = Callable[..., list[dict[str, Any]]]
 

@@ -15,10 +15,11 @@ from pyarrow import parquet
 import embgrad
 from embgrad.errors import BatchError, FileFormatError
 from embgrad.ray import plain_errors
-from embgrad.ray.dataset import dataset_of
-from embgrad.ray.line_files import TextLines, json_table
+from embgrad.ray.source import Lines, dataset_of, json_table
 from tests.unit.ray import models
 from tests.unit.results.test_io_hostile import at_once, unix
+
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 @unix
@@ -67,23 +68,29 @@ def test_objects_are_read_from_lines_or_a_list(tmp_path: Path) -> None:
             r"^a, line 2 is not valid JSON \(.*\): '{\"ids\": \[1'; expected an object a line",
         ),
         (b'{"ids": [1]}\n\n[1, 2]\n', r"^a, line 3 is \[1, 2\]: expected an object, such as"),
-        (b'{"ids": [1]}\n{"ids": "x"}\n', r"^a cannot be read \(.*ids.*array to string.*of one type in each column"),
-        (b'[{"ids": [1]}, {"ids": "x"}]', r"^a cannot be read \(.*of one type in each column"),
-        (b"[1, 2]", r"^a, line 1 is \[1, 2\]"),
-        (b'{"k": 1}\n{"k": ' + b"[" * 100 + b"]" * 100 + b"}", "^a nests lists and objects 101 deep: expected at m"),
-        (b'{"k": ' * 30_000 + b"1" + b"}" * 30_000, "^a nests lists and objects 30000 deep"),
-        (b'[{"k":\n' + b"[" * 5000 + b"]" * 5000 + b"}]", "^a nests lists and objects 5002 deep"),
+        (b'{"ids": [1]}\n{"ids": "x"}\n', r"^a, line 2 holds 'x' in the column 'ids', which does not fit into Arrow"),
+        (
+            b'[{"ids": [1]}, {"ids": "x"}]',
+            r"^a, object 2 holds 'x' in the column 'ids', .*: expected one type on all lines",
+        ),
+        (b"[1, 2]", r"^a, object 1 is 1: expected an object, such as"),
+        (
+            b'{"k": 1}\n{"k": ' + b"[" * 100 + b"]" * 100 + b"}",
+            r"^a, line 2 is not valid JSON \(lists and objects are nested more than 100 deep\)",
+        ),
+        (b'{"k": ' * 30_000 + b"1" + b"}" * 30_000, "^a, line 1 is not valid JSON .*recursion"),
+        (b'[{"k":\n' + b"[" * 5000 + b"]" * 5000 + b"}]", "^a is not valid JSON .*recursion"),
         (b'{"k": [1\n' * 200, "^a, line 1 is not valid JSON"),
-        (b'{"k": 1, "k": 2}', "^a cannot be read .*specified twice"),
+        (b'{"k": 1, "k": 2}', "^a, line 1 is not valid JSON .an object has two values of one name"),
         (b'{"k": 1}\n{"k": "caf\xe9"}\n', r"^a, line 2: byte 0xe9 at position 11 is not UTF-8"),
         ('{"k": "é"}'.encode("utf-16"), "^a is UTF-16: expected UTF-8"),
         (
             b'{"k": 1}\n{"k": 18446744073709551615}',
-            "^a, line 2 holds the whole number 18446744073709551615, which does not fit",
+            "^a, line 2 holds 18446744073709551615 in the column 'k', which does not fit .*whole numbers of 64 bits",
         ),
-        (b'[{"k": 1},\n{"k": [9223372036854775808]}]', "^a, line 2 holds the whole number 9223372036854775808"),
-        (b'[{"k": 1}, {"k":\n-9223372036854775809\n}]', "^a, line 2 holds the whole number -9223372036854775809"),
-        (b'[{"k": 1}, {\n"k": -9223372036854775809\n}]', "^a holds the whole number -9223372036854775809"),
+        (b'[{"k": 1},\n{"k": [9223372036854775808]}]', r"^a, object 2 holds \[9223372036854775808\] in"),
+        (b'[{"k": 1}, {"k":\n-9223372036854775809\n}]', "^a, object 2 holds -9223372036854775809"),
+        (b'{"k": "\\ud800"}', r"^a, line 1 holds '\\ud800' in the column 'k'"),
     ],
 )
 def test_other_lines_are_named(content: bytes, message: str) -> None:
@@ -144,7 +151,7 @@ def test_truncated_files_are_named() -> None:
         with pytest.raises(
             FileFormatError, match=r"^a\.gz cannot be read \(.*\): expected a complete file, compressed as"
         ):
-            list(TextLines([str(Path(__file__))])._read_stream(stream, "a.gz"))
+            list(Lines([str(Path(__file__))], json_table)._read_stream(stream, "a.gz"))
 
 
 def test_errors_of_a_dataset_are_unchanged() -> None:
@@ -158,15 +165,12 @@ def test_errors_of_a_dataset_are_unchanged() -> None:
         embgrad.ray.table(rows, models.reading, embgrad.Sum())
 
 
-def test_parquet_files_below_a_question_mark_are_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "what?"
-    folder.mkdir()
-    (folder / "a.jsonl").write_text('{"text": "a"}\n')
-    parquet.write_table(pa.table({"text": ["a"]}), folder / "a.parquet")
-    assert dataset_of(folder / "a.jsonl").take_all() == [{"text": "a"}]
-    for given in (folder, folder / "a.parquet"):
-        with pytest.raises(FileFormatError, match=r"what\? holds|what\?/a.parquet holds a '\?', after which Ray"):
-            dataset_of(given)
+@pytest.mark.parametrize("name", ["", "a.jsonl", "a.parquet"])
+def test_paths_with_a_question_mark_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(
+        FileFormatError, match=r"what\?(/a\.\w+)? holds a '\?', after which Ray finds no files: rename it"
+    ):
+        dataset_of(tmp_path / "what?" / name)
 
 
 def test_errors_in_files_are_extracted_from_those_of_ray(tmp_path: Path) -> None:
@@ -182,3 +186,46 @@ def test_errors_in_files_are_extracted_from_those_of_ray(tmp_path: Path) -> None
     with pytest.raises(FileFormatError, match=r"a\.jsonl, line 2 is not valid JSON") as caught:
         embgrad.ray.table(tmp_path / "a.jsonl", models.reference, embgrad.Sum(), ids="ids")
     assert "Failed to" not in str(caught.value)
+
+
+def test_paths_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match=r"does not exist"):
+        dataset_of(tmp_path / "no.parquet")
+    with pytest.raises(FileFormatError, match=r"^'foo://a.parquet' cannot be read: .*expected files of Parquet"):
+        dataset_of("foo://a.parquet")
+    (tmp_path / "a.csv").touch()
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "a.jsonl.gz").touch()
+    with pytest.raises(FileFormatError, match=r"ends in '.csv': expected one of"):
+        dataset_of(tmp_path / "a.csv")
+    with pytest.raises(FileFormatError, match=r"of different formats"):
+        dataset_of([tmp_path / "a.txt", tmp_path / "a.jsonl.gz"])
+    with pytest.raises(
+        FileFormatError, match=r"a\.txt is named more than once, but Ray reads a Parquet file only once"
+    ):
+        dataset_of([tmp_path / "a.txt", str(tmp_path / "a.txt")])
+    for given in (3, [], [{"text": "a"}]):
+        with pytest.raises(BatchError, match=r"expected a ray.data.Dataset, or the paths"):
+            dataset_of(given)
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "a.jsonl").touch()
+    with pytest.raises(FileFormatError, match=r"inner is not a regular file: .* or a folder of Parquet files"):
+        dataset_of(tmp_path / "inner")
+    (tmp_path / "inner" / "a.parquet").touch()
+    with pytest.raises(FileFormatError, match=r"a\.parquet' cannot be read: .*expected files of Parquet"):
+        dataset_of(tmp_path / "inner" / "a.parquet")
+    for folder, message in (
+        (tmp_path / "a?b", r"a\?b holds a '\?', after which Ray finds no files: rename it"),
+        (
+            "foo://a/b",
+            r"^foo://a/b cannot be written to \(.*foo.*\): expected a folder, or an address that pyarrow knows",
+        ),
+        (None, r"^the folder is None: expected the name of a new one"),
+        (tmp_path / "a.txt" / "b", r"a\.txt/b cannot be written to \(.*Not a directory.*\): expected a folder"),
+    ):
+        with pytest.raises(FileFormatError, match=message):
+            embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), folder)
+    with pytest.raises(FileFormatError, match=r"holds 4 files"):
+        embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), tmp_path)
+    with pytest.raises(FileFormatError, match=r"a\.txt cannot be written to \(.*: expected a folder"):
+        embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), tmp_path / "a.txt")

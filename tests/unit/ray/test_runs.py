@@ -1,7 +1,8 @@
-"""Whole runs on a local Ray with two workers, on models of each framework, with an actor killed in the middle."""
+"""Whole runs on a local Ray with two workers, on models of each framework, with two actors killed in the middle."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -18,9 +19,11 @@ import ray.data
 
 import embgrad
 import embgrad.ray
-from embgrad.ray.imports import MissingPackageError, expect_ray
+from embgrad.errors import EmbgradError
 from tests.unit.ray import models
-from tests.unit.ray.models import Observed, labelled
+from tests.unit.ray.models import Observed, kill, labelled
+
+pytestmark = pytest.mark.usefixtures("cluster")
 
 Items = Callable[..., list[dict[str, Any]]]
 #: Two more rounding errors than one process makes: rows share other batches, and sums come in another order.
@@ -54,10 +57,11 @@ def close(actual: Any, expected: np.ndarray, dtype: str = "float64") -> None:
 
 
 def assert_killed_in_the_middle(killed: list[int], seen: Observed) -> None:
-    assert len(killed) == 1
-    assert seen.begun(killed[0]) >= 2
+    assert len(killed) == 2
     others = seen.builders() - set(killed)
-    assert max(seen.last(item) for item in others) > seen.last(killed[0])
+    for process in killed:
+        assert seen.begun(process) >= 2
+        assert max(seen.last(item) for item in others) > seen.last(process)
 
 
 def written(rows: list[dict[str, Any]], path: Path, files: int = 3) -> list[str]:
@@ -73,11 +77,9 @@ def written(rows: list[dict[str, Any]], path: Path, files: int = 3) -> list[str]
     return names
 
 
-def test_parquet_files_with_a_killed_actor(
-    items: Items, observed: Callable[..., Observed], killing: Callable[[Observed], list[int]], tmp_path: Path
-) -> None:
+def test_parquet_files_with_two_killed_actors(items: Items, observed: Callable[..., Observed], tmp_path: Path) -> None:
     rows, seen = items(150), observed()
-    killed = killing(seen)
+    killed = kill(seen, 2)
     out = tmp_path / "out"
     report = embgrad.ray.write(
         written(rows, tmp_path / "in.parquet"), seen, seen.objective, out, ids="ids_", key="key", batch_size=4
@@ -98,11 +100,11 @@ def test_parquet_files_with_a_killed_actor(
 
 
 @pytest.mark.slow
-def test_the_mean_table_of_json_lines_with_a_killed_actor(
-    items: Items, observed: Callable[..., Observed], killing: Callable[[Observed], list[int]], tmp_path: Path
+def test_the_mean_table_of_json_lines_with_two_killed_actors(
+    items: Items, observed: Callable[..., Observed], tmp_path: Path
 ) -> None:
     rows, seen = items(200), observed(build=models.reference_float32, seconds=0.05)
-    killed = killing(seen)
+    killed = kill(seen, 2)
     actual = embgrad.ray.table(
         written(rows, tmp_path / "in.jsonl"), seen, seen.objective, reduce="mean", ids="ids_", batch_size=2
     )
@@ -227,7 +229,10 @@ def test_the_arguments_of_an_objective_are_saved(items: Callable[..., Any], tmp_
 
 @pytest.mark.parametrize("name", ["ray.data", "pyarrow"])
 def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for module in [module for module in sys.modules if module.startswith("embgrad.ray")]:
+        monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, None)
     message = r"^embgrad\.ray needs Ray Data, which cannot be imported \(.*\): pip install 'embgrad\[ray\]'"
-    with pytest.raises(MissingPackageError, match=message):
-        expect_ray()
+    with pytest.raises(EmbgradError, match=message) as caught:
+        importlib.import_module("embgrad.ray")
+    assert isinstance(caught.value, ImportError)

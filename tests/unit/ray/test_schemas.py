@@ -17,11 +17,12 @@ import ray.data
 import embgrad
 import embgrad.ray
 from embgrad.errors import FileFormatError
-from embgrad.ray.line_files import json_table
-from embgrad.ray.schemas import conformed, expect_parquet, unified
+from embgrad.ray.source import conformed, expect_parquet, json_table, unified
 from embgrad.ray.tally import tally_of
 from tests.unit.ray import models
 from tests.unit.ray.models import labelled
+
+pytestmark = pytest.mark.usefixtures("cluster")
 
 Items = Callable[..., list[dict[str, Any]]]
 
@@ -137,7 +138,7 @@ def test_incompatible_types_are_refused(items: Items, tmp_path: Path) -> None:
         lines([{**row, "mark": "x"} for row in rows], tmp_path / "c.jsonl"),
     ]
     message = (
-        r"^the column 'mark' is of the type int64 in \S*a.jsonl, and string in \S*c.jsonl: expected values of one type"
+        r"^the columns of \S*c.jsonl do not fit those before \(.*Field mark .*int64 vs string.*: expected values of one"
     )
     for call in (embgrad.ray.gradients, embgrad.ray.table):
         with pytest.raises(FileFormatError, match=message):
@@ -145,10 +146,14 @@ def test_incompatible_types_are_refused(items: Items, tmp_path: Path) -> None:
     for file in files:
         pa.parquet.write_table(json_table(file.read_bytes(), "a"), file.with_suffix(".parquet"))
     for given in (tmp_path, [file.with_suffix(".parquet") for file in files]):
-        with pytest.raises(FileFormatError, match=message.replace("jsonl", "parquet")):
+        with pytest.raises(
+            FileFormatError, match=r"cannot be read: .*Field mark has incompatible types: int64 vs string"
+        ):
             embgrad.ray.write(given, unbuilt, labelled, tmp_path / "out", ids="ids_")
     blocks = ray.data.from_arrow([pa.Table.from_pylist([{**row, "mark": mark} for row in rows]) for mark in (1, "x")])
-    message = r"'mark' is of the type (int64|string) in a block of the dataset, and (int64|string) in another: expected values"
+    message = (
+        r"^the columns of a block of the dataset do not fit those before \(.*Field mark .*: expected values of one type"
+    )
     with pytest.raises(FileFormatError, match=message):
         embgrad.ray.write(blocks, unbuilt, labelled, tmp_path / "out", ids="ids_")
 
@@ -168,7 +173,9 @@ def test_whole_numbers_beyond_floats_are_refused(items: Items, tmp_path: Path) -
         embgrad.ray.write(tmp_path, unbuilt, labelled, tmp_path / "out", ids="ids_")
     in_one = ('{"n": 9007199254740993}\n{"n": 1.5}', '{"n": [{"m": [9007199254740993]}]}\n\n{"n": [{"m": [0.5]}]}')
     for content in in_one:
-        with pytest.raises(FileFormatError, match=r"^a holds the whole number 9007199254740993 in the column 'n'"):
+        with pytest.raises(
+            FileFormatError, match=r"^a, line [23] holds .* in the column 'n', .*Integer value 9007199254740993"
+        ):
             json_table(content.encode(), "a")
     table = json_table(b'{"n": 9007199254740992, "m": 9007199254740993}\n{"n": 0.1234567890123456789, "m": 1}', "a")
     assert table.to_pylist() == [{"n": 2.0**53, "m": 2**53 + 1}, {"n": 0.1234567890123456789, "m": 1}]
@@ -181,10 +188,13 @@ def test_types_are_widened_where_no_value_changes() -> None:
     assert together(pa.int32(), pa.int64(), pa.int8()) == pa.int64()
     assert together(pa.null(), pa.list_(pa.null()), pa.list_(pa.int8())) == pa.list_(pa.int8())
     for kinds in ((pa.binary(), pa.string()), (pa.decimal128(30, 2), pa.float64()), (pa.bool_(), pa.int8())):
-        with pytest.raises(FileFormatError, match=r"the column 'n' is of the type .* in 0, and .* in 1: expected"):
-            together(*kinds)
-        with pytest.raises(FileFormatError, match="the column 'n' is of the type"):
-            together(*[pa.struct([("a", pa.list_(kind))]) for kind in kinds])
+        for nested in (kinds, [pa.struct([("a", pa.list_(kind))]) for kind in kinds]):
+            for order in (nested, nested[::-1]):
+                with pytest.raises(
+                    FileFormatError, match=r"^the columns of 1 do not fit those before \(.*\bn\b.*\): expected"
+                ):
+                    together(*order)
+    assert unified([]) == pa.schema([])
     tensors = [pa.fixed_shape_tensor(pa.int8(), [2, size]) for size in (2, 3)]
     assert together(tensors[0], tensors[0]) == tensors[0]
     assert together(tensors[0], pa.null()) == pa.list_(pa.list_(pa.int8()))
@@ -200,7 +210,9 @@ def test_types_are_widened_where_no_value_changes() -> None:
 
 def test_types_that_parquet_lacks_are_refused(items: Items, tmp_path: Path) -> None:
     file = lines([{**row, "meta": {}} for row in items(6)], tmp_path / "a.jsonl")
-    with pytest.raises(FileFormatError, match=r"^the column 'meta' is of the type struct<>, which Parquet files"):
+    with pytest.raises(
+        FileFormatError, match=r"^Parquet files cannot hold the columns of the dataset \(.*'meta'.*\): remove"
+    ):
         embgrad.ray.write(file, unbuilt, labelled, tmp_path / "out", ids="ids_")
     expect_parquet(json_table(b'{"a": [{"b": [1, null]}], "c": null, "d": "x"}', "a").schema)
     expect_parquet(pa.schema([("t", pa.FixedShapeTensorArray.from_numpy_ndarray(np.ones((2, 3), "f4")).type)]))
@@ -220,5 +232,5 @@ def test_two_columns_of_one_name_are_refused(items: Items, tmp_path: Path) -> No
     pa.parquet.write_table(table.append_column("text", table["text"]), tmp_path / "a.parquet")
     with pytest.raises(FileFormatError, match=r"a.parquet' cannot be read: .*text"):
         embgrad.ray.table(tmp_path / "a.parquet", unbuilt, labelled, ids="ids_")
-    with pytest.raises(FileFormatError, match=r"^it has 2 columns called 'a': expected a name for each"):
+    with pytest.raises(FileFormatError, match=r"^the columns of it do not fit those before \(.*duplicate"):
         unified([("it", pa.schema([("a", pa.int8()), ("a", pa.int8())]))])

@@ -1,0 +1,395 @@
+"""The rows of a run: a dataset of Ray, or files, whose errors name the file and line; and one schema for all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import ray
+import ray.data
+from pyarrow import parquet
+from ray.data.datasource import FileBasedDatasource
+
+import embgrad.errors
+from embgrad.errors import BatchError, EmbgradError, FileFormatError, brief, listed
+from embgrad.inputs.text_file import MARK, text_lines
+from embgrad.ray.columns import python_values
+
+__all__ = [
+    "address_of",
+    "conformed",
+    "dataset_of",
+    "expect_parquet",
+    "json_table",
+    "plain_errors",
+    "readable",
+    "unified",
+]
+
+#: The deepest nesting of lists and objects, which Arrow's files can hold.
+DEEPEST: Final = 100
+
+#: The beginning of the text that Ray appends to the message of an error in a task.
+ADDED = r"\nFailed to [^\n]+ after \d+/\d+ attempts"
+
+#: An embgrad error in the text of a traceback: the module and the name of its class, and the message up to the line that names
+#: its page or, for classes that have none, to the next error, to what Ray appends or to the end.
+IN_TEXT = re.compile(
+    rf"^(embgrad[\w.]*)\.(\w+): (.*?)(?=\nsee docs/errors/|\n\s*\n(?:The above|During handling)|{ADDED}|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
+
+#: The advice about a column whose values are of several types.
+ONE_TYPE = "expected values of one type in each column; convert them first"
+
+
+def dataset_of(source: Any) -> Any:
+    """Return a Ray dataset: the argument itself, or the rows of the given files.
+
+    Args:
+        source: a `ray.data.Dataset`, or one or more paths of Parquet files (or a folder of them), JSON lines, or text files with
+            one text a line, which become the column "text". Ray's addresses, such as s3://bucket/name.parquet, are paths too.
+
+    Raises:
+        BatchError: `source` is neither a dataset nor paths.
+        FileFormatError: a file does not exist, is named twice, or is of another format; or the types of a column differ from
+            file to file.
+    """
+    if isinstance(source, ray.data.Dataset):
+        return source
+    paths = [source] if isinstance(source, (str, Path)) else source
+    if not isinstance(paths, Sequence) or not paths or not all(isinstance(path, (str, Path)) for path in paths):
+        raise BatchError(
+            f"the dataset is a {type(source).__name__}: expected a ray.data.Dataset, or the paths of Parquet, JSON lines or text "
+            "files; ray.data.from_items makes one of a list of dicts"
+        )
+    addresses = [address_of(path) for path in paths]
+    readers = {READERS[_suffix(address)] for address in addresses}
+    if len(readers) > 1:
+        raise FileFormatError(f"the files {listed(map(str, paths))} are of different formats: pass files of one format")
+    twice = next((path for path in addresses if addresses.count(path) > 1), None)
+    if twice is not None:
+        raise FileFormatError(
+            f"{twice} is named more than once, but Ray reads a Parquet file only once: name each file once. To repeat its rows, "
+            "copy it under another name"
+        )
+    with readable(source), plain_errors():
+        return readers.pop()(addresses)
+
+
+def address_of(path: str | Path) -> str:
+    """Return the absolute path or address: the processes that read it may have another working directory.
+
+    Raises:
+        FileFormatError: a local path holds a question mark.
+    """
+    if "://" in str(path):
+        return str(path)
+    if "?" in str(path):
+        raise FileFormatError(f"the path {path} holds a '?', after which Ray finds no files: rename it")
+    return str(Path(path).absolute())
+
+
+def _suffix(address: str) -> str:
+    """Return the suffix that names the format of a file, or of a folder's files."""
+    local = Path(address)
+    if "://" not in address:
+        if not local.exists():
+            raise FileFormatError(f"{address} does not exist: expected a file of Parquet, JSON lines or texts")
+        if local.is_dir() and any(local.rglob("*.parquet")):
+            return ".parquet"
+        if not local.is_file():
+            raise FileFormatError(
+                f"{address} is not a regular file: expected one of Parquet, JSON lines or texts, or a folder of Parquet files"
+            )
+    suffixes = [suffix.lower() for suffix in local.suffixes if suffix not in (".gz", ".bz2", ".zst", ".snappy")]
+    suffix = suffixes[-1] if suffixes else ""
+    if suffix not in READERS:
+        raise FileFormatError(
+            f"{address} ends in {suffix!r}: expected one of {listed(READERS)}; for other files make a dataset with ray.data and "
+            "give that"
+        )
+    return suffix
+
+
+class Lines(FileBasedDatasource):  # type: ignore[misc]  # Ray is not typed for mypy
+    """The datasource of files that are read whole.
+
+    Args:
+        paths: the paths of the files.
+        parse: returns the rows of one file, from its bytes and its path.
+    """
+
+    def __init__(self, paths: list[str], parse: Callable[[bytes, str], pa.Table]) -> None:
+        super().__init__(paths)
+        self._parse = parse
+
+    def _read_stream(self, f: Any, path: str) -> Iterator[pa.Table]:
+        """Yield the rows of one file; called by Ray in a task."""
+        try:
+            content = f.readall()
+        except (OSError, ValueError) as error:
+            raise FileFormatError(
+                f"{path} cannot be read ({error}): expected a complete file, compressed as its suffix says"
+            ) from None
+        table = self._parse(content, path)
+        if table.num_rows:
+            yield table
+
+
+def _texts(paths: list[str]) -> Any:
+    def texts(content: bytes, path: str) -> pa.Table:
+        return pa.table({"text": pa.array([text for _, text in text_lines(content, path)[0]], pa.string())})
+
+    return ray.data.read_datasource(Lines(paths, texts))
+
+
+def _json_lines(paths: list[str]) -> Any:
+    if len(paths) == 1:
+        return ray.data.read_datasource(Lines(paths, json_table))
+
+    def types(content: bytes, path: str) -> pa.Table:
+        return pa.table({"path": [path], "schema": [json_table(content, path).schema.serialize().to_pybytes()]})
+
+    rows = ray.data.read_datasource(Lines(paths, types)).iter_rows()
+    schema = unified(sorted((row["path"], pa.ipc.read_schema(pa.py_buffer(row["schema"]))) for row in rows))
+    return ray.data.read_datasource(Lines(paths, lambda *file: conformed(json_table(*file), schema, file[1])))
+
+
+#: The functions that read files, by the suffix of the name.
+READERS: Final[Mapping[str, Callable[[list[str]], Any]]] = {
+    ".parquet": ray.data.read_parquet,
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json_lines,
+    ".txt": _texts,
+}
+
+
+def json_table(content: bytes, path: str) -> pa.Table:
+    """Return the rows of a file with one object a line, or of a file that is one list of objects.
+
+    Python reads the objects, and not Arrow, which rounds long numbers, takes texts for times and names no line.
+
+    Args:
+        content: the file's bytes.
+        path: the file's name in messages.
+
+    Raises:
+        FileFormatError: a line is not an object, or the values of a column are of incompatible types.
+    """
+    lines = [(f"{path}, line {number}", line) for number, line in text_lines(content, path)[0]]
+    if lines and lines[0][1].lstrip().startswith("["):
+        entries = _parsed(path, content.removeprefix(MARK).decode())
+        rows = {f"{path}, object {number}": entry for number, entry in enumerate(entries, 1)}
+    else:
+        rows = {where: _parsed(where, line) for where, line in lines}
+    for where, row in rows.items():
+        if not isinstance(row, dict):
+            raise FileFormatError(f'{where} is {brief(row)}: expected an object, such as {{"text": "a sentence"}}')
+    columns: dict[str, pa.Array] = {}
+    for name in dict.fromkeys(name for row in rows.values() for name in row):
+        values = [row.get(name) for row in rows.values()]
+        columns[name] = column = _column(values)
+        if isinstance(column, Exception):
+            first = bisect_left(
+                range(len(values)), True, key=lambda last: isinstance(_column(values[: last + 1]), Exception)
+            )
+            raise FileFormatError(
+                f"{list(rows)[first]} holds {brief(values[first])} in the column {name!r}, which does not fit into Arrow beside "
+                f"those before ({column}): expected one type on all lines, and whole numbers of 64 bits; write others as text"
+            )
+    return pa.table(columns)
+
+
+def _column(values: list[Any]) -> pa.Array | Exception:
+    """Return the values as a column, or the error by which Arrow refuses them."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError, UnicodeError) as error:
+        return error
+
+
+def _parsed(where: str, text: str) -> Any:
+    try:
+        value = json.loads(text, object_pairs_hook=_with_unique_names)
+        if text.count("[") + text.count("{") > DEEPEST and _depth(value) > DEEPEST:
+            raise RecursionError(f"lists and objects are nested more than {DEEPEST} deep")
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(
+            f"{where} is not valid JSON ({error}): {brief(text)}; expected an object a line"
+        ) from None
+    return value
+
+
+def _with_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError(f"an object has two values of one name, among {listed(name for name, _ in pairs)}")
+    return values
+
+
+def _depth(value: Any) -> int:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if items is None else 1 + max(map(_depth, items), default=0)
+
+
+def unified(pieces: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
+    """Return the schema that holds the columns of all files or blocks.
+
+    It has numbers in the wider type, nulls for missing columns, and lists for tensors where their types differ.
+
+    Args:
+        pieces: for each file or block, its name in messages and its schema.
+
+    Raises:
+        FileFormatError: the types of a column are incompatible, or two columns have the same name.
+    """
+    common = pa.schema([])
+    types = [dict(zip(schema.names, schema.types, strict=True)) for _, schema in pieces]
+    same = {
+        name for name, dtype in (types[0] if types else {}).items() if all(other.get(name) == dtype for other in types)
+    }
+    for piece, schema in pieces:
+        narrow = pa.schema(
+            [(field.name, field.type if field.name in same else _as_lists(field.type)) for field in schema]
+        )
+        try:
+            wider = pa.unify_schemas([common, narrow], promote_options="permissive")
+            for field in (*common, *narrow):
+                if not _is_lossless(field.type, wider.field(field.name).type):
+                    raise pa.ArrowTypeError(
+                        f"{field.name} is {field.type}, and would be {wider.field(field.name).type}"
+                    )
+        except pa.ArrowException as error:
+            raise FileFormatError(f"the columns of {piece} do not fit those before ({error}): {ONE_TYPE}") from None
+        common = wider
+    return common
+
+
+def _is_lossless(dtype: pa.DataType, wider: pa.DataType) -> bool:
+    """Return whether values keep their meaning in the wider type; rounding of whole numbers is detected when they are cast."""
+    if pa.types.is_struct(dtype) and pa.types.is_struct(wider):
+        return all(_is_lossless(field.type, wider.field(field.name).type) for field in dtype)
+    if hasattr(dtype, "value_type") and hasattr(wider, "value_type"):
+        return _is_lossless(dtype.value_type, wider.value_type)
+    to_bytes = pa.types.is_string(dtype) and (pa.types.is_binary(wider) or pa.types.is_large_binary(wider))
+    return not to_bytes and not (pa.types.is_decimal(dtype) and pa.types.is_floating(wider))
+
+
+def _as_lists(dtype: pa.DataType) -> pa.DataType:
+    """Return a tensor type, Arrow's or Ray's, as a type of nested lists, and other types unchanged."""
+    if not isinstance(dtype, pa.BaseExtensionType) or not hasattr(dtype, "shape"):
+        return dtype
+    nested = dtype.value_type
+    for _ in dtype.shape:
+        nested = pa.list_(nested)
+    return nested
+
+
+def conformed(rows: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
+    """Return the rows with the columns of the schema.
+
+    Args:
+        rows: one of the files or blocks given to `unified`.
+        schema: the schema that `unified` returned.
+        what: the name of the file or block in messages.
+
+    Raises:
+        FileFormatError: the column's type cannot hold a value.
+    """
+    columns = []
+    for name, dtype in zip(schema.names, schema.types, strict=True):
+        if name not in rows.column_names:
+            columns.append(pa.nulls(rows.num_rows, dtype))
+            continue
+        column = rows.column(name)
+        try:
+            if column.type not in (dtype, _as_lists(column.type)):
+                column = pa.chunked_array([pa.array(python_values(rows, name), _as_lists(column.type))])
+            columns.append(column.cast(dtype))
+        except pa.ArrowException as error:
+            raise FileFormatError(
+                f"the column {name!r} of {what} is of the type {column.type}, and {dtype} elsewhere, which cannot hold all of "
+                f"its values ({error}): {ONE_TYPE}"
+            ) from None
+    return pa.table(columns, names=schema.names)
+
+
+def expect_parquet(schema: pa.Schema) -> None:
+    """Check that Parquet files can hold all columns.
+
+    Raises:
+        FileFormatError: they cannot hold the type of a column.
+    """
+    try:
+        parquet.ParquetWriter(io.BytesIO(), schema).close()  # Arrow may be unable to write an empty table of tensors
+    except pa.ArrowException as error:
+        raise FileFormatError(
+            f"Parquet files cannot hold the columns of the dataset ({error}): remove the column, or convert it to another type"
+        ) from None
+
+
+@contextlib.contextmanager
+def readable(source: Any) -> Iterator[None]:
+    """Raise errors of reading the given files as FileFormatError.
+
+    Args:
+        source: as in `dataset_of`.
+    """
+    try:
+        yield
+    except EmbgradError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, ray.exceptions.RayTaskError) as error:
+        if isinstance(source, ray.data.Dataset):  # the error comes from the user's functions
+            raise
+        paths = [source] if isinstance(source, (str, Path)) else source
+        cause = re.split(ADDED, str(getattr(error, "cause", None) or error))[0].strip().partition("\n")[0]
+        raise FileFormatError(
+            f"{listed(map(str, paths))} cannot be read: {cause.rstrip('.')}; expected files of Parquet, JSON lines or texts"
+        ) from error
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raise an error of embgrad from an actor as itself, and not wrapped in an error of Ray.
+
+    Use it around code that consumes the dataset of `embgrad.ray.gradients`; `write` and `table` use it themselves.
+    """
+    try:
+        yield
+    except Exception as error:
+        is_own = isinstance(error, EmbgradError) and type(error).__module__.startswith("embgrad")
+        original = None if is_own else _embgrad_error(error)
+        if original is None:
+            raise
+        raise original from None
+
+
+def _embgrad_error(error: BaseException | None) -> EmbgradError | None:
+    """Return the embgrad error inside an error of Ray, or None where there is none.
+
+    Ray Data passes on the text of an exception raised in an actor, and not the exception itself.
+    """
+    while error is not None:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, EmbgradError):
+            cause.args = tuple(re.split(ADDED, text)[0] if isinstance(text, str) else text for text in cause.args)
+            return cause
+        matches = IN_TEXT.findall(str(error))
+        if matches:
+            module, name, message = matches[-1]  # its causes come before it
+            cls = getattr(sys.modules.get(module, embgrad.errors), name, EmbgradError)
+            error_class: type[EmbgradError] = cls if issubclass(cls, EmbgradError) else EmbgradError
+            return error_class(message.rstrip())
+        error = error.__cause__ or error.__context__
+    return None
