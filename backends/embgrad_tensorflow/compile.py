@@ -19,6 +19,7 @@ from embgrad_tensorflow.flattening import ClosedGraphError
 from embgrad_tensorflow.graphs import CutGraph, cut_trace, saved_functions_called
 from embgrad_tensorflow.inputs import Plan
 from embgrad_tensorflow.modules import Calls, Modules, intercept_calls
+from embgrad_tensorflow.operations import PYTHON, RANDOM
 from embgrad_tensorflow.state import (
     GENERATORS,
     Snapshot,
@@ -37,17 +38,6 @@ __all__ = ["Trace", "placeholders", "run_kept", "traced"]
 
 #: The reason why a model that draws from Python's or NumPy's generators is not traced.
 DRAWS: Final = "the model draws random numbers from Python's or NumPy's generator, which a trace would draw once"
-
-#: Operations that draw from TensorFlow's internal generator.
-RANDOM: Final = frozenset(
-    {
-        *("Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoisson", "RandomPoissonV2"),
-        *("RandomShuffle", "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"),
-    }
-)
-
-#: Operations that run Python code, which may write to anything.
-PYTHON: Final = frozenset({"EagerPyFunc", "PyFunc"})
 
 #: Text that Keras, TensorFlow and terminals add to an error's message.
 WRAPPED: Final = re.compile(r"^(Exception encountered when calling|in user code:|\s*File \")")

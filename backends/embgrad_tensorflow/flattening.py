@@ -17,13 +17,11 @@ from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.saved_model import function_deserialization
 
 from embgrad.errors import UnsupportedError
+from embgrad_tensorflow.operations import CALLS
 from embgrad_tensorflow.tracing import MARK
 from embgrad_tensorflow.walk import is_saved
 
-__all__ = ["CALLS", "ClosedGraphError", "FlatGraph", "definition_of", "flattened"]
-
-#: Operations that call a function, which is written out in their place.
-CALLS: Final = ("PartitionedCall", "StatefulPartitionedCall")
+__all__ = ["ClosedGraphError", "FlatGraph", "definition_of", "flattened"]
 
 #: Operations of TensorFlow 1's control flow and variables, which a gradient in TensorFlow 2 does not know.
 GRAPH_ONLY: Final = frozenset(

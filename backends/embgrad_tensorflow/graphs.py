@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -17,33 +15,47 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
-from tensorflow.python.ops import handle_data_util
 
 from embgrad.backend import (
     INPUT,
     OUTPUT,
     Crossings,
     Entry,
-    Respond,
-    Response,
     Scope,
-    choose_output,
     entering,
     leaving,
-    name_outputs,
     users_of,
-    whole_cotangents,
 )
 from embgrad.toolkit import Interception, process_lock
-from embgrad_tensorflow.flattening import CALLS, ClosedGraphError, FlatGraph, definition_of, flattened
-from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, SPARSE_PRODUCT, WRITES
-from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS
-from embgrad_tensorflow.slices import SLICES
+from embgrad_tensorflow.flattening import ClosedGraphError, FlatGraph, definition_of, flattened
+from embgrad_tensorflow.operations import (
+    CALLS,
+    KEEPING,
+    LOOKUPS,
+    MAKING,
+    PRODUCTS,
+    READ,
+    RESOURCE_LOOKUPS,
+    ROWS,
+    SAME_TABLE,
+    SLICES,
+    SPARSE_PRODUCT,
+    WRITES,
+)
+from embgrad_tensorflow.stretches import (
+    STOP,
+    GraphGradients,
+    GraphObjective,
+    PullbackGraph,
+    Stretch,
+    definition_with,
+    functions_of,
+    stopped,
+)
 from embgrad_tensorflow.tracing import MARK, TracedCall
 
 __all__ = [
-    *("CutFunctions", "CutGraph", "GraphGradients", "GraphObjective", "cut_graph", "cut_trace", "function_calls"),
-    *("opened", "saved_functions_called"),
+    *("CutFunctions", "CutGraph", "cut_graph", "cut_trace", "function_calls", "opened", "saved_functions_called"),
 ]
 
 #: Every compiled call reaches this: signatures, restored functions, `hub.KerasLayer` and concrete functions.
@@ -54,19 +66,8 @@ _dispatch = Interception(lambda: type(tf.function(tf.constant)), "__call__")
 #: Operations that look at a tensor's shape and not at its values.
 SHAPES: Final = ("Shape", "ShapeN", "Size", "Rank")
 
-#: Operations that look rows of a variable up.
-RESOURCE_LOOKUPS: Final = ("ResourceGather", "ResourceGatherNd")
-
-#: Operations that run a loop, each of whose results takes the place of an operand.
-LOOPS: Final = ("While", "StatelessWhile")
-
-#: The suffix of the operations that stop gradients to weights that are not requested.
-STOP: Final = "/embgrad_stop"
-
-
 # Graphs
 
-_numbers = itertools.count()
 _graphs: WeakKeyDictionary[Any, CutGraph | str] = WeakKeyDictionary()
 
 
@@ -165,7 +166,7 @@ class CutGraph:
     @property
     def operations(self) -> set[str]:
         """See above."""
-        library = _definition(self.flat.nodes, self.flat.library).library
+        library = definition_with(self.flat.nodes, self.flat.library).library
         return {
             node.op for nodes in (self.flat.nodes, *(entry.node_def for entry in library.function)) for node in nodes
         }
@@ -281,7 +282,7 @@ class CutGraph:
     @cached_property
     def _row_entries(self) -> set[Entry]:
         """The rows that lookups return, which may be replaced."""
-        return {(number, 0) for number in self.seen if self.flat.nodes[number].op in (*LOOKUPS, *PRODUCTS, *SLICES)}
+        return {(number, 0) for number in self.seen if self.flat.nodes[number].op in ROWS}
 
     def _stretch(self, start: int, end: int, crossings: Crossings, *, learns: bool) -> Stretch:
         """Return the nodes from one number up to another as a graph of their own."""
@@ -300,9 +301,9 @@ class CutGraph:
                 source = (name, self._version(name, number, crossings))
                 node.input[index] = inputs.setdefault(source, f"embgrad_input_{len(inputs)}:0")
             nodes.append(node)
-            if node.op == "ReadVariableOp" and not learns:
+            if node.op == READ and not learns:
                 reads.add(number)
-                nodes.append(_stopped(node))
+                nodes.append(stopped(node))
         made = {
             f"{self.flat.nodes[number].name}:{output}": number in reads
             for number in range(start, end)
@@ -313,7 +314,12 @@ class CutGraph:
         captured = {index: self._captured[name] for index, (name, _) in enumerate(inputs) if name in self._captured}
         specs = [self.specs.get(name) for name, _ in inputs]
         return Stretch(
-            tuple(inputs), tuple(outputs), _definition(nodes, self.flat.library), tuple(fetched), captured, tuple(specs)
+            tuple(inputs),
+            tuple(outputs),
+            definition_with(nodes, self.flat.library),
+            tuple(fetched),
+            captured,
+            tuple(specs),
         )
 
     @cached_property
@@ -347,7 +353,7 @@ class CutGraph:
             tensors = [next(remaining) if value is None else graph.capture(value) for value in captured.values()]
             mapped = dict(zip(self.flat.arguments, tensors, strict=True))
             before = {operation.name for operation in graph.get_operations()}
-            definition = _definition(self.flat.nodes, self.flat.library)
+            definition = definition_with(self.flat.nodes, self.flat.library)
             used = {name for node in self.flat.nodes for name in node.input}
             tf.graph_util.import_graph_def(
                 definition, input_map={name: value for name, value in mapped.items() if name in used}, name=""
@@ -382,10 +388,7 @@ class CutGraph:
             """Return the operations that read a table; None where the tensor is computed from the batch."""
             steps: list[int] = []
             source = name
-            while (entry := self.entry(source)) is not None and self.flat.nodes[entry[0]].op in (
-                *SAME_TABLE,
-                "ReadVariableOp",
-            ):
+            while (entry := self.entry(source)) is not None and self.flat.nodes[entry[0]].op in (*SAME_TABLE, READ):
                 steps.append(entry[0])
                 source = self.flat.nodes[entry[0]].input[0]
             if source in varying and source not in inputs:
@@ -405,7 +408,7 @@ class CutGraph:
                 numbers |= chains[names[0]]
             elif node.op in SLICES:
                 steps = table(operands[0])
-                is_read = steps is not None and any(self.flat.nodes[step].op == "ReadVariableOp" for step in steps)
+                is_read = steps is not None and any(self.flat.nodes[step].op == READ for step in steps)
                 numbers |= steps | {number} if steps is not None and is_read else frozenset()
             elif node.op == SPARSE_PRODUCT:
                 numbers.add(number)
@@ -421,232 +424,10 @@ class CutGraph:
         return frozenset(numbers)
 
 
-@dataclass(frozen=True, eq=False)
-class Stretch:
-    """Some of a graph's operations, which run as one.
-
-    Attributes:
-        inputs: the tensors that they take, each with its version.
-        outputs: the tensors that they give to others.
-        definition: the operations.
-        fetched: the outputs' names in it.
-        captured: by the place of an input the value that the function has captured.
-        specs: the inputs' dtypes and shapes.
-    """
-
-    inputs: tuple[tuple[str, int], ...]
-    outputs: tuple[str, ...]
-    definition: Any
-    fetched: tuple[str, ...]
-    captured: Mapping[int, Any]
-    specs: tuple[Any, ...]
-
-    def __call__(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return the outputs, computed by a compiled function."""
-        return list(self._function(*self.free(tensors)))
-
-    def free(self, entries: Sequence[Any]) -> list[Any]:
-        """Return those of the entries, one an input, whose input the function has not captured."""
-        return [entry for index, entry in enumerate(entries) if index not in self.captured]
-
-    def written(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return the outputs, the operations written into the graph that is being made."""
-        mapped = {
-            f"embgrad_input_{index}:0": tensor if tensor.dtype == tf.resource else tf.identity(tensor)
-            for index, tensor in enumerate(tensors)
-        }
-        definition = _with_own_functions(self.definition)
-        results = tf.graph_util.import_graph_def(
-            definition, input_map=mapped, return_elements=list(self.fetched), name=""
-        )
-        graph = tf.compat.v1.get_default_graph()
-        for node in definition.node:
-            if (
-                node.op in LOOPS
-            ):  # an import loses the shapes of the variables that a loop reads, which its gradient needs
-                loop = graph.get_operation_by_name(node.name)
-                for given, returned in zip(loop.inputs, loop.outputs, strict=True):
-                    if returned.dtype == tf.resource:
-                        handle_data_util.copy_handle_data(given, returned)
-        return list(results or ())
-
-    def filled(self, free: Sequence[Any]) -> list[Any]:
-        """Return the inputs in the graph that is being made, where those are given that the function has not captured."""
-        remaining, capture = iter(free), tf.compat.v1.get_default_graph().capture
-        return [
-            capture(self.captured[index]) if index in self.captured else next(remaining)
-            for index in range(len(self.specs))
-        ]
-
-    @cached_property
-    def _function(self) -> Any:
-        def run(*inputs: Any) -> list[Any]:
-            return self.written(self.filled(inputs))
-
-        with tf.init_scope():  # no tape may record the construction of the graph
-            return tf.function(run, autograph=False).get_concrete_function(*self.free(self.specs))
-
-
-@dataclass(frozen=True)
-class GraphGradients:
-    """The gradients at tensors before the last stretch.
-
-    Attributes:
-        pairs: the tensors, each with its gradient.
-        sets: the number of sets of cotangents that the objective returned: one or none.
-        response: what the objective returned.
-    """
-
-    pairs: tuple[tuple[Any, Any], ...]
-    sets: int
-    response: Response
-
-
-class GraphObjective:
-    """An objective that one graph asks between its forward pass and the pullback.
-
-    Args:
-        objective: the objective, one of embgrad's own, which any thread may run.
-        names: the names of the model's outputs, where the backend knows them.
-        unrecorded: is entered while the graph runs, which computes the gradients itself.
-
-    Attributes:
-        sets: the number of sets of cotangents that it returned.
-        response: what it returned.
-        packed: takes the function's results, and returns them in the structure in which it returns them.
-        failure: what it raised.
-        key: identifies the graphs that ask it.
-    """
-
-    def __init__(
-        self, objective: Respond, names: Sequence[str], unrecorded: Callable[[], AbstractContextManager[Any]]
-    ) -> None:
-        self.unrecorded = unrecorded
-        self.sets = 0
-        self.packed: Callable[[Sequence[Any]], Any] = tuple
-        self.failure: Exception | None = None
-        self.response: Response | None = None
-        self.key = (tuple(objective.outputs), tuple(names))
-        self._objective = objective
-        self._names = names
-
-    def targets(self, returned: Any) -> list[Any]:
-        """Return the outputs that the objective reads."""
-        named = name_outputs(returned, lambda value: isinstance(value, tf.Tensor), self._names)
-        return [named[choose_output(named, wanted)] for wanted in self._objective.outputs]
-
-    def respond(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        """Return the cotangents of the outputs."""
-        try:
-            cotangents, self.sets, self.response = whole_cotangents(self._objective, arrays)
-        except Exception as error:
-            self.failure = error
-            raise
-        return cotangents
-
-
-class PullbackGraph:
-    """The last stretch of a graph, the objective, and the pullback to the inputs that depend on points, as one graph."""
-
-    def __init__(
-        self, stretch: Stretch, order: Sequence[int], sources: Sequence[int], answering: GraphObjective
-    ) -> None:
-        self._stretch = stretch
-        self._sources = sources
-        self._reached: list[bool] = []
-        self._open: dict[int, GraphObjective] = {}
-
-        def run(number: Any, *free: Any) -> list[Any]:
-            def respond(request_number: Any, *arrays: Any) -> list[np.ndarray]:
-                return self._open[int(request_number)].respond(*arrays)
-
-            tensors = [
-                tensor if tensor.dtype == tf.resource else tf.identity(tensor) for tensor in stretch.filled(free)
-            ]
-            outputs = stretch.written(tensors)
-            targets = answering.targets(answering.packed([outputs[index] for index in order]))
-            cotangents = tf.numpy_function(respond, [number, *targets], [target.dtype for target in targets])
-            for cotangent, target in zip(cotangents, targets, strict=True):
-                cotangent.set_shape(target.shape)
-            pulled = tf.gradients(targets, [tensors[index] for index in sources], cotangents)
-            self._reached[:] = [gradient is not None for gradient in pulled]
-            return [tf.convert_to_tensor(gradient) for gradient in pulled if gradient is not None]
-
-        specs = [tf.TensorSpec([], tf.int64), *stretch.free(stretch.specs)]
-        self._function = tf.function(run, autograph=False).get_concrete_function(*specs)
-
-    def __call__(self, tensors: Sequence[Any], answering: GraphObjective) -> GraphGradients:
-        """Return the gradients for these inputs and this objective."""
-        number = next(_numbers)
-        self._open[number] = answering
-        try:
-            with answering.unrecorded():
-                pulled = self._function(tf.constant(number, tf.int64), *self._stretch.free(tensors))
-        except Exception:
-            if answering.failure is not None:
-                raise answering.failure from None
-            raise
-        finally:
-            del self._open[number]
-        reached = [tensors[index] for index, is_reached in zip(self._sources, self._reached, strict=True) if is_reached]
-        assert answering.response is not None, "the graph has asked the objective"
-        return GraphGradients(tuple(zip(reached, pulled, strict=True)), answering.sets, answering.response)
-
-
 def _last_uses(flat: FlatGraph) -> dict[str, int]:
     """Return for each tensor the index of the last node that takes it; for outputs of the graph the number of nodes."""
     lasts = {name: number for number, node in enumerate(flat.nodes) for name in node.input}
     return lasts | dict.fromkeys(flat.results, len(flat.nodes))
-
-
-def _stopped(read: Any) -> Any:
-    node = type(read)(name=f"{read.name}{STOP}", op="StopGradient", input=[f"{read.name}:0"])
-    node.attr["T"].type = read.attr["dtype"].type
-    return node
-
-
-def _definition(nodes: Sequence[Any], library: Mapping[str, Any]) -> Any:
-    """Return operations, with the functions that they run, as TensorFlow imports them."""
-    definition = tf.compat.v1.GraphDef(node=nodes)
-    definition.versions.producer = tf.compat.v1.get_default_graph().as_graph_def().versions.producer
-    needed, added = [*_functions_of(nodes)], set[str]()
-    while needed:
-        name = needed.pop()
-        if name in library and name not in added:
-            added.add(name)
-            definition.library.function.append(library[name])
-            needed += _functions_of(library[name].node_def)
-    return definition
-
-
-def _with_own_functions(definition: Any) -> Any:
-    """Return the definition with names of functions that no other graph's functions have.
-
-    TensorFlow's optimizer rewrites the functions of loops and branches for each graph that runs them, and registers the results
-    in the process by names that it makes of theirs: graphs whose functions had the same names would collide.
-    """
-    if not definition.library.function:
-        return definition
-    number, renamed = next(_numbers), type(definition)()
-    renamed.CopyFrom(definition)
-    functions = renamed.library.function
-    names = {function.signature.name: f"{function.signature.name}_embgrad_{number}" for function in functions}
-    for function in functions:
-        function.signature.name = names[function.signature.name]
-    for node in (*renamed.node, *(inner for function in functions for inner in function.node_def)):
-        node.op = names.get(node.op, node.op)
-        for value in node.attr.values():
-            for called in (*([value.func] if value.WhichOneof("value") == "func" else ()), *value.list.func):
-                called.name = names.get(called.name, called.name)
-    return renamed
-
-
-def _functions_of(nodes: Sequence[Any]) -> Iterator[str]:
-    for node in nodes:
-        for value in node.attr.values():
-            if value.WhichOneof("value") == "func":
-                yield value.func.name
-            yield from (function.name for function in value.list.func)
 
 
 def _refuse_lookups_inside(flat: FlatGraph, *, is_trace: bool) -> None:
@@ -658,7 +439,7 @@ def _refuse_lookups_inside(flat: FlatGraph, *, is_trace: bool) -> None:
         ClosedGraphError: so it does.
     """
     for node in flat.nodes:
-        for function in _definition([node], flat.library).library.function:
+        for function in definition_with([node], flat.library).library.function:
             nodes = {inner.name: inner for inner in function.node_def}
             for inner in function.node_def:
                 is_variable = inner.op in RESOURCE_LOOKUPS and tf.as_dtype(inner.attr["dtype"].type).is_floating
@@ -676,7 +457,7 @@ def _looks_up_argument(node: Any, nodes: Mapping[str, Any]) -> bool:
     if node.op not in LOOKUPS or node.op in RESOURCE_LOOKUPS or node.attr["batch_dims"].i:
         return False
     name = node.input[0].partition(":")[0]
-    while name in nodes and nodes[name].op in (*SAME_TABLE, "ReadVariableOp"):
+    while name in nodes and nodes[name].op in (*SAME_TABLE, READ):
         name = nodes[name].input[0].partition(":")[0]
     return name not in nodes and bool(tf.as_dtype(node.attr["Tparams"].type).is_floating)
 
@@ -684,7 +465,7 @@ def _looks_up_argument(node: Any, nodes: Mapping[str, Any]) -> bool:
 def _writes(node: Any) -> bool:
     definition = definition_of(node.op)
     changes = definition.is_stateful and node.op.startswith(WRITES) and node.op not in LOOKUPS
-    return bool(changes or any(_functions_of([node])))
+    return bool(changes or any(functions_of([node])))
 
 
 def scopes(graph: CutGraph) -> list[Scope]:
@@ -710,7 +491,7 @@ def scopes(graph: CutGraph) -> list[Scope]:
 
     def carries(entry: Entry) -> bool:
         node = nodes[entry[0]]
-        return bool(graph.specs[f"{node.name}:{entry[1]}"].dtype.is_floating and node.op != "ReadVariableOp")
+        return bool(graph.specs[f"{node.name}:{entry[1]}"].dtype.is_floating and node.op != READ)
 
     result = []
     for path, numbers in members.items():

@@ -20,16 +20,23 @@ from tensorflow.python.ops import gen_array_ops, gen_resource_variable_ops, hand
 from embgrad.backend import PassRecorder, Way, layout_of
 from embgrad.errors import UnsupportedError
 from embgrad.toolkit import Interception
-from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS, ByTensor, OneHots, attribute, is_identity
-from embgrad_tensorflow.slices import SLICES, first_row
+from embgrad_tensorflow.onehot import ByTensor, OneHots, attribute, is_identity
+from embgrad_tensorflow.operations import (
+    KEEPING,
+    LOOKUPS,
+    MAKING,
+    PRODUCTS,
+    READ,
+    SAME_TABLE,
+    SLICES,
+    SPARSE_PRODUCT,
+    WRITES,
+)
+from embgrad_tensorflow.slices import first_row
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.walk import Tables, handle_of
 
 __all__ = [
-    "LOOKUPS",
-    "SAME_TABLE",
-    "SPARSE_PRODUCT",
-    "WRITES",
     "Replacing",
     "Watcher",
     "is_cast_below_point",
@@ -37,16 +44,7 @@ __all__ = [
     "writes_of",
 ]
 
-#: The operations that look rows up, with the names of their operands in TensorFlow's functions.
-LOOKUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "GatherV2": ("params", "indices", "axis"),
-    "Gather": ("params", "indices"),
-    "GatherNd": ("params", "indices"),
-    "ResourceGather": ("resource", "indices"),
-    "ResourceGatherNd": ("resource", "indices"),
-}
-
-#: TensorFlow's functions that run them.
+#: TensorFlow's functions that run lookups.
 FUNCTIONS: Final[Mapping[str, Interception]] = {
     "GatherV2": Interception(lambda: gen_array_ops, "gather_v2"),
     "Gather": Interception(lambda: gen_array_ops, "gather"),
@@ -54,16 +52,6 @@ FUNCTIONS: Final[Mapping[str, Interception]] = {
     "ResourceGather": Interception(lambda: gen_resource_variable_ops, "resource_gather"),
     "ResourceGatherNd": Interception(lambda: gen_resource_variable_ops, "resource_gather_nd"),
 }
-
-#: The operation that multiplies a sparse matrix by a dense one.
-SPARSE_PRODUCT: Final = "SparseTensorDenseMatMul"
-
-#: Operations whose result is still the same table.
-SAME_TABLE: Final = ("Cast", "Identity")
-
-#: The prefixes of operations that write to a variable; `ResourceGather`s are lookups.
-WRITES: Final = ("Assign", "Resource", "Rng", "Stateful")
-
 
 #: Called by `tf.custom_gradient`, which records another gradient for an identity's result.
 _recorded: Final = Interception(lambda: record, "record_operation")
@@ -136,7 +124,7 @@ class Watcher:
         self._handlers: dict[str, Callable[..., None]] = dict.fromkeys(LOOKUPS, self._looked_up)
         self._handlers |= dict.fromkeys(SLICES, self._sliced)
         self._handlers |= dict.fromkeys(SAME_TABLE, self._same_table)
-        self._handlers["ReadVariableOp"] = self._read
+        self._handlers[READ] = self._read
         self._one_hots = OneHots()
         self._handlers |= dict.fromkeys({*MAKING, *KEEPING} - {*SAME_TABLE}, self._one_hots.follow)
         self._handlers |= dict.fromkeys(PRODUCTS, self._multiplied)
@@ -355,7 +343,7 @@ class Watcher:
 
     def _forget_tables(self, original: Callable[..., Any], name: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Forget tables that get a gradient other than their operation's: a lookup in such a table is not in its variable."""
-        if name != "ReadVariableOp":  # TensorFlow records the reading of a variable itself
+        if name != READ:  # TensorFlow records the reading of a variable itself
             for output in outputs:
                 self._reads.forget(output)
         return original(name, outputs, *args, **kwargs)

@@ -8,20 +8,9 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
-__all__ = ["KEEPING", "MAKING", "PRODUCTS", "ByTensor", "OneHots", "attribute", "is_identity"]
+from embgrad_tensorflow.operations import MAKING, PRODUCTS
 
-#: The operations that may make one-hot rows, and those that may keep them.
-MAKING: Final = ("OneHot", "Equal")
-KEEPING: Final = ("Cast", "Identity", "Reshape", "Select", "SelectV2", "Transpose")
-
-#: The operations that multiply matrices, with the attributes that transpose or conjugate an operand.
-PRODUCTS: Final = {
-    "MatMul": ("transpose_a", "transpose_b"),
-    "BatchMatMul": ("adj_x", "adj_y"),
-    "BatchMatMulV2": ("adj_x", "adj_y"),
-    "BatchMatMulV3": ("adj_x", "adj_y"),
-    "Einsum": (),
-}
+__all__ = ["ByTensor", "OneHots", "attribute", "is_identity"]
 
 #: The equations of a product of rows and a table, by whether the table comes first.
 EINSUMS: Final = {

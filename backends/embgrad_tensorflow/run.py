@@ -34,7 +34,7 @@ from embgrad.errors import AmbiguousPointError, EmbgradWarning, PointNotReachedE
 from embgrad.toolkit import as_parts, model_lock, taken
 from embgrad_tensorflow.compile import Trace, placeholders, run_kept
 from embgrad_tensorflow.fingerprint import Structure
-from embgrad_tensorflow.graphs import CutFunctions, CutGraph, GraphGradients, GraphObjective, opened
+from embgrad_tensorflow.graphs import CutFunctions, CutGraph, opened
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, plan
 from embgrad_tensorflow.lookup import Watcher, table_of
 from embgrad_tensorflow.modules import Calls, Modules, intercept_calls
@@ -52,6 +52,7 @@ from embgrad_tensorflow.state import (
     refuse_gradient_overrides,
     refuse_replica_sync,
 )
+from embgrad_tensorflow.stretches import GraphGradients, GraphObjective
 from embgrad_tensorflow.tap import Taps, for_user_code, snapshot_of
 from embgrad_tensorflow.walk import Tables, native_variable
 

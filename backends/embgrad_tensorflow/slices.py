@@ -9,10 +9,7 @@ import tensorflow as tf
 
 from embgrad_tensorflow.onehot import attribute
 
-__all__ = ["SLICES", "first_row"]
-
-#: The operations that slice a tensor.
-SLICES: Final = ("Slice", "StridedSlice")
+__all__ = ["first_row"]
 
 #: The attributes of a StridedSlice that change the number of axes.
 RESHAPING: Final = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
@@ -22,7 +19,7 @@ def first_row(operation: str, operands: Sequence[Any], attrs: Sequence[Any], res
     """Return the number of the first row of a slice of a matrix; None unless it takes whole consecutive rows.
 
     Args:
-        operation: one of `SLICES`.
+        operation: one of `operations.SLICES`.
         operands: its operands, eager or symbolic; the first is the matrix.
         attrs: its attributes, names and values in turn.
         result: the slice.
