@@ -252,15 +252,15 @@ class Walker(Generic[Value]):
     def _scan(self, equation: Any, values: Sequence[Value]) -> list[Value]:
         """Walk the steps of a loop one by one."""
         params = equation.params
-        length, constants = params["length"], values[: params["num_consts"]]
-        carried = list(values[params["num_consts"] : params["num_consts"] + params["num_carry"]])
-        sequences = values[params["num_consts"] + params["num_carry"] :]
+        fixed, moving = _counts(params)
+        length, constants = params["length"], values[:fixed]
+        carried, sequences = list(values[fixed : fixed + moving]), values[fixed + moving :]
         steps: list[Any] = [None] * length
         for index in reversed(range(length)) if params["reverse"] else range(length):
             entries = [self.step(value, index) for value in sequences]
             results = self.walk(params["jaxpr"], [*constants, *carried, *entries])
-            carried, steps[index] = results[: params["num_carry"]], results[params["num_carry"] :]
-        avals = [variable.aval for variable in equation.outvars[params["num_carry"] :]]
+            carried, steps[index] = results[:moving], results[moving:]
+        avals = [variable.aval for variable in equation.outvars[moving:]]
         return carried + [
             self.stacked([step[number] for step in steps], aval.shape, aval.dtype) for number, aval in enumerate(avals)
         ]
@@ -280,6 +280,14 @@ class Walker(Generic[Value]):
         if name == "gather":
             return is_lookup(equation)
         return any(self.has_points(inner) for inner in inner_jaxprs(equation))
+
+
+def _counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many of a scan's values are the same in all steps, and how many are carried from step to step."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    fixed, carried, _ = params["ft_in"].unpack()  # since JAX 0.12
+    return len(fixed), len(carried)
 
 
 def is_lookup(equation: Any) -> bool:

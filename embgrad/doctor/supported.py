@@ -118,7 +118,7 @@ SUPPORTED: Final[Mapping[str, Mapping[str, Supported]]] = {
         ),
         Supported("python", "3.10", "3.12", "3.13", "no NumPy below 2, which MXNet needs, has a wheel for Python 3.13"),
     ),
-    "jax": _named(Supported("jax", "0.6.2", "0.10"), Supported("flax", "0.11.2", "0.12")),
+    "jax": _named(Supported("jax", "0.6.2", "0.12"), Supported("flax", "0.11.2", "0.12")),
     "keras": _named(Supported("keras", "3.8", "3.15"), Supported("keras-hub", "0.16.1", "0.32")),
     "ray": _named(Supported("ray", "2.55", "2.60")),
 }
