@@ -354,3 +354,35 @@ def test_an_error_that_a_pass_without_gradients_raises_too_stays() -> None:
 
     with pytest.raises(KeyError, match="own"):
         embgrad.gradients(ReferenceModel(forward, {"E": np.ones((9, 2))}), [[1, 2]], embgrad.Logit(1))
+
+
+@pytest.mark.parametrize(
+    ("refuses", "probes", "is_said"),
+    [
+        (lambda count: count > 6, [10, 5, 7, 6, 5], True),
+        (lambda count: count > 1, [10, 5, 2, 1], True),
+        (lambda count: count > 6 or count % 2 == 1, [10, 5, 2, 3, 1], False),  # a number of positions that it needs
+        (lambda count: True, [10, 5, 2, 1], False),
+    ],
+)
+def test_the_most_positions_are_found_by_halves(
+    refuses: Callable[[int], bool], probes: list[int], is_said: bool
+) -> None:
+    lengths: list[int] = []
+
+    def limited(model: Any, input_ids: np.ndarray) -> Tensor:
+        lengths.append(input_ids.shape[1])
+        if refuses(input_ids.shape[1]):
+            raise embgrad.BatchError("no such position")
+        return plain(model, input_ids)
+
+    with pytest.raises(embgrad.BatchError) as caught:
+        embgrad.gradients(model(limited), IDS[:1], SUM)
+    assert ("positions at most" in str(caught.value)) is is_said
+    assert lengths[1:] == probes
+
+
+def test_a_batch_of_gluonnlp_is_not_said_to_be_a_dict() -> None:
+    batch = embgrad.TokenBatch(IDS, convention="gluonnlp")
+    with pytest.raises(IndexError):
+        embgrad.gradients(model(of_dict), batch, SUM)

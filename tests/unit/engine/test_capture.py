@@ -516,3 +516,17 @@ def test_an_empty_capture_says_why_when_it_is_read() -> None:
         with pytest.raises(embgrad.errors.NoGradientError, match=message):
             ask()
     assert message in repr(tap)
+
+
+def test_an_ambiguous_pass_without_the_table_of_earlier_steps_is_refused() -> None:
+    def elsewhere(model: Any, input_ids: np.ndarray) -> Tensor:
+        names = ("E", "pos") if input_ids.shape[1] == 3 else ("W", "pos")
+        rows = lookup(model[names[0]], input_ids)
+        if names[0] == "W":
+            rows = rows + lookup(model["pos"], input_ids)
+        return rows.tanh().sum(1) @ model["H"]
+
+    built = model(elsewhere)
+    with refused(embgrad.errors.AmbiguousPointError, "'word'", "W#0", "pos#0"), embgrad.capture(built):
+        step(built, IDS)
+        step(built, np.array([[1, 0], [2, 3]]))

@@ -118,3 +118,19 @@ def test_an_unknown_dtype_has_the_precision_of_the_coarsest() -> None:
     assert precision_of("float8_e4m3fn") is precision_of("bfloat16")
     assert precision_of("float32").rounding == np.finfo(np.float32).eps
     assert precision_of("float16").rounding == np.finfo(np.float16).eps
+
+
+def test_the_uncertainty_is_the_spread_of_three_successive_steps_and_what_smaller_ones_contradict() -> None:
+    combined = [9.0, 7.0, 5.0, 11.0, 13.0, 2.0, 2.0, 2.0, 2.1]
+    slopes = [1.0]
+    for value in combined:  # of fourth order: (9 · next - slope) / 8
+        slopes.append((8 * value + slopes[-1]) / 9)
+    by_step = dict(zip(STEPS, slopes, strict=True))
+
+    def odd(step: float) -> float:
+        size = min(by_step, key=lambda known: abs(known - abs(step)))
+        return by_step[size] * step if abs(size - abs(step)) < 1e-3 * size else slopes[-1] * step
+
+    actual, _ = slopes_of(odd, expected=50.0)
+    assert actual.found == pytest.approx([2], abs=1e-4)
+    assert actual.uncertainty == pytest.approx([0.1], abs=1e-3)

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.engine.input_warnings import _rows
 from embgrad.model_points.gather import only_window
-from embgrad.model_points.points import Layout, Lookup, may_hold, reads_both_ways
+from embgrad.model_points.points import Layout, Lookup, Point, may_hold, reads_both_ways
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup, pull_back
 from tests.unit.refusals import refused
 
@@ -520,3 +521,33 @@ def test_positions_of_examples_in_an_order_of_their_own_are_refused_by_role() ->
     with refused(embgrad.errors.UnsupportedError, "the point 'position' is place#0", message):
         embgrad.gradients(model, padded, embgrad.Logit([0, 1]), at="position")
     assert embgrad.gradients(model, padded, embgrad.Logit([0, 1]), at="place").mask is None
+
+
+def test_what_a_lookup_in_another_order_lacks_it_lacks_at_later_calls() -> None:
+    model = built(shifted)
+    for _ in range(2):  # the second call knows what the names meant at the first
+        assert embgrad.gradients(model, BATCH, OBJECTIVE, at="table").tokens is None
+    model = built(in_place)
+    for _ in range(2):
+        assert embgrad.gradients(model, BATCH, OBJECTIVE, at="table").tokens is not None
+        assert embgrad.gradients(model, BATCH, OBJECTIVE, at="layers.0").tokens is not None
+
+
+def test_two_changed_ids_of_one_text_in_the_other_order_are_in_no_batchs_order() -> None:
+    def changed_backwards(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return np.where(ids > 2, ids - 1, ids)[:, ::-1], mask, np.arange(len(ids))
+
+    batch = embgrad.TokenBatch([[5, 8]], [[1, 1]], tokens=[["a", "b"]])
+    assert embgrad.gradients(built(changed_backwards), batch, embgrad.Logit(0), at="layers.0").tokens is None
+
+
+def test_a_row_is_compared_where_a_lookup_has_one_for_each_position() -> None:
+    def point(indices: list[int], *roles: str) -> Point:
+        found = Lookup("place", 0, np.array([indices]), 8, DIM, None)
+        return Point("place#0", roles, (1, len(indices), DIM), found, "place#0")
+
+    assert _rows(None, 3) is None
+    assert _rows(Point("layers.0:output#0", (), (1, 3, DIM), None, "layers.0"), 3) is None
+    assert _rows(point([4, 5, 6], "word"), 3) is None
+    assert _rows(point([4, 5]), 3) is None
+    assert list(_rows(point([4, 5, 6], "position"), 3)) == [4, 5, 6]

@@ -82,3 +82,9 @@ def test_a_lookup_of_other_indices_is_refused(ids: Any) -> None:
     model = ReferenceModel(with_positions, {"E": TABLE.copy(), "places": TABLE[:3].copy()})
     with pytest.raises(embgrad.errors.PointError, match="the point 'position' is no lookup of the batch's ids"):
         embgrad.metrics.padding_report(model, embgrad.TokenBatch(ids, MASK), OBJECTIVE, at="position")
+
+
+def test_a_list_of_objectives_is_refused() -> None:
+    model = ReferenceModel(forward, {"E": TABLE.copy()}, ["rows", "pool"])
+    with pytest.raises(embgrad.errors.ObjectiveError, match="objective"):
+        embgrad.metrics.padding_report(model, embgrad.TokenBatch(IDS, MASK), [OBJECTIVE])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any
 
@@ -12,8 +13,9 @@ import embgrad
 from embgrad.engine.check import _excused, _is_rough, _judge, _length, _Line
 from embgrad.engine.company import differs, rows_of_test, tolerance_of
 from embgrad.engine.finite_differences import PRECISION
+from embgrad.engine.weights import weights_of
 from embgrad.results.certificate import Slope
-from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+from embgrad.testing.reference import ReferenceBackend, ReferenceModel, Tensor, lookup
 
 DOUBLE = PRECISION["float64"]
 DIM, COUNT, LENGTH = 4, 3, 2
@@ -121,6 +123,7 @@ def test_lengths_are_of_all_examples_or_of_each() -> None:
         ([100.0, 1.0], [100.0, 1.5], [False, False], 1e-2, False),  # relative to the largest objective
         ([100.0, 1.0], [100.0, 2.5], [False, False], 1e-2, True),
         ([100.0, 1.0], [100.0, 2.5], [False, True], 1e-2, False),  # the example itself was changed
+        ([1.0, 1.0], [1.5, 1.0], [False, False], 0.5, False),  # as much as the tolerance is none
         ([0.01, 0.01], [5.0, 0.02], [True, False], 1e-2, False),  # relative to the largest change
         ([0.01, 0.01], [0.5, 0.02], [True, False], 1e-2, True),
     ],
@@ -170,3 +173,31 @@ def test_padding_that_is_read_is_warned_of_from_a_share_of_the_largest_gradient_
         warnings.simplefilter("always")
         embgrad.gradients(ReferenceModel(leaking, WEIGHTS), batch, embgrad.Sum())
     assert ["the model reads padding" in str(item.message) for item in caught] == [True] * warns
+
+
+@pytest.mark.parametrize(("factor", "warns"), [(2.25e-6, False), (2.75e-6, True)])
+def test_examples_are_another_from_five_times_the_tolerance_on(factor: float, warns: bool) -> None:
+    def counting(model: Any, input_ids: np.ndarray) -> Tensor:
+        return forward(model, input_ids) * (1 + factor * (len(input_ids) - 1))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = embgrad.gradients(ReferenceModel(counting, WEIGHTS), IDS, PROJECTION, check=True)
+    assert result.certificate.independence == pytest.approx(2 * factor, rel=1e-2)
+    assert [item.category for item in caught] == [embgrad.EmbgradWarning] * warns
+
+
+def test_weights_are_read_while_no_other_thread_runs_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[str] = []
+
+    def alone(self: Any, model: Any) -> Any:
+        held.append("alone")
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(ReferenceBackend, "alone", alone)
+    weight = weights_of(ReferenceModel(forward, WEIGHTS))[0]
+    assert held == []
+    weight.get()
+    assert held == ["alone"]
+    weight.rows(np.array([0]))
+    assert held == ["alone"] * 2
