@@ -27,7 +27,7 @@ __all__ = [
     "brief",
     "did_you_mean",
     "level_of_user",
-    "listed",
+    "quote",
 ]
 
 
@@ -51,15 +51,15 @@ class EmbgradError(Exception):
     @classmethod
     def page(cls) -> str:
         """Return the documentation page on this error, such as `docs/errors/batcherror.md`."""
-        return f"docs/errors/{cls._documented().lower()}.md"
+        return f"docs/errors/{cls._find_documented().lower()}.md"
 
     @classmethod
     def see(cls) -> str:
         """Return the line that names the page and the command that prints it."""
-        return f"see {cls.page()}, or run: embgrad explain {cls._documented()}"
+        return f"see {cls.page()}, or run: embgrad explain {cls._find_documented()}"
 
     @classmethod
-    def _documented(cls) -> str:
+    def _find_documented(cls) -> str:
         """Return the name of the nearest base class in this module: classes of backends have no page of their own."""
         return next(base.__name__ for base in cls.__mro__ if base.__module__ == __name__)
 
@@ -169,7 +169,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def listed(names: Iterable[object], most: int = 8) -> str:
+def quote(names: Iterable[object], most: int = 8) -> str:
     """Return the names for a message, quoted and comma-separated, cut after `most` of them."""
     quoted = [repr(name) for name in names]
     if not quoted:

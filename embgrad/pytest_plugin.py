@@ -98,10 +98,10 @@ class GoldenFiles:
         _expect_no_twin(path)
         golden = Golden(path, ACCEPT)
         if self._update:
-            return self._updated(golden, results, tolerance, call)
+            return self._write_golden(golden, results, tolerance, call)
         return golden.check(results, models=models, tolerance=tolerance, call=call)
 
-    def _updated(
+    def _write_golden(
         self, golden: Golden, results: Any, tolerance: float | None, call: Call | None
     ) -> Comparison | Comparisons:
         """Write the file if necessary; read it again and check it if it was written."""

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.checkpoints import WeightTarget, completed, inexpressible
-from embgrad.errors import listed
+from embgrad.checkpoints import WeightTarget, complete_config, inexpressible
+from embgrad.errors import quote
 from embgrad_gluon.importing import import_gluonnlp, import_mxnet
 from embgrad_gluon.walk import arrays_of, unique_names
 
@@ -50,7 +50,7 @@ def build(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
     Raises:
         UnsupportedError: gluonnlp has no such BERT.
     """
-    known = completed(config)
+    known = complete_config(config)
     _expect_expressible(known)
     mx, model = import_mxnet(), _model(known)
     model.initialize(mx.init.Zero(), ctx=mx.cpu())
@@ -124,7 +124,7 @@ def _model(known: Mapping[str, Any]) -> Any:
 
 def _expect_expressible(known: Mapping[str, Any]) -> None:
     if known["hidden_act"] not in ACTIVATIONS:
-        raise inexpressible("hidden_act", known, f"one of {listed(ACTIVATIONS)}", MODEL)
+        raise inexpressible("hidden_act", known, f"one of {quote(ACTIVATIONS)}", MODEL)
     if known["is_decoder"]:
         raise inexpressible("is_decoder", known, "False", MODEL)
     if known["attention_probs_dropout_prob"] != known["hidden_dropout_prob"]:

@@ -26,7 +26,7 @@ from embgrad.backend import (
     split_name,
 )
 from embgrad.errors import NoGradientError, UnsupportedError
-from embgrad.toolkit import Interception, call_recorded, owned, preserve_generators
+from embgrad.toolkit import Interception, call_recorded, copy_owned, preserve_generators
 from embgrad_gluon import run
 from embgrad_gluon.cures import GUARDED, Guards, copy_input_of_max_pooling
 from embgrad_gluon.graphs import (
@@ -65,7 +65,7 @@ def capture(model: Any, listener: Listener) -> Iterator[None]:
         NoGradientError: on leaving, where the model was called, but never under `autograd.record`.
     """
     capturing = _Capture(model, listener)
-    with _opened(capturing):
+    with _open(capturing):
         yield
     if capturing.unrecorded and not capturing.recorded:
         raise NoGradientError(
@@ -76,11 +76,11 @@ def capture(model: Any, listener: Listener) -> Iterator[None]:
 
 def perturb(model: Any, perturber: Perturber) -> AbstractContextManager[None]:
     """Add what the perturber returns to values in the user's own passes in this thread while it is open."""
-    return _opened(_Perturbation(model, perturber))
+    return _open(_Perturbation(model, perturber))
 
 
 @contextlib.contextmanager
-def _opened(observer: _Observer) -> Iterator[None]:
+def _open(observer: _Observer) -> Iterator[None]:
     observers = _state.observers
     with (
         intercept_calls(_on_call),
@@ -158,7 +158,7 @@ class _Observer:
 
             with preserve_generators():
                 reached = run.points(self.model, batch, call, without_random_numbers())
-            return reached.repeated_by(again, args)
+            return reached.repeat_by(again, args)
 
         taps = self._taps_of(self._listener.begin(arguments_of(self.model, args), discover))
         handlers = Lookups(self._tables, taps, cut=False).handlers()
@@ -181,7 +181,7 @@ class _Capture(_Observer):
         kept = ended.taps.kept
         for key in kept:
             ended.taps.expect_unwritten(key)
-        values = {key: owned(entry.forwarded.asnumpy()) for key, entry in kept.items()}
+        values = {key: copy_owned(entry.forwarded.asnumpy()) for key, entry in kept.items()}
         dtype = next((GluonArrays().dtype(entry.forwarded) for entry in kept.values()), "float32")
         pass_record = self._listener.end(ended.taps.watch, values, dtype)
         marks = {key: entry.mark for key, entry in kept.items()}
@@ -195,13 +195,13 @@ class _Perturbation(_Observer):
 
     def __init__(self, model: Any, perturber: Perturber) -> None:
         def taps_of(watch: PassRecorder) -> Taps:
-            return Taps(watch, additions(perturber, watch), keeps=False, aside=_unobserved)
+            return Taps(watch, additions(perturber, watch), keeps=False, aside=_run_unobserved)
 
         super().__init__(model, perturber, taps_of)
 
 
 @contextlib.contextmanager
-def _unobserved() -> Iterator[None]:
+def _run_unobserved() -> Iterator[None]:
     """Let a function of the user's run unobserved while it is open; it may call the model."""
     observers, _state.observers = _state.observers, []
     try:
@@ -392,14 +392,14 @@ def _intercept_backward_passes() -> Iterator[None]:
 
     def pull_back(original: Any, *args: Any, **kwargs: Any) -> Any:
         bound = _bind(original, args, kwargs)
-        reached = _reached(bound.get("heads", bound.get("self")), training=bool(bound["train_mode"]))
+        reached = _find_reached(bound.get("heads", bound.get("self")), training=bool(bound["train_mode"]))
         returned = original(*args, **kwargs)
         _report(reached, [entry.array.grad for entry in reached], keep=bool(bound["retain_graph"]))
         return returned
 
     def compute_gradients(original: Any, *args: Any, **kwargs: Any) -> Any:
         bound = _bind(original, args, kwargs)
-        reached = _reached(bound["heads"], training=bool(bound["train_mode"]))
+        reached = _find_reached(bound["heads"], training=bool(bound["train_mode"]))
         if not reached:
             return original(*args, **kwargs)
         requested = bound["variables"]
@@ -419,7 +419,7 @@ def _bind(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
     return dict(bound.arguments)
 
 
-def _reached(heads: Any, *, training: bool) -> list[_Reached]:
+def _find_reached(heads: Any, *, training: bool) -> list[_Reached]:
     """Return the marks that a backward pass from the heads in this mode reaches.
 
     Raises:
@@ -447,7 +447,7 @@ def _report(reached: Sequence[_Reached], gradients: Sequence[Any], *, keep: bool
     steps: dict[int, tuple[Listener, list[tuple[Any, str, np.ndarray]]]] = {}
     for entry, gradient in zip(reached, gradients, strict=True):
         _, entries = steps.setdefault(id(entry.marks.listener), (entry.marks.listener, []))
-        entries.append((entry.marks.pass_record, entry.key, owned(gradient.asnumpy())))
+        entries.append((entry.marks.pass_record, entry.key, copy_owned(gradient.asnumpy())))
         if not keep and entry.marks in entry.marks.registry:  # MXNet has freed its graph
             entry.marks.registry.remove(entry.marks)
     _reset_guards()

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.backend import Crossings, Entry, Scope, entering, leaving, users_of
-from embgrad.errors import UnsupportedError, listed
+from embgrad.errors import UnsupportedError, quote
 from embgrad.toolkit import PLAIN, Interception, preserve_generators, process_lock
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import is_floating
@@ -117,7 +117,7 @@ def expect_agreement(block: Any, args: Sequence[Any]) -> None:
     blocks, graph = all_blocks([block]), block._cached_graph[1]
     settings = (block._cached_op, *map(_settings, blocks))
     # A graph that was made for other arguments, such as for lengths beside the ids, does not apply to a call without them.
-    if _agreed.get(block) == settings or _trimmed(mx.gluon.block._flatten(list(args), "input")[1]) != _trimmed(
+    if _agreed.get(block) == settings or _trim(mx.gluon.block._flatten(list(args), "input")[1]) != _trim(
         block._in_format
     ):
         return
@@ -176,7 +176,7 @@ def _by_python(block: Any, args: Sequence[Any]) -> list[Any]:
     return list(import_mxnet().gluon.block._flatten(returned, "output")[0])
 
 
-def _trimmed(in_format: Any) -> list[Any]:
+def _trim(in_format: Any) -> list[Any]:
     """Return Gluon's description of arguments without those omitted at the end, each of which is -1."""
     given = list(in_format) if isinstance(in_format, (list, tuple)) else [in_format]
     while given and given[-1] == -1:
@@ -276,7 +276,7 @@ def graph_of(block: Any) -> Graph:
     with process_lock:
         known = _graphs.get(block)
     if known is None or known.symbol is not symbol:
-        known = _parsed(block, symbol)
+        known = _parse(block, symbol)
         with process_lock:
             _graphs[block] = known
     return known
@@ -297,7 +297,7 @@ def _run_symbol(block: Any, args: Sequence[Any], on_value: ValueCallback | None)
     if structure != block._in_format:  # as the block itself checks
         raise ValueError(
             f"{type(block).__name__} {block.name!r} was called with {len(args)} arguments of structure {structure}. Pass "
-            f"{listed(input_names(block))}, of structure {block._in_format}"
+            f"{quote(input_names(block))}, of structure {block._in_format}"
         )
     known = {name: array for name, array in zip(input_names(block), flat, strict=True) if array is not None}
     parameters = dict(block.collect_params().items())
@@ -343,7 +343,7 @@ def _missing_attributes(graph: Graph, known: Mapping[str, Any]) -> dict[int, dic
     """
     mx = import_mxnet()
     context, unknown = mx.current_context(), -1 if mx.util.is_np_shape() else 0
-    inferred = functools.cache(lambda what: _inferred(graph, known, what))
+    inferred = functools.cache(lambda what: _infer(graph, known, what))
     missing: dict[int, dict[str, Any]] = {}
     for number, node in enumerate(graph.nodes):
         if node.op == VARIABLE or node.inputs:
@@ -371,7 +371,7 @@ def _expect_inferred(graph: Graph, number: int, what: str, value: Any) -> Any:
     return value
 
 
-def _inferred(graph: Graph, known: Mapping[str, Any], what: str) -> dict[Entry, Any]:
+def _infer(graph: Graph, known: Mapping[str, Any], what: str) -> dict[Entry, Any]:
     """Return the shapes or the types of all values, as far as they follow from those of the inputs and parameters."""
     internals = graph.symbol.get_internals()
     infer = internals.infer_shape_partial if what == "shape" else internals.infer_type_partial
@@ -381,7 +381,7 @@ def _inferred(graph: Graph, known: Mapping[str, Any], what: str) -> dict[Entry, 
     return {(head[0], head[1]): value for head, value in zip(heads, infer(**given)[1], strict=True)}
 
 
-def _parsed(block: Any, symbol: Any) -> Graph:
+def _parse(block: Any, symbol: Any) -> Graph:
     described = json.loads(symbol.tojson())
     for number, node in enumerate(described["nodes"]):
         if node.get("subgraphs"):
@@ -394,7 +394,7 @@ def _parsed(block: Any, symbol: Any) -> Graph:
     nodes = tuple(_node(node) for node in described["nodes"])
     heads = tuple((head[0], head[1]) for head in described["heads"])
     as_numpy = isinstance(symbol, type(import_mxnet().sym.var("any").as_np_ndarray()))
-    return Graph(symbol, nodes, heads, tuple(input_names(block)), as_numpy, _finished(nodes, heads))
+    return Graph(symbol, nodes, heads, tuple(input_names(block)), as_numpy, _finish(nodes, heads))
 
 
 def _node(node: Mapping[str, Any]) -> Node:
@@ -414,7 +414,7 @@ def _literal(text: str) -> Any:
     return value if isinstance(value, (bool, int, float, tuple, list, type(None))) else text
 
 
-def _finished(nodes: Sequence[Node], heads: Sequence[Entry]) -> tuple[tuple[int, ...], ...]:
+def _finish(nodes: Sequence[Node], heads: Sequence[Entry]) -> tuple[tuple[int, ...], ...]:
     finished: list[list[int]] = [[] for _ in range(len(nodes) + 1)]  # the last list holds what the caller uses
     users = users_of([node.inputs for node in nodes], heads)
     for number in range(len(nodes)):
@@ -443,7 +443,7 @@ def observe_scopes(taps: Taps, block: Any, args: Sequence[Any]) -> Iterator[Valu
                 return array
             raise UnsupportedError(
                 f"several captures or perturbations name points at one value of SymbolBlock {block.name!r}, and the points "
-                f"{listed(taps.watch.modules)} would see different ones. Name points at different layers, or 'word'"
+                f"{quote(taps.watch.modules)} would see different ones. Name points at different layers, or 'word'"
             )
         versions = crossings.versions((node, output), array)
         if all(version is array for version in versions):

@@ -23,16 +23,16 @@ def import_mxnet() -> Any:
     Raises:
         BackendError: NumPy or Python is too new for it.
     """
-    return _imported("mxnet")
+    return _import("mxnet")
 
 
 def import_gluonnlp() -> Any:
     """Return the module `gluonnlp`, which imports `mxnet`."""
     import_mxnet()
-    return _imported("gluonnlp")
+    return _import("gluonnlp")
 
 
-def _imported(name: str) -> Any:
+def _import(name: str) -> Any:
     if name not in sys.modules:
         _expect_numpy_1()
         with process_lock, _numpy_bool(), _preserve_thread_counts(), _explain_missing_setuptools(name):

@@ -12,10 +12,10 @@ import numpy as np
 from embgrad.backend import Call, TokenBatch
 from embgrad.toolkit import (
     CallPlan,
-    copied,
+    copy_nest,
+    copy_owned,
     expect_single,
     integer_arguments,
-    owned,
     parameters_of,
     plan_call,
     plan_mapping,
@@ -24,7 +24,7 @@ from embgrad.toolkit import (
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.walk import all_parameters, arrays_of, contexts_of, input_names
 
-__all__ = ["GluonArrays", "arguments_of", "call_model", "is_floating", "native_like", "to_native", "widened"]
+__all__ = ["GluonArrays", "arguments_of", "call_model", "is_floating", "native_like", "to_native", "widen"]
 
 #: The names that `export` gives to the inputs of a gluonnlp model.
 TRIPLE: Final = ["data0", "data1", "data2"]
@@ -112,7 +112,7 @@ class _Conversion:
             return moved.copy() if moved is value else moved
         array = self._array(value)
         if array is None:
-            return copied(value)
+            return copy_nest(value)
         dtype = self._float if array.dtype.kind == "f" else self._integer_dtype(array)
         return to_native(array, self._context, dtype, self._as_numpy)
 
@@ -146,9 +146,9 @@ def native_like(values: np.ndarray, array: Any) -> Any:
     return to_native(values, array.ctx, array.dtype, isinstance(array, import_mxnet().np.ndarray))
 
 
-def widened(array: np.ndarray) -> np.ndarray:
+def widen(array: np.ndarray) -> np.ndarray:
     """Return an array of `asnumpy`, which owns its memory, as float32 or float64."""
-    return array if array.dtype in (np.float32, np.float64) else owned(array)
+    return array if array.dtype in (np.float32, np.float64) else copy_owned(array)
 
 
 def is_floating(value: object) -> bool:
@@ -179,7 +179,7 @@ class GluonArrays:
 
     def to_numpy(self, tensor: Any) -> np.ndarray:
         """Return a copy as NumPy, half precision widened; MXNet raises the errors of earlier operators here."""
-        return widened(tensor.asnumpy())
+        return widen(tensor.asnumpy())
 
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
         """Return the rows, recorded in the mode of the graph."""

@@ -23,7 +23,7 @@ from embgrad_gluon.walk import arrays_of, is_recorded, memory, tables
 
 __all__ = [
     *("HINT", "LOOKUPS", "PRODUCTS", "Handler", "Lookups", "Operation", "Tables", "ignore_operators"),
-    *("composed", "intercept_operators", "invoke"),
+    *("compose", "intercept_operators", "invoke"),
 ]
 
 # Every generated function of mx.nd, mx.sym's imperative twin F, mx.np and mx.npx, and every method of an array, ends in
@@ -74,7 +74,7 @@ def intercept_operators(handlers: Mapping[str, Handler]) -> Iterator[None]:
         yield
 
 
-def composed(first: Mapping[str, Handler], others: Mapping[str, Handler]) -> dict[str, Handler]:
+def compose(first: Mapping[str, Handler], others: Mapping[str, Handler]) -> dict[str, Handler]:
     """Return handlers of which the first ones run around the others of the same names."""
 
     def around(handler: Handler, other: Handler) -> Handler:
@@ -147,7 +147,7 @@ class Lookups:
     def handlers(self) -> dict[str, Handler]:
         """Return the handlers by the operators' names."""
         handlers = (self._embedding, self._embedding, self._take, self._gather)
-        return dict(zip(LOOKUPS, handlers, strict=True)) | dict.fromkeys(PRODUCTS, self._multiplied)
+        return dict(zip(LOOKUPS, handlers, strict=True)) | dict.fromkeys(PRODUCTS, self._multiply)
 
     def _embedding(self, operation: Operation, proceed: Callable[[], Any]) -> Any:
         indices, table = operation.inputs[:2]
@@ -185,7 +185,7 @@ class Lookups:
         for axis, numbers in enumerate(indices.asnumpy()):
             self._report(name, table, _from_the_end(numbers, table.shape[axis]), axis)
 
-    def _multiplied(self, operation: Operation, proceed: Callable[[], Any]) -> Any:
+    def _multiply(self, operation: Operation, proceed: Callable[[], Any]) -> Any:
         """Report a product of one-hot rows of the ids with a matrix."""
         factors = operation.inputs[:2]
         for rows, matrix in (factors, factors[::-1]) if len(factors) == 2 else ():
@@ -232,7 +232,7 @@ class Lookups:
         self.tables[key] = table
         # The rows of a table that the model computed may have another point below them: they keep their history.
         new = self._taps.at(key, rows, cut=self._cut and path != UNNAMED_TABLE)
-        watch.replaced(rows, new)
+        watch.replace_tensor(rows, new)
         return new
 
     def _as_activations(self, rows: Any) -> Any:

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.backend import ParameterValues, TableRest, Weight, table_rests
-from embgrad.errors import UnsupportedError, listed
-from embgrad.toolkit import as_parts, model_lock, owned
+from embgrad.errors import UnsupportedError, quote
+from embgrad.toolkit import as_parts, copy_owned, model_lock
 from embgrad_gluon import bert
 from embgrad_gluon.graphs import scope_paths
 from embgrad_gluon.importing import import_mxnet
@@ -154,7 +154,7 @@ def device_meter(model: Any) -> None:
     others = sorted(context for context in contexts if not context.startswith("cpu"))
     if others:
         raise UnsupportedError(
-            f"the model is on {listed(others)}, and MXNet records no peak of the memory there: expected a model on the CPU"
+            f"the model is on {quote(others)}, and MXNet records no peak of the memory there: expected a model on the CPU"
         )
 
 
@@ -177,7 +177,7 @@ def _weight(name: str, parameter: Any, owner: str, canonical: str | None) -> Wei
 
 
 def _values(array: Any) -> np.ndarray:
-    return owned((array.astype("float32") if _dtype(array) == "bfloat16" else array).asnumpy())
+    return copy_owned((array.astype("float32") if _dtype(array) == "bfloat16" else array).asnumpy())
 
 
 def _dtype(array: Any) -> str:

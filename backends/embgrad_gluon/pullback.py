@@ -17,7 +17,7 @@ from embgrad.backend import Cotangents, PointChanges, Pullback
 from embgrad.errors import UnsupportedError
 from embgrad_gluon.cures import WRONG
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.inputs import native_like, widened
+from embgrad_gluon.inputs import native_like, widen
 from embgrad_gluon.tap import KeptPoint
 from embgrad_gluon.walk import recorded_symbol
 
@@ -72,7 +72,7 @@ class BackwardPass:
         self._pull([(output, native_like(cotangent, output)) for output, cotangent in cotangents], gradients)
         before = {key: self._edit(key, gradients) for key in reversed(self._edited)}
         with _explain_errors():
-            values = [None if array is None else widened(array.asnumpy()) for array in gradients]
+            values = [None if array is None else widen(array.asnumpy()) for array in gradients]
         others = dict(zip(self._others, values[len(self._index) :], strict=True))
         return Pullback({key: values[self._index[key]] for key in self._wanted}, before, others)
 
@@ -91,10 +91,10 @@ class BackwardPass:
 
     def _pull(self, heads: Sequence[tuple[Any, Any]], gradients: list[Any]) -> None:
         """Add the gradients that come from outputs with cotangents, the heads, to those of the arrays."""
-        heads = [head for head in heads if any(self._reached(head[0])[: self._requested])]
+        heads = [head for head in heads if any(self._find_reached(head[0])[: self._requested])]
         if not heads:
             return
-        reached = [self._reached(output) for output, _ in heads]
+        reached = [self._find_reached(output) for output, _ in heads]
         indices = [index for index in range(len(self._variables)) if any(by_head[index] for by_head in reached)]
         with _explain_errors():
             pulled = import_mxnet().autograd.grad(
@@ -113,7 +113,7 @@ class BackwardPass:
         known = {id(output) for output in (*outputs, *(self._kept[key].below for key in self._edited))}
         self._sections = {key: section for key, section in self._sections.items() if key in known}
 
-    def _reached(self, output: Any) -> Sequence[bool]:
+    def _find_reached(self, output: Any) -> Sequence[bool]:
         """Return for each variable whether a gradient reaches it from the output."""
         if id(output) not in self._sections:
             section = section_between(output, self._variables)
@@ -306,11 +306,11 @@ HEADINGS: Final = frozenset({"Symbol Outputs:", "Inputs:", "Attrs:", "Control de
 
 def _read_graph(symbol: Any) -> dict[str, Any]:
     """Return the graph as its JSON would describe it: `nodes`, each with `op`, `name`, `inputs` and `attrs`, and `heads`."""
-    parsed = _parsed(symbol.debug_str())
+    parsed = _parse(symbol.debug_str())
     return json.loads(symbol.tojson()) if parsed is None else parsed
 
 
-def _parsed(text: str) -> dict[str, Any] | None:
+def _parse(text: str) -> dict[str, Any] | None:
     """Return the graph; None where the text is ambiguous: two nodes of one name, or unknown lines."""
     nodes: list[dict[str, Any]] = []
     numbers: dict[str, int] = {}

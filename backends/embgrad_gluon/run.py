@@ -35,7 +35,7 @@ from embgrad_gluon.cures import Cures, Functions
 from embgrad_gluon.graphs import imperatively, observe_scopes, output_names
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, call_model, is_floating
-from embgrad_gluon.lookup import HINT, Handler, Lookups, Tables, composed, intercept_operators
+from embgrad_gluon.lookup import HINT, Handler, Lookups, Tables, compose, intercept_operators
 from embgrad_gluon.modules import Modules, ignore_calls, intercept_calls
 from embgrad_gluon.normalising import LayerNorms
 from embgrad_gluon.parameters import TableParameters, array_of, record_frozen_tables, trainable, values_of
@@ -95,7 +95,7 @@ class GluonPass(ModelPass):
         self._tables: TableParameters | None = None
 
     @contextlib.contextmanager
-    def prepared(self) -> Iterator[None]:
+    def prepare(self) -> Iterator[None]:
         """Set the mode, and record at which points and parameters gradients are taken."""
         request = self.request
         recorded = record_frozen_tables(self._parts) if request.tables else contextlib.nullcontext()
@@ -123,8 +123,8 @@ class GluonPass(ModelPass):
         modules = intercept_calls(Modules(self._parts, taps)) if self.recorder.needs_modules else ignore_calls()
         recording = mx.autograd.record if request.pullback else mx.autograd.pause
         observe = functools.partial(observe_scopes, taps)
-        with recording(train_mode=request.training), imperatively(observe), self._functions.intercepted():
-            with intercept_operators(composed(self._lookups.handlers(), cured)), modules:
+        with recording(train_mode=request.training), imperatively(observe), self._functions.intercept():
+            with intercept_operators(compose(self._lookups.handlers(), cured)), modules:
                 try:
                     returned, self.unused = call_model(self.model, self._parts, self.batch, request.call)
                 except mx.MXNetError as error:

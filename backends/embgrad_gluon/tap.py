@@ -13,7 +13,7 @@ import numpy as np
 from embgrad.backend import PassRecorder, PointChanges, Request
 from embgrad.errors import UnsupportedError
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.inputs import native_like, widened
+from embgrad_gluon.inputs import native_like, widen
 from embgrad_gluon.walk import same_bits
 
 __all__ = ["KeptPoint", "Taps"]
@@ -37,7 +37,7 @@ class KeptPoint:
 
     def values(self) -> np.ndarray:
         """Return the values that the model went on with, in memory of their own."""
-        return widened(self.copy if isinstance(self.copy, np.ndarray) else self.forwarded.asnumpy())
+        return widen(self.copy if isinstance(self.copy, np.ndarray) else self.forwarded.asnumpy())
 
 
 class Taps:
@@ -67,7 +67,7 @@ class Taps:
     ) -> None:
         self.watch = watch
         self.kept: dict[str, KeptPoint] = {}
-        self.changes = PointChanges[Any](request, lambda array: widened(array.asnumpy()), native_like, aside)
+        self.changes = PointChanges[Any](request, lambda array: widen(array.asnumpy()), native_like, aside)
         self._keeps = keeps
         self._cuts = cuts
 

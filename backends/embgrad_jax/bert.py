@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from embgrad.checkpoints import WeightTarget, completed, inexpressible
-from embgrad.errors import listed
+from embgrad.checkpoints import WeightTarget, complete_config, inexpressible
+from embgrad.errors import quote
 
 __all__ = ["Bert", "bert", "bert_targets", "checkpoint"]
 
@@ -39,7 +39,7 @@ class Bert(nnx.Module):  # type: ignore[misc]  # Flax is not installed where typ
     """The encoder and the pooler of BERT (Devlin et al. 2019).
 
     Args:
-        config: Hugging Face's configuration, as `embgrad.checkpoints.bert_config.completed` returns it.
+        config: Hugging Face's configuration, as `embgrad.checkpoints.bert_config.complete_config` returns it.
         rngs: the generators of the initial weights and of dropout.
     """
 
@@ -193,9 +193,9 @@ def bert(config: Mapping[str, Any]) -> tuple[Bert, list[WeightTarget]]:
     Raises:
         UnsupportedError: the configuration describes another model than `Bert`.
     """
-    known = completed(config)
+    known = complete_config(config)
     if known["hidden_act"] not in ACTIVATIONS:
-        raise inexpressible("hidden_act", known, f"one of {listed(ACTIVATIONS)}", MODEL)
+        raise inexpressible("hidden_act", known, f"one of {quote(ACTIVATIONS)}", MODEL)
     for name in ("is_decoder", "add_cross_attention"):
         if known[name]:
             raise inexpressible(name, known, "False", MODEL)

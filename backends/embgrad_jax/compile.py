@@ -32,12 +32,12 @@ from embgrad.backend import (
 )
 from embgrad.toolkit import as_parts
 from embgrad_jax.fingerprint import Fingerprint
-from embgrad_jax.graphs import Graph, traced
+from embgrad_jax.graphs import Graph, trace_model
 from embgrad_jax.inputs import plan
-from embgrad_jax.lookup import Survey, looked_into, survey_of
+from embgrad_jax.lookup import Survey, look_into, survey_of
 from embgrad_jax.modules import is_floating
 from embgrad_jax.pullback import Forward
-from embgrad_jax.tap import Computation, StoppedError, computed
+from embgrad_jax.tap import Computation, StoppedError, compute
 from embgrad_jax.walk import Structure
 
 __all__ = ["run_kept"]
@@ -130,8 +130,8 @@ class _Maker:
         def computed(watch: PassRecorder, changes: PointChanges[Any]) -> Forward:
             if trace.graph is None:
                 call, training = request.call, request.training
-                trace.graph, _ = traced(self._structure, self._model, self._batch, call, training=training)
-            return trace.computed(self._structure, self._inputs, request, watch, changes)
+                trace.graph, _ = trace_model(self._structure, self._model, self._batch, call, training=training)
+            return trace.compute(self._structure, self._inputs, request, watch, changes)
 
         return self._pass_of(replace(request, order=None, record=False), computed).run()
 
@@ -155,7 +155,7 @@ class _Trace:
         self._survey = Survey()
         self._functions: dict[str, Any] = {}
 
-    def computed(
+    def compute(
         self,
         structure: Structure,
         inputs: Sequence[Any],
@@ -199,13 +199,13 @@ class _Trace:
         """Return a compiled function of the arrays, the inputs and the changes at points, made at its first use."""
         if name not in self._functions:
             cut = frozenset(request.edit) & self._survey.shapes.keys()
-            self._functions[name] = _compiled(
-                self.graph, self._survey, looked_into(watch), cut, stop, pullback=request.pullback
+            self._functions[name] = _compile(
+                self.graph, self._survey, look_into(watch), cut, stop, pullback=request.pullback
             )
         return self._functions[name]
 
 
-def _compiled(
+def _compile(
     graph: Any,
     survey: Survey,
     looked: Callable[[str], bool],
@@ -218,7 +218,7 @@ def _compiled(
         def changed(key: str, value: Any) -> tuple[Any, Any]:
             return values.get(key, (None, None))
 
-        return computed(
+        return compute(
             graph, arrays, inputs, lambda held: Computation(survey, held, sinks, changed, looked, cut=cut, stop=stop)
         )
 

@@ -49,7 +49,7 @@ class Fingerprint:
         self._described.append(self._of(call))
         self._alive = []
 
-    def kept(self) -> Fingerprint:
+    def without_model(self) -> Fingerprint:
         """Return the fingerprint, which keeps no model alive."""
         return self
 

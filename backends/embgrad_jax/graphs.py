@@ -16,12 +16,12 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from embgrad.backend import Call, TokenBatch
 from embgrad.errors import UnsupportedError
-from embgrad.toolkit import every, mapped
+from embgrad.toolkit import every, map_nest
 from embgrad_jax.inputs import plan
 from embgrad_jax.modules import is_array, mark_of, marking
 from embgrad_jax.walk import Structure
 
-__all__ = ["Graph", "Output", "Walker", "traced"]
+__all__ = ["Graph", "Output", "Walker", "trace_model"]
 
 Value = TypeVar("Value")
 
@@ -85,12 +85,12 @@ class Graph:
                 graphs += inner_jaxprs(equation)
         return dtypes
 
-    def filled(self, arrays: Sequence[Any]) -> Any:
+    def fill(self, arrays: Sequence[Any]) -> Any:
         """Return the model's return value with these arrays in it."""
-        return mapped(self.returned, lambda value: isinstance(value, Output), lambda output: arrays[output.index])
+        return map_nest(self.returned, lambda value: isinstance(value, Output), lambda output: arrays[output.index])
 
 
-def traced(
+def trace_model(
     structure: Structure,
     model: Any,
     batch: TokenBatch,
@@ -114,11 +114,11 @@ def traced(
     found: dict[str, Any] = {}
 
     def forward(arrays: Sequence[Any], inputs: Sequence[Any]) -> Any:
-        with marking(marked), structure.opened(arrays, training=training) as (copied, random_states):
+        with marking(marked), structure.open_parts(arrays, training=training) as (copied, random_states):
             returned = planned.called(copied, inputs)
             tensors = every(returned, is_array)
             numbers = iter(range(len(tensors)))
-            found["returned"] = mapped(
+            found["returned"] = map_nest(
                 returned, is_array, lambda tensor: Output(next(numbers), tensor.shape, tensor.dtype)
             )
             return tensors, random_states() if training else []
@@ -174,19 +174,19 @@ class Walker(Generic[Value]):
         """Return the results of an equation that is none of those below."""
         raise NotImplementedError
 
-    def marked(self, number: int, mark: Any, value: Value) -> Value:
+    def mark(self, number: int, mark: Any, value: Value) -> Value:
         """Return the value with which the pass goes on at a mark."""
         raise NotImplementedError
 
-    def gathered(self, number: int, equation: Any, values: Sequence[Value]) -> Value:
+    def gather(self, number: int, equation: Any, values: Sequence[Value]) -> Value:
         """Return the rows of a lookup, or the result of another gather."""
         raise NotImplementedError
 
-    def multiplied(self, number: int, equation: Any, values: Sequence[Value]) -> Value:
+    def multiply(self, number: int, equation: Any, values: Sequence[Value]) -> Value:
         """Return the result of a product, which may be a lookup by one-hot rows."""
         raise NotImplementedError
 
-    def sliced(self, number: int, equation: Any, values: Sequence[Value]) -> Value:
+    def slice_rows(self, number: int, equation: Any, values: Sequence[Value]) -> Value:
         """Return a slice of a matrix, which may be a lookup of consecutive rows."""
         raise NotImplementedError
 
@@ -198,7 +198,7 @@ class Walker(Generic[Value]):
         """Return the entry of an array with this index along its first axis."""
         raise NotImplementedError
 
-    def stacked(self, values: Sequence[Value], shape: tuple[int, ...], dtype: Any) -> Value:
+    def stack(self, values: Sequence[Value], shape: tuple[int, ...], dtype: Any) -> Value:
         """Return the array of the values of all steps, of this shape and dtype."""
         raise NotImplementedError
 
@@ -228,13 +228,13 @@ class Walker(Generic[Value]):
         if name in CALLS:
             return self.walk(equation.params[CALLS[name]], values)
         if name == "name" and (mark := mark_of(equation.params["name"])) is not None:
-            return [self.marked(self._next(), mark, values[0])]
+            return [self.mark(self._next(), mark, values[0])]
         if name == "gather":
-            return [self.gathered(self._next(), equation, values)]
+            return [self.gather(self._next(), equation, values)]
         if name in SLICES and is_slice(equation):
-            return [self.sliced(self._next(), equation, values)]
+            return [self.slice_rows(self._next(), equation, values)]
         if name == "dot_general":
-            return [self.multiplied(self._next(), equation, values)]
+            return [self.multiply(self._next(), equation, values)]
         if name in REMATERIALISED and self.has_points(equation.params["jaxpr"]):
             return self._open(equation.params["jaxpr"], [], values)
         if name == "cond" and any(self.has_points(branch.jaxpr) for branch in equation.params["branches"]):
@@ -262,7 +262,7 @@ class Walker(Generic[Value]):
             carried, steps[index] = results[:moving], results[moving:]
         avals = [variable.aval for variable in equation.outvars[moving:]]
         return carried + [
-            self.stacked([step[number] for step in steps], aval.shape, aval.dtype) for number, aval in enumerate(avals)
+            self.stack([step[number] for step in steps], aval.shape, aval.dtype) for number, aval in enumerate(avals)
         ]
 
     def has_points(self, jaxpr: Any) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from embgrad.backend import Call, TokenBatch
 from embgrad.errors import BatchError, UnsupportedError
 from embgrad.keras import is_keras
-from embgrad.toolkit import expect_single, owned, parameters_of, plan_call
+from embgrad.toolkit import copy_owned, expect_single, parameters_of, plan_call
 from embgrad_jax.walk import is_huggingface, is_linen
 
 __all__ = ["JaxTensors", "Plan", "Rows", "plan", "to_numpy"]
@@ -46,7 +46,7 @@ def plan(model: Any, batch: TokenBatch, call: Call | None, *, training: bool) ->
     """
     if call is not None:
         function = call
-        return _planned(batch.inputs(), lambda model, inputs: function(model, inputs))
+        return _plan(batch.inputs(), lambda model, inputs: function(model, inputs))
     if isinstance(model, (list, tuple)) and any(map(is_linen, model)):
         raise UnsupportedError(
             "the model is a Flax Linen module with its variables, and embgrad does not know how it is called. Pass "
@@ -57,7 +57,7 @@ def plan(model: Any, batch: TokenBatch, call: Call | None, *, training: bool) ->
         from embgrad_jax.keras import keras_arguments
 
         nest, unused = keras_arguments(model, batch)
-        return _planned(nest, lambda model, nest: model(*nest[0], **nest[1], training=training), unused)
+        return _plan(nest, lambda model, nest: model(*nest[0], **nest[1], training=training), unused)
     if is_huggingface(model) and training:
         raise UnsupportedError(
             f"the model is a {type(model).__name__}, whose dropout needs a key: pass call=lambda model, inputs: model(**inputs, "
@@ -69,12 +69,10 @@ def plan(model: Any, batch: TokenBatch, call: Call | None, *, training: bool) ->
             'forward(params, inputs["input_ids"]); of bare ids, inputs are the ids'
         )
     planned = plan_call(parameters_of(model.__call__, NOT_THE_BATCHS), batch)
-    return _planned(
-        (planned.args, dict(planned.kwargs)), lambda model, nest: model(*nest[0], **nest[1]), planned.unused
-    )
+    return _plan((planned.args, dict(planned.kwargs)), lambda model, nest: model(*nest[0], **nest[1]), planned.unused)
 
 
-def _planned(nest: Any, call: Callable[[Any, Any], Any], unused: tuple[str, ...] = ()) -> Plan:
+def _plan(nest: Any, call: Callable[[Any, Any], Any], unused: tuple[str, ...] = ()) -> Plan:
     """Return the plan of a call with the arrays of a nest."""
     leaves, tree = jax.tree_util.tree_flatten(nest, is_leaf=lambda value: value is None)
     numbers = [number for number, leaf in enumerate(leaves) if _is_numeric(leaf)]
@@ -110,7 +108,7 @@ def to_numpy(value: Any) -> np.ndarray:
 
     While JAX differentiates, an array may come as a tracer, which has no NumPy form; without its gradient it is an array again.
     """
-    return owned(np.asarray(jax.lax.stop_gradient(value)))
+    return copy_owned(np.asarray(jax.lax.stop_gradient(value)))
 
 
 @dataclass(frozen=True)

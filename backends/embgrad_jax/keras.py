@@ -13,11 +13,11 @@ import numpy as np
 
 from embgrad.backend import TokenBatch
 from embgrad.errors import UnsupportedError
-from embgrad.keras import MASKS, MODES, cast_exactly, declared, filled, is_keras, keras_bases
+from embgrad.keras import MASKS, MODES, cast_exactly, fill, find_declared, is_keras, keras_bases
 from embgrad.keras import layers as keras_layers
 from embgrad.toolkit import CallPlan, Interception, is_recorded, may_be_state, parameters_of, plan_call
 from embgrad_jax.leaves import Leaf, record_changes
-from embgrad_jax.modules import marked
+from embgrad_jax.modules import mark
 
 __all__ = ["KerasParts", "keras_arguments"]
 
@@ -38,7 +38,7 @@ class KerasParts:
         prefixed = [
             (node, prefixes[index])
             for index, part in parts.items()
-            for node in _prefixed(prefixes[index], keras_layers.walk([part], _kinds, _held, _hidden, aliases))
+            for node in _prefix(prefixes[index], keras_layers.walk([part], _kinds, _list_held, _find_hidden, aliases))
         ]
         nodes = {
             id(node.value): (node, prefix) for node, prefix in reversed(prefixed)
@@ -85,7 +85,7 @@ class KerasParts:
         )
 
     @contextlib.contextmanager
-    def opened(
+    def open_parts(
         self, arrays: Sequence[Any], *, training: bool
     ) -> Iterator[tuple[Mapping[int, Any], Callable[[], list[Any]]]]:
         """Put other values in the places of the variables, and mark the calls of layers."""
@@ -96,7 +96,7 @@ class KerasParts:
             if path is None:
                 return call(layer, *args, **kwargs)
             proceed = lambda *args, **kwargs: call(layer, *args, **kwargs)  # noqa: E731
-            return marked(proceed, path, type(layer).__name__, args, kwargs, self._further.get(id(layer), ()))
+            return mark(proceed, path, type(layer).__name__, args, kwargs, self._further.get(id(layer), ()))
 
         scope = keras.StatelessScope(state_mapping=list(zip(variables, arrays, strict=True)))
 
@@ -120,19 +120,19 @@ def keras_arguments(model: Any, batch: TokenBatch) -> tuple[Any, tuple[str, ...]
     def native(name: str, value: Any, dtype: Any) -> Any:
         return cast_exactly(name, value, dtype, str(dtype)) if isinstance(value, np.ndarray) and dtype else value
 
-    structure = declared(model)
+    structure = find_declared(model)
     if structure is not None:
-        inputs, unused = filled(structure, batch, native)
+        inputs, unused = fill(structure, batch, native)
         return ((inputs,), {}), unused
     taken = parameters_of(model.call, skip=MODES)
-    planned = _planned(taken, batch)
+    planned = _plan(taken, batch)
     dtypes = {"mask": np.bool_}  # as Keras's own masks are
     args = tuple(native(p.name, value, dtypes.get(p.name)) for p, value in zip(taken, planned.args, strict=False))
     kwargs = {name: native(name, value, dtypes.get(name)) for name, value in planned.kwargs.items()}
     return (args, kwargs), planned.unused
 
 
-def _planned(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> CallPlan:
+def _plan(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> CallPlan:
     """Return the arguments of `call`; for one that passes on everything, the batch in the user's form."""
     if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         return plan_call(parameters, batch, masks=MASKS)
@@ -154,7 +154,7 @@ def _expect_built(part: Any) -> None:
         )
 
 
-def _prefixed(prefix: str, nodes: Iterable[keras_layers.Node]) -> Iterator[keras_layers.Node]:
+def _prefix(prefix: str, nodes: Iterable[keras_layers.Node]) -> Iterator[keras_layers.Node]:
     for node in nodes:
         path, owner = (f"{prefix}{name}".rstrip(".") for name in (node.path, node.owner_path))
         yield keras_layers.Node(path, node.value, node.kind, node.owner, owner)
@@ -177,7 +177,7 @@ class _Kinds(dict[type, "str | None"]):
 _kinds: Final = _Kinds()
 
 
-def _held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
+def _list_held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
     if kind == "list":
         return ((str(number), entry) for number, entry in enumerate(value))
     if kind == "dict":
@@ -185,8 +185,8 @@ def _held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
     return keras_layers.attributes(value) if kind == "module" else vars(value).items()
 
 
-def _hidden(module: Any) -> frozenset[str]:
-    return keras_layers.hidden() if is_keras(module) else frozenset()
+def _find_hidden(module: Any) -> frozenset[str]:
+    return keras_layers.find_hidden() if is_keras(module) else frozenset()
 
 
 def _plain(layer: Any) -> tuple[tuple[str, Any], ...]:

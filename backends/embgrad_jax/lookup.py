@@ -22,7 +22,7 @@ from embgrad_jax.leaves import Leaf
 from embgrad_jax.modules import Mark, mark_of
 from embgrad_jax.walk import Structure
 
-__all__ = ["Survey", "bound", "is_reported", "looked_into", "survey_of", "surveyed"]
+__all__ = ["Survey", "evaluate", "is_reported", "look_into", "survey", "survey_of"]
 
 #: Primitives whose result is the same table as their operand.
 SAME_TABLE: Final = (
@@ -110,7 +110,7 @@ class Survey:
     leaves: dict[str, Leaf | None] = field(default_factory=dict)
 
 
-def surveyed(
+def survey(
     graph: Graph,
     leaves: Sequence[Leaf],
     inputs: Sequence[Any],
@@ -141,7 +141,7 @@ def surveyed(
     survey = surveyor.survey
     if not watch.lists:
         survey.names = watch.resolve(hint)
-    survey.depends = [surveyor.reached(result) for result in results[: graph.outputs]]
+    survey.depends = [surveyor.find_reached(result) for result in results[: graph.outputs]]
     return survey
 
 
@@ -149,7 +149,7 @@ def survey_of(
     graph: Graph, structure: Structure, inputs: Sequence[Any], watch: PassRecorder, request: Request
 ) -> Survey:
     """Return the points of a graph that a request reaches."""
-    return surveyed(
+    return survey(
         graph,
         structure.leaves,
         inputs,
@@ -164,7 +164,7 @@ class _Surveyor(Walker[Cell]):
     def __init__(
         self, graph: Graph, leaves: Sequence[Leaf], watch: PassRecorder, overridden: frozenset[str], *, detached: bool
     ) -> None:
-        super().__init__(looked_into(watch))
+        super().__init__(look_into(watch))
         self.survey = Survey()
         self._watch = watch
         self._overridden = overridden
@@ -193,7 +193,7 @@ class _Surveyor(Walker[Cell]):
             cells.append(cell)
         return cells
 
-    def reached(self, cell: Cell) -> frozenset[str]:
+    def find_reached(self, cell: Cell) -> frozenset[str]:
         """Return the keys of points and the names of arrays on which a value depends."""
         return frozenset(name for name, bit in self._bits.items() if cell.mask & bit)
 
@@ -244,7 +244,7 @@ class _Surveyor(Walker[Cell]):
                 if counted.counts and other.compute is not None and counted.shape[-1:] == result.shape[-1:]:
                     result.one_hot = _first_along_last(other)
 
-    def marked(self, number: int, mark: Mark, value: Cell) -> Cell:
+    def mark(self, number: int, mark: Mark, value: Cell) -> Cell:
         """Record the begin or the end of a module's call."""
         watch = self._watch
         tensor = value if mark.has_tensor else None
@@ -263,7 +263,7 @@ class _Surveyor(Walker[Cell]):
             key = watch.leave(tensor, shape)
         return value if key is None else self._point(number, key, value)
 
-    def gathered(self, number: int, equation: Any, values: Sequence[Cell]) -> Cell:
+    def gather(self, number: int, equation: Any, values: Sequence[Cell]) -> Cell:
         """Record a lookup of rows by known indices."""
         table, starts = values
         (result,) = self.apply(equation, values)
@@ -276,10 +276,10 @@ class _Surveyor(Walker[Cell]):
         if not is_lookup(equation):
             self._report_selection(equation, table, starts)
             return result
-        indices = self._given(starts, np.asarray(starts.value)[..., 0].reshape(result.shape[:-1]), table.shape[0])
-        return self._looked_up(number, table, indices, result, result.shape)
+        indices = self._give_ids(starts, np.asarray(starts.value)[..., 0].reshape(result.shape[:-1]), table.shape[0])
+        return self._look_up(number, table, indices, result, result.shape)
 
-    def multiplied(self, number: int, equation: Any, values: Sequence[Cell]) -> Cell:
+    def multiply(self, number: int, equation: Any, values: Sequence[Cell]) -> Cell:
         """Record a product of one-hot rows with a table."""
         (result,) = self.apply(equation, values)
         (contracted, _) = equation.params["dimension_numbers"]
@@ -289,14 +289,14 @@ class _Surveyor(Walker[Cell]):
             is_table = table.leaf is not None and len(table.shape) == 2 and tuple(along_table) == (0,)
             if is_table and rows.one_hot is not None and tuple(along_rows) == (len(rows.shape) - 1,):
                 self.survey.products[number] = left
-                indices = self._given(rows, np.asarray(rows.one_hot()), table.shape[0])
-                return self._looked_up(number, table, indices, result, (*rows.shape[:-1], table.shape[1]))
+                indices = self._give_ids(rows, np.asarray(rows.one_hot()), table.shape[0])
+                return self._look_up(number, table, indices, result, (*rows.shape[:-1], table.shape[1]))
             if not table.sources and rows.one_hot is not None and tuple(along_rows) == (len(rows.shape) - 1,):
-                indices = self._given(rows, np.asarray(rows.one_hot()), rows.shape[-1])
+                indices = self._give_ids(rows, np.asarray(rows.one_hot()), rows.shape[-1])
                 self._report(equation, table, indices, along_table[0], "product")
         return result
 
-    def sliced(self, number: int, equation: Any, values: Sequence[Cell]) -> Cell:
+    def slice_rows(self, number: int, equation: Any, values: Sequence[Cell]) -> Cell:
         """Record a slice of a table that takes a row for each position, as vectors of positions are often looked up."""
         (result,) = self.apply(equation, values)
         table = values[0]
@@ -308,7 +308,7 @@ class _Surveyor(Walker[Cell]):
                 return result
             start = min(max(int(values[1].value), 0), table.shape[0] - result.shape[0])
         indices = int(start) + np.arange(result.shape[0])
-        return self._looked_up(number, table, indices, result, result.shape, sliced=True)
+        return self._look_up(number, table, indices, result, result.shape, sliced=True)
 
     def branch(self, number: int, value: Cell, count: int) -> int | None:
         """Return the index of the branch that is taken; None if that depends on the weights."""
@@ -323,7 +323,7 @@ class _Surveyor(Walker[Cell]):
         compute = None if value.compute is None else lambda: value.value[index]
         return Cell(value.shape[1:], value.dtype, compute, value.mask, value.sources)
 
-    def stacked(self, values: Sequence[Cell], shape: tuple[int, ...], dtype: Any) -> Cell:
+    def stack(self, values: Sequence[Cell], shape: tuple[int, ...], dtype: Any) -> Cell:
         """Return the array of all steps, known where each is."""
         mask = sources = 0
         for value in values:
@@ -334,12 +334,12 @@ class _Surveyor(Walker[Cell]):
 
     # Points
 
-    def _given(self, cell: Cell, indices: np.ndarray, rows: int) -> np.ndarray:
+    def _give_ids(self, cell: Cell, indices: np.ndarray, rows: int) -> np.ndarray:
         """Return the batch's ids in place of the indices that JAX made of them, where these depend on the ids alone."""
         of_ids = bool(cell.sources) and not cell.sources & ~self._ids
         return _as_given(indices, self._watch.batch.ids, rows) if of_ids else indices
 
-    def _looked_up(
+    def _look_up(
         self,
         number: int,
         table: Cell,
@@ -380,7 +380,7 @@ class _Surveyor(Walker[Cell]):
             return
         for place, axis in enumerate(numbers.start_index_map):
             if sizes[axis] == 1:
-                indices = self._given(starts, np.asarray(starts.value)[..., place], table.shape[axis])
+                indices = self._give_ids(starts, np.asarray(starts.value)[..., place], table.shape[axis])
                 self._report(equation, table, indices, axis)
 
     def _report_function(self, equation: Any, values: Sequence[Cell], varying: Sequence[Cell]) -> None:
@@ -396,7 +396,7 @@ class _Surveyor(Walker[Cell]):
             if math.prod(value.shape) in (ids.size, 2 * ids.size):
                 indices = np.asarray(value.value)
                 indices = indices if indices.size == ids.size else indices[..., -1]
-                self._report(equation, matrices[0], self._given(value, indices, matrices[0].shape[0]), 0, "function")
+                self._report(equation, matrices[0], self._give_ids(value, indices, matrices[0].shape[0]), 0, "function")
 
     def _report(self, equation: Any, array: Cell, indices: np.ndarray, axis: int, way: Way = "selection") -> None:
         path = UNNAMED_TABLE if array.leaf is None else array.leaf.table
@@ -434,7 +434,7 @@ def _as_given(indices: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
     return (ids.T if layout.transposed else ids).reshape(indices.shape)
 
 
-def looked_into(watch: PassRecorder) -> Callable[[str], bool]:
+def look_into(watch: PassRecorder) -> Callable[[str], bool]:
     """Return which modules' calls are looked for inside of loops: those that are recorded."""
     return lambda path: watch.lists or path in watch.modules
 
@@ -457,14 +457,14 @@ class _Lazily:
 
         def compute() -> Any:
             if self._results is None:
-                self._results = bound(self._equation, [value.value for value in self._values])
+                self._results = evaluate(self._equation, [value.value for value in self._values])
                 self._values = ()
             return self._results[number]
 
         return compute
 
 
-def bound(equation: Any, values: Sequence[Any]) -> list[Any]:
+def evaluate(equation: Any, values: Sequence[Any]) -> list[Any]:
     """Return the results of an equation on values, as JAX's own evaluation of a graph computes them."""
     params = equation.primitive.get_bind_params(equation.params)
     functions, params = params if isinstance(params, tuple) else ((), params)  # they are apart in JAX 0.6

@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from embgrad.toolkit import first, with_first
 
-__all__ = ["Mark", "dressed", "is_array", "is_floating", "is_marked", "mark_of", "marked", "marking"]
+__all__ = ["Mark", "dress", "is_array", "is_floating", "is_marked", "mark", "mark_of", "marking"]
 
 #: The beginning of a mark's text, and what separates its fields.
 _PREFIX: Final = "embgrad"
@@ -84,7 +84,7 @@ def is_marked(path: str) -> bool:
     return wanted is not None and wanted(path)
 
 
-def marked(call: Callable[..., Any], path: str, kind: str, args: Any, kwargs: Any, also: Sequence[str] = ()) -> Any:
+def mark(call: Callable[..., Any], path: str, kind: str, args: Any, kwargs: Any, also: Sequence[str] = ()) -> Any:
     """Call a module, with marks where the call begins and ends if this thread marks its calls.
 
     Args:
@@ -111,7 +111,7 @@ def _with_mark(value: Any, side: str, path: str, kind: str, also: Sequence[str])
 
 
 @functools.lru_cache(maxsize=4096)
-def dressed(plain: type, path: str) -> type:
+def dress(plain: type, path: str) -> type:
     """Return a subclass of a module's class whose calls are marked with a path.
 
     The path is a part of the class, and not of the instance, so that it is kept wherever JAX, Flax or Equinox take modules apart
@@ -119,7 +119,7 @@ def dressed(plain: type, path: str) -> type:
     """
 
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return marked(super(marked_class, self).__call__, path, plain.__name__, args, kwargs)
+        return mark(super(marked_class, self).__call__, path, plain.__name__, args, kwargs)
 
     namespace = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__call__": called}
     if "__doc__" in vars(plain):
@@ -136,11 +136,11 @@ def _linen_intercepted() -> Iterator[None]:
         yield
         return
 
-    def intercepted(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+    def intercept(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         if context.method_name != "__call__":
             return call(*args, **kwargs)
         path = ".".join(map(str, context.module.path))
-        return marked(call, path, type(context.module).__name__, args, kwargs)
+        return mark(call, path, type(context.module).__name__, args, kwargs)
 
-    with linen.intercept_methods(intercepted):
+    with linen.intercept_methods(intercept):
         yield

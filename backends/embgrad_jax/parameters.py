@@ -18,10 +18,10 @@ from embgrad_jax.leaves import Leaf
 from embgrad_jax.lookup import Survey
 from embgrad_jax.walk import Structure
 
-__all__ = ["alone", "differentiated", "parameter_values", "rests", "weights"]
+__all__ = ["alone", "find_differentiated", "parameter_values", "rests", "weights"]
 
 
-def differentiated(leaves: Sequence[Leaf], survey: Survey, *, parameters: bool, tables: bool) -> list[str]:
+def find_differentiated(leaves: Sequence[Leaf], survey: Survey, *, parameters: bool, tables: bool) -> list[str]:
     """Return the names of the arrays whose gradients a request needs: those of parameters, or of the lookups' tables."""
     if parameters:
         return [leaf.name for leaf in leaves if leaf.trainable and leaf.floating]
@@ -58,7 +58,7 @@ def weights(model: Any) -> list[Weight]:
     with alone(model):
         leaves, named = Structure(model).leaves, _checkpoint(as_parts(model))
     weights = ((_weight(leaf), named.get(id(leaf.array))) for leaf in leaves if leaf.floating)
-    return [weight if target is None else target.named(weight) for weight, target in weights]
+    return [weight if target is None else target.with_name(weight) for weight, target in weights]
 
 
 def _checkpoint(parts: Sequence[Any]) -> dict[int, WeightTarget]:

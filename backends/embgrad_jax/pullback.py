@@ -17,7 +17,7 @@ from embgrad_jax.inputs import JaxTensors, Rows, to_numpy
 from embgrad_jax.lookup import Survey
 from embgrad_jax.modules import is_floating
 
-__all__ = ["Forward", "answered_natively", "pulled_back"]
+__all__ = ["Forward", "answer_natively", "pull_back"]
 
 #: Takes cotangents of the floating outputs and of the values upstream of edited points, by key; returns the gradients at the
 #: points by key, and those of arrays of the model by name.
@@ -47,10 +47,10 @@ class Forward:
     pull: Pull
 
 
-def answered_natively(forward: Forward, batch: TokenBatch, request: Request, objective: NativeObjective) -> Answer:
+def answer_natively(forward: Forward, batch: TokenBatch, request: Request, objective: NativeObjective) -> Answer:
     """Return the answer of a function of native outputs, which JAX differentiates by itself."""
     if not request.pullback:
-        value = objective.function(forward.graph.filled(forward.outputs))
+        value = objective.function(forward.graph.fill(forward.outputs))
         return native_answer(value, objective, batch, JaxTensors(), several=request.several)
     numbers = [number for number, output in enumerate(forward.outputs) if is_floating(output)]
     read: set[int] = set()
@@ -59,8 +59,8 @@ def answered_natively(forward: Forward, batch: TokenBatch, request: Request, obj
     def function(tensors: Sequence[Any]) -> Any:
         outputs = list(forward.outputs)
         for number, tensor in zip(numbers, tensors, strict=True):
-            outputs[number] = _noticed(tensor, functools.partial(read.add, number))
-        value = objective.function(forward.graph.filled(outputs))
+            outputs[number] = _notice(tensor, functools.partial(read.add, number))
+        value = objective.function(forward.graph.fill(outputs))
         kept.append(value)
         return value if is_floating(value) else jnp.zeros(())
 
@@ -77,7 +77,7 @@ def answered_natively(forward: Forward, batch: TokenBatch, request: Request, obj
     return replace(answer, sets=sets())
 
 
-def _noticed(value: Any, notice: Callable[[], None]) -> Any:
+def _notice(value: Any, notice: Callable[[], None]) -> Any:
     """Return the value itself in such a way that `notice` is called when a gradient arrives at it."""
 
     @jax.custom_vjp  # type: ignore[untyped-decorator]
@@ -92,7 +92,7 @@ def _noticed(value: Any, notice: Callable[[], None]) -> Any:
     return identity(value)
 
 
-def pulled_back(
+def pull_back(
     forward: Forward, pairs: Iterable[tuple[Any, Any]], changes: PointChanges[Any], arrays: Sequence[str]
 ) -> Pullback:
     """Return the gradients of one set of cotangents.
@@ -115,7 +115,7 @@ def pulled_back(
         number = numbers[id(output)]
         reached |= forward.survey.depends[number]
         place = places.index(number)
-        cotangents[place] = _added(cotangents[place], tensor, cotangent)
+        cotangents[place] = _find_added(cotangents[place], tensor, cotangent)
     nothing = {key: jnp.zeros(value.shape, value.dtype) for key, value in forward.upstream.items()}
     at_points, of_arrays = forward.pull(cotangents, nothing)
     at_points, of_arrays = dict(at_points), dict(of_arrays)
@@ -137,7 +137,7 @@ def pulled_back(
     )
 
 
-def _added(total: Any, tensor: Any, cotangent: Any) -> Any:
+def _find_added(total: Any, tensor: Any, cotangent: Any) -> Any:
     """Return the cotangent of an output with that of the output, or of rows of it, added."""
     cotangent = jnp.asarray(cotangent, total.dtype)
     if isinstance(tensor, Rows):

@@ -30,14 +30,14 @@ from embgrad.backend import (
     compute_dtype,
 )
 from embgrad.toolkit import as_parts, model_lock
-from embgrad_jax.graphs import Graph, traced
+from embgrad_jax.graphs import Graph, trace_model
 from embgrad_jax.inputs import JaxTensors, to_numpy
-from embgrad_jax.lookup import is_reported, looked_into, survey_of, surveyed
+from embgrad_jax.lookup import is_reported, look_into, survey, survey_of
 from embgrad_jax.modules import is_floating
-from embgrad_jax.parameters import differentiated, parameter_values, rests
-from embgrad_jax.pullback import Forward, answered_natively, pulled_back
-from embgrad_jax.state import expect_arrays, preserved
-from embgrad_jax.tap import Computation, changes_of, computed
+from embgrad_jax.parameters import find_differentiated, parameter_values, rests
+from embgrad_jax.pullback import Forward, answer_natively, pull_back
+from embgrad_jax.state import expect_arrays, preserve
+from embgrad_jax.tap import Computation, changes_of, compute
 from embgrad_jax.walk import Structure
 
 __all__ = ["JaxPass", "points", "run"]
@@ -48,14 +48,14 @@ Kept = Callable[[PassRecorder, PointChanges[Any]], Forward]
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> Sequence[Point]:
     """Return the points that a forward pass on the batch reaches."""
-    with _prepared(model) as structure:
-        graph, inputs = traced(structure, model, batch, call, training=False)
-        return _reached(graph, structure, inputs, batch)
+    with _prepare(model) as structure:
+        graph, inputs = trace_model(structure, model, batch, call, training=False)
+        return _find_reached(graph, structure, inputs, batch)
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """Run one forward pass, and a pullback for each set of cotangents."""
-    with _prepared(model) as structure:
+    with _prepare(model) as structure:
         if request.compiled and not (request.parameters or request.tables):
             from embgrad_jax.compile import run_kept
 
@@ -64,19 +64,19 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
 
 
 @contextlib.contextmanager
-def _prepared(model: Any) -> Iterator[Structure]:
+def _prepare(model: Any) -> Iterator[Structure]:
     """Yield the structure of a model, which no other thread runs meanwhile and which is left as it is."""
     with model_lock(as_parts(model)):
         structure = Structure(model)
         expect_arrays(structure.arrays)
-        with preserved(structure):
+        with preserve(structure):
             yield structure
 
 
-def _reached(graph: Graph, structure: Structure, inputs: Sequence[Any], batch: TokenBatch) -> Sequence[Point]:
+def _find_reached(graph: Graph, structure: Structure, inputs: Sequence[Any], batch: TokenBatch) -> Sequence[Point]:
     """Return the points that a graph reaches on a batch."""
     watch = PassRecorder(batch, None)
-    surveyed(graph, structure.leaves, inputs, watch)
+    survey(graph, structure.leaves, inputs, watch)
     return watch.points()
 
 
@@ -101,23 +101,23 @@ class JaxPass(ModelPass):
         self.changes = changes_of(request)
         self._kept = kept
 
-    def prepared(self) -> contextlib.AbstractContextManager[None]:
+    def prepare(self) -> contextlib.AbstractContextManager[None]:
         """Return an empty context: `run` holds the locks, and a graph changes nothing."""
         return contextlib.nullcontext()
 
     def call(self) -> Any:
         """Compute the forward pass, and return the model's return value."""
         kept = self._kept
-        self.forward = forward = self._computed() if kept is None else kept(self.recorder, self.changes)
+        self.forward = forward = self._compute() if kept is None else kept(self.recorder, self.changes)
         if self.request.training:
             random = [leaf for leaf in self.structure.leaves if leaf.random]
             for leaf, value in zip(random, forward.random, strict=True):
                 leaf.put(value)
         self.unused = forward.graph.unused
-        self._names = differentiated(
+        self._names = find_differentiated(
             self.structure.leaves, forward.survey, parameters=self.request.parameters, tables=self.request.tables
         )
-        return forward.graph.filled(forward.outputs)
+        return forward.graph.fill(forward.outputs)
 
     def lookups(self) -> Mapping[str, str]:
         """Return the keys of the points that the request names, which the survey of the graph has found."""
@@ -126,7 +126,7 @@ class JaxPass(ModelPass):
     def objective(self, returned: Any, objective: Respond | NativeObjective) -> Answer:
         """Return the answer of one objective."""
         if isinstance(objective, NativeObjective):
-            return answered_natively(self.forward, self.batch, self.request, objective)
+            return answer_natively(self.forward, self.batch, self.request, objective)
         return super().objective(returned, objective)
 
     def activations(self, keys: Sequence[str]) -> dict[str, np.ndarray]:
@@ -135,7 +135,7 @@ class JaxPass(ModelPass):
 
     def pull_back(self, cotangents: Cotangents, keys: Sequence[str]) -> Pullback:
         """Pull one set of cotangents back to the points, and to the arrays that the request needs."""
-        return pulled_back(self.forward, cotangents, self.changes, self._names)
+        return pull_back(self.forward, cotangents, self.changes, self._names)
 
     def compute_dtype(self, keys: Sequence[str], outputs: Sequence[Any], returned: Any) -> str:
         """Return the coarsest dtype of the points, the outputs that were read and products in half precision."""
@@ -153,19 +153,19 @@ class JaxPass(ModelPass):
         below = {name: gradients.get(name) for name in self._names}
         return rests(self.structure.leaves, self.forward.survey, below) if self.request.tables else None
 
-    def _computed(self) -> Forward:
+    def _compute(self) -> Forward:
         """Compute the graph of the model's Python, operation by operation."""
         structure, request = self.structure, self.request
         marked = is_reported(self.recorder)
-        graph, inputs = traced(
+        graph, inputs = trace_model(
             structure, self.model, self.batch, request.call, training=request.training, marked=marked
         )
-        self.reached = _reached(graph, structure, inputs, self.batch) if request.record else None
+        self.reached = _find_reached(graph, structure, inputs, self.batch) if request.record else None
         survey = survey_of(graph, structure, inputs, self.recorder, request)
-        names = differentiated(structure.leaves, survey, parameters=request.parameters, tables=request.tables)
+        names = find_differentiated(structure.leaves, survey, parameters=request.parameters, tables=request.tables)
         numbers = {leaf.name: number for number, leaf in enumerate(structure.leaves)}
         cut = frozenset(request.edit) & survey.shapes.keys()
-        looked = looked_into(self.recorder)
+        looked = look_into(self.recorder)
 
         def function(sinks: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
             arrays = structure.arrays
@@ -177,7 +177,7 @@ class JaxPass(ModelPass):
                     survey, held, sinks, self.changes.parts, looked, cut=cut, detached=not request.parameters
                 )
 
-            results, computation = computed(graph, arrays, inputs, make)
+            results, computation = compute(graph, arrays, inputs, make)
             floating = [result for result in results[: graph.outputs] if is_floating(result)]
             return (floating, computation.upstream), (computation.values, results)
 

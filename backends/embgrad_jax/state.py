@@ -12,11 +12,11 @@ from embgrad.errors import UnsupportedError
 from embgrad.toolkit import ObjectState, record_kept
 from embgrad_jax.walk import Structure
 
-__all__ = ["expect_arrays", "preserved"]
+__all__ = ["expect_arrays", "preserve"]
 
 
 @contextlib.contextmanager
-def preserved(structure: Structure) -> Iterator[None]:
+def preserve(structure: Structure) -> Iterator[None]:
     """Restore the attributes of modules, and the lists and dicts in them, which copies share with them."""
     state = ObjectState(attributes for family in structure.families for attributes in family.attributes)
     try:

@@ -12,10 +12,10 @@ from jax import lax
 from embgrad.backend import PointChanges, Request
 from embgrad_jax.graphs import Graph, Walker
 from embgrad_jax.inputs import to_numpy
-from embgrad_jax.lookup import Survey, bound
+from embgrad_jax.lookup import Survey, evaluate
 from embgrad_jax.modules import Mark
 
-__all__ = ["Computation", "StoppedError", "changes_of", "computed"]
+__all__ = ["Computation", "StoppedError", "changes_of", "compute"]
 
 #: Takes a point's key and the value there; returns the value that replaces it and the value to add, each None for no change.
 Changes = Callable[[str, Any], tuple[Any, Any]]
@@ -79,26 +79,26 @@ class Computation(Walker[Any]):
 
     def apply(self, equation: Any, values: Sequence[Any]) -> Sequence[Any]:
         """Compute an equation."""
-        return bound(equation, values)
+        return evaluate(equation, values)
 
-    def marked(self, number: int, mark: Mark, value: Any) -> Any:
+    def mark(self, number: int, mark: Mark, value: Any) -> Any:
         """Return the value with which the pass goes on at the begin or the end of a module's call."""
         key = self._survey.keys.get(number)
         return value if key is None else self._point(key, value)
 
-    def sliced(self, number: int, equation: Any, values: Sequence[Any]) -> Any:
+    def slice_rows(self, number: int, equation: Any, values: Sequence[Any]) -> Any:
         """Return the rows with which the pass goes on after a slice of a table."""
-        return self.gathered(number, equation, values)
+        return self.gather(number, equation, values)
 
-    def gathered(self, number: int, equation: Any, values: Sequence[Any]) -> Any:
+    def gather(self, number: int, equation: Any, values: Sequence[Any]) -> Any:
         """Return the rows with which the pass goes on after a lookup."""
-        (rows,) = bound(equation, values)
+        (rows,) = evaluate(equation, values)
         key = self._survey.keys.get(number)
         return rows if key is None else self._point(key, lax.stop_gradient(rows) if self._detached else rows)
 
-    def multiplied(self, number: int, equation: Any, values: Sequence[Any]) -> Any:
+    def multiply(self, number: int, equation: Any, values: Sequence[Any]) -> Any:
         """Return the product; for one-hot rows the rows with which the pass goes on."""
-        (product,) = bound(equation, values)
+        (product,) = evaluate(equation, values)
         key = self._survey.keys.get(number)
         if key is None:
             return product
@@ -115,7 +115,7 @@ class Computation(Walker[Any]):
         """Return an entry."""
         return value[index]
 
-    def stacked(self, values: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any:
+    def stack(self, values: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any:
         """Return the array of all steps."""
         return jnp.stack(values) if values else jnp.zeros(shape, dtype)
 
@@ -128,7 +128,7 @@ class Computation(Walker[Any]):
         self.values[key] = value
         if key in self._cut:
             self.upstream[key], value = value, lax.stop_gradient(value)
-        return _tapped(value, self._sinks[key]) if key in self._sinks else value
+        return _tap(value, self._sinks[key]) if key in self._sinks else value
 
 
 def changes_of(request: Request) -> PointChanges[Any]:
@@ -137,7 +137,7 @@ def changes_of(request: Request) -> PointChanges[Any]:
 
 
 @jax.custom_vjp  # type: ignore[untyped-decorator]
-def _tapped(value: Any, sink: Any) -> Any:
+def _tap(value: Any, sink: Any) -> Any:
     """Return the value itself, bit for bit, in such a way that the sink gets the value's gradient."""
     return value
 
@@ -150,10 +150,10 @@ def _back(_: None, gradient: Any) -> tuple[Any, Any]:
     return gradient, gradient
 
 
-_tapped.defvjp(_forth, _back)
+_tap.defvjp(_forth, _back)
 
 
-def computed(
+def compute(
     graph: Graph, arrays: Sequence[Any], inputs: Sequence[Any], make: Callable[..., Computation]
 ) -> tuple[list[Any], Computation]:
     """Return the results of a graph on these arrays, and the computation with the values at its points.

@@ -18,7 +18,7 @@ from embgrad.errors import UnsupportedError
 from embgrad.keras import is_keras
 from embgrad.toolkit import as_parts, is_recorded, may_be_state
 from embgrad_jax.leaves import Leaf, record_changes
-from embgrad_jax.modules import dressed, is_marked
+from embgrad_jax.modules import dress, is_marked
 
 __all__ = [
     "Family",
@@ -71,7 +71,7 @@ class Family(Protocol):
         """The attributes of modules that the copy of a part shares with it."""
         ...
 
-    def opened(self, arrays: Sequence[Any], *, training: bool) -> Any:
+    def open_parts(self, arrays: Sequence[Any], *, training: bool) -> Any:
         """Return a context manager: while it is open, its result holds the parts by index, made of other arrays and marked.
 
         The second entry of its result returns the values that the parts' random states have, in the order of `leaves`.
@@ -187,14 +187,14 @@ class Structure:
         return list(dict.fromkeys([*modules, *tables]))
 
     @contextlib.contextmanager
-    def opened(self, arrays: Sequence[Any], *, training: bool) -> Iterator[tuple[Any, Callable[[], list[Any]]]]:
+    def open_parts(self, arrays: Sequence[Any], *, training: bool) -> Iterator[tuple[Any, Callable[[], list[Any]]]]:
         """Yield the model made of other arrays, its modules marked, and a function that returns its random states' values."""
         copies, randoms, start = dict(enumerate(self._parts)), [], 0
         with contextlib.ExitStack() as stack:
             for family in self.families:
                 own = arrays[start : start + len(family.leaves)]
                 start += len(family.leaves)
-                made, random_values = stack.enter_context(family.opened(own, training=training))
+                made, random_values = stack.enter_context(family.open_parts(own, training=training))
                 copies.update(made)
                 randoms.append(random_values)
             model = copies[0] if self._whole else type(self._parts)(copies[index] for index in range(len(copies)))
@@ -213,12 +213,12 @@ class NnxParts:
         values, self._tree = jax.tree_util.tree_flatten(state)
         named = [prefixes[index] for index in parts]
         reached = [(path, node) for path, node in nnx.iter_graph(tuple(parts.values())) if path]
-        variables = {_joined(named, path): node for path, node in reached if isinstance(node, nnx.Variable)}
+        variables = {_join(named, path): node for path, node in reached if isinstance(node, nnx.Variable)}
         nodes = [(path, node) for path, node in reached if isinstance(node, nnx.Module)]
-        self._modules = {_joined(named, path): node for path, node in nodes}
+        self._modules = {_join(named, path): node for path, node in nodes}
         self.modules = {path: type(node).__name__ for path, node in self._modules.items()}
         self.attributes = [vars(node) for node in self._modules.values()]
-        self._at = {path: _joined(named, path) for path, _ in nodes}
+        self._at = {path: _join(named, path) for path, _ in nodes}
         self.leaves = [self._leaf(path, value, named, variables) for path, value in self._flat(state, values)]
         self.structure = (self._graph, self._tree)
 
@@ -235,7 +235,7 @@ class NnxParts:
         return flat
 
     def _leaf(self, path: tuple[Any, ...], value: Any, named: Sequence[str], variables: dict[str, Any]) -> Leaf:
-        name = _joined(named, path)
+        name = _join(named, path)
         module, _, attribute = name.rpartition(".")
         variable = variables.get(name)
         owner = self._modules.get(module)
@@ -263,7 +263,7 @@ class NnxParts:
         )
 
     @contextlib.contextmanager
-    def opened(self, arrays: Sequence[Any], *, training: bool) -> Iterator[Any]:
+    def open_parts(self, arrays: Sequence[Any], *, training: bool) -> Iterator[Any]:
         """Merge copies of the parts, set their mode, and dress their modules."""
         nnx = self._nnx
         copies = nnx.merge(self._graph, jax.tree_util.tree_unflatten(self._tree, arrays))
@@ -272,7 +272,7 @@ class NnxParts:
         marked = {path: name for path, name in self._at.items() if is_marked(name)}
         for path, module in list(nnx.iter_graph(copies)) if marked else ():
             if path in marked and callable(module):
-                object.__setattr__(module, "__class__", dressed(_class_of(module), marked[path]))
+                object.__setattr__(module, "__class__", dress(_class_of(module), marked[path]))
 
         def random_values() -> list[Any]:
             leaves = jax.tree_util.tree_leaves(nnx.split(copies)[1])
@@ -301,22 +301,22 @@ class TreePart:
         self._numeric = [number for number, (_, value) in enumerate(leaves) if _is_numeric(value)]
         self._modules = dict(_equinox_modules(part, ()))
         self.attributes: Sequence[dict[str, Any]] = ()
-        self.modules = {self._named(path): type(module).__name__ for path, module in self._modules.items()}
+        self.modules = {self._name(path): type(module).__name__ for path, module in self._modules.items()}
         self.leaves = [self._leaf(part, *leaves[number], linen=linen) for number in self._numeric]
         if linen:
             self.modules |= {leaf.module: "" for leaf in self.leaves}
         self.structure = (self._tree, tuple(value for value in self._values if value is not None))
 
-    def _named(self, path: Sequence[str]) -> str:
+    def _name(self, path: Sequence[str]) -> str:
         return (self._prefix + ".".join(path)).rstrip(".")
 
     def _leaf(self, part: Any, keys: Sequence[Any], value: Any, *, linen: bool) -> Leaf:
         path = [_key(key) for key in keys]
-        name = self._named(path)
-        module = self._named(path[1:-1] if linen else path[:-1])
+        name = self._name(path)
+        module = self._name(path[1:-1] if linen else path[:-1])
         owner = self._modules.get(tuple(path[:-1]))
         is_table = path[-1] in TABLES and (linen or (owner is not None and type(owner).__name__ in EMBEDS))
-        table = module if is_table and module else self._named(path[1:] if linen else path)
+        table = module if is_table and module else self._name(path[1:] if linen else path)
         array = jnp.asarray(value)
         # Linen's other variables and Equinox's states are such as running averages.
         is_state = path[0] != "params" if linen else has_base(part, "equinox.nn._stateful", "State")
@@ -326,7 +326,7 @@ class TreePart:
         return Leaf(name, module, table, trainable, random, array, get, put)
 
     @contextlib.contextmanager
-    def opened(self, arrays: Sequence[Any], *, training: bool) -> Iterator[Any]:
+    def open_parts(self, arrays: Sequence[Any], *, training: bool) -> Iterator[Any]:
         """Make the tree of the arrays, and dress and set the mode of its Equinox modules."""
         values = list(self._values)
         for number, array in zip(self._numeric, arrays, strict=True):
@@ -338,7 +338,7 @@ class TreePart:
             copied = equinox.nn.inference_mode(copied, value=not training)
             for path, module in _equinox_modules(copied, ()):
                 if callable(module):
-                    object.__setattr__(module, "__class__", dressed(_class_of(module), self._named(path)))
+                    object.__setattr__(module, "__class__", dress(_class_of(module), self._name(path)))
         yield {self._index: copied}, lambda: [array for leaf, array in zip(self.leaves, arrays) if leaf.random]  # noqa: B905
 
 
@@ -366,9 +366,9 @@ class HuggingFacePart(TreePart):
         self._part = part
 
     @contextlib.contextmanager
-    def opened(self, arrays: Sequence[Any], *, training: bool) -> Iterator[Any]:
+    def open_parts(self, arrays: Sequence[Any], *, training: bool) -> Iterator[Any]:
         """Make a copy of the model with other parameters."""
-        with super().opened(arrays, training=training) as (made, random_values):
+        with super().open_parts(arrays, training=training) as (made, random_values):
             copied = copy.copy(self._part)
             copied.params = made[self._index]["params"]
             yield {self._index: copied}, random_values
@@ -405,7 +405,7 @@ def _key(key: Any) -> str:
     return str(key)
 
 
-def _joined(named: Sequence[str], path: Sequence[Any]) -> str:
+def _join(named: Sequence[str], path: Sequence[Any]) -> str:
     """Return the path of a node in one of several parts, whose prefixes are given."""
     first, *others = path
     return (named[int(first)] + ".".join(map(str, others))).rstrip(".")

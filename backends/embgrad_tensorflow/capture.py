@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from embgrad.backend import Listener, PassListener, PassRecorder, Perturber, Reached, TokenBatch, additions
 from embgrad.errors import PointNotReachedError, UnsupportedError
-from embgrad.toolkit import Interception, coarsest, owned
+from embgrad.toolkit import Interception, coarsest, copy_owned
 from embgrad_tensorflow.graphs import function_calls
 from embgrad_tensorflow.inputs import integers, is_symbolic, like_evaluation
 from embgrad_tensorflow.lookup import Replacing, Watcher
@@ -161,7 +161,7 @@ class _Observer:
         """Note that a tape begins to record."""
         self._tapes.add(tape)
 
-    def known_to(self, tape: Any) -> list[_Point]:
+    def find_known(self, tape: Any) -> list[_Point]:
         """Return the points of which the tape knows."""
         return self._kept.get(tape, [])
 
@@ -221,7 +221,7 @@ class _Observer:
                 return model(*positional, **by_name)
 
             reached = points(self._model, batch, call)
-            return reached.repeated_by(
+            return reached.repeat_by(
                 lambda request: run(self._model, batch, replace(request, call=call)), (args, kwargs)
             )
 
@@ -248,7 +248,7 @@ class _Observer:
         return _Recorder()
 
     def _end(self, watcher: Watcher, tensors: Mapping[str, Any]) -> Any:
-        values = {key: owned(tensor.numpy()) for key, tensor in tensors.items()}
+        values = {key: copy_owned(tensor.numpy()) for key, tensor in tensors.items()}
         dtypes = [dtype.name for dtype in (*(tensor.dtype for tensor in tensors.values()), *watcher.computing)]
         try:
             return self._listener.end(watcher.watch, values, coarsest(dtypes or ["float32"]))
@@ -270,7 +270,7 @@ class _Capture(_Observer):
     def step(self, points: Sequence[_Point], gradients: Sequence[Any]) -> None:
         """Report the tape's gradients at these points as a step."""
         reached = [
-            (point.passed, point.key, owned(dense(gradient).numpy()))
+            (point.passed, point.key, copy_owned(dense(gradient).numpy()))
             for point, gradient in zip(points, gradients, strict=True)
             if gradient is not None
         ]
@@ -330,7 +330,7 @@ def _gradient(
     if depth() == 0 and tf.executing_eagerly():
         handles = {id(handle_of(source)) for source in tf.nest.flatten(sources)}
         reached = [
-            (observer, [point for point in observer.known_to(tape) if point.leads_to(handles)])
+            (observer, [point for point in observer.find_known(tape) if point.leads_to(handles)])
             for observer in _observers.get()
         ]
     tensors = [[point.tensor for point in known] for _, known in reached]

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from embgrad.backend import ModelPass, Request, Run, TraceCache, UntraceableError, split_name
 from embgrad.keras import is_keras
-from embgrad.toolkit import PLAIN, as_parts, drawn, every, first, is_nest, mapped, process_lock, states_of
+from embgrad.toolkit import PLAIN, as_parts, draw_states, every, first, is_nest, map_nest, process_lock, states_of
 from embgrad_tensorflow.fingerprint import Fingerprint, Structure, structure
 from embgrad_tensorflow.flattening import ClosedGraphError
 from embgrad_tensorflow.graphs import CutGraph, cut_trace, saved_functions_called
@@ -25,16 +25,16 @@ from embgrad_tensorflow.state import (
     Snapshot,
     depth,
     eagerly,
+    find_shared,
     functions_inlined,
     in_mode,
-    shared,
     wants_eager,
 )
 from embgrad_tensorflow.tap import snapshot_of
 from embgrad_tensorflow.tracing import TracedCalls
 from embgrad_tensorflow.walk import handle_of, has_base, kind_of, native_variable, on_devices
 
-__all__ = ["Trace", "placeholders", "run_kept", "traced"]
+__all__ = ["Trace", "placeholders", "run_kept", "trace_model"]
 
 #: The reason why a model that draws from Python's or NumPy's generators is not traced.
 DRAWS: Final = "the model draws random numbers from Python's or NumPy's generator, which a trace would draw once"
@@ -67,7 +67,7 @@ def run_kept(
         if reason is not None:
             raise UntraceableError(reason)
         _expect_traceable(parts)
-        arguments = repr(tf.nest.map_structure(_described, planned.arguments))
+        arguments = repr(tf.nest.map_structure(_describe, planned.arguments))
     except UntraceableError as error:
         return replace(pass_of(request, None, None).run(), uncompiled=str(error))
     known = structure(parts)
@@ -98,7 +98,7 @@ def _expect_traceable(parts: Sequence[Any]) -> None:
             )
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if _is_placeholder(value):
         return f"{value.dtype.name}/{value.shape.rank}"
     if isinstance(value, tf.Tensor):
@@ -146,10 +146,10 @@ class Trace:
     unknown: str | None
     dtypes: frozenset[str]
 
-    def packed(self, results: Sequence[Any]) -> Any:
+    def pack(self, results: Sequence[Any]) -> Any:
         """Return the graph's results in the structure of the model's return value."""
         remaining = iter(results)
-        return mapped(self.returned, _is_tensor, lambda _: next(remaining))
+        return map_nest(self.returned, _is_tensor, lambda _: next(remaining))
 
 
 _kept: Final[TraceCache[Trace]] = TraceCache()
@@ -185,7 +185,7 @@ class _Maker:
         """Return a new trace."""
         if any(getattr(part, "dynamic", False) is True for part in as_parts(self._model) if is_keras(part)):
             raise UntraceableError("a layer is set to run eagerly (dynamic=True)")  # Keras asks all layers
-        return traced(self._model, self._planned, request, relaxed=not exact)
+        return trace_model(self._model, self._planned, request, relaxed=not exact)
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -218,7 +218,7 @@ def _is_generators(node: Any) -> bool:
 # Making a trace
 
 
-def traced(model: Any, planned: Plan, request: Request, *, relaxed: bool) -> Trace:
+def trace_model(model: Any, planned: Plan, request: Request, *, relaxed: bool) -> Trace:
     """Return a trace of the model, which refers neither to the model nor to what may differ from call to call.
 
     Args:
@@ -254,7 +254,7 @@ def traced(model: Any, planned: Plan, request: Request, *, relaxed: bool) -> Tra
         for variable in on_devices(node.value)
     }
     try:
-        with process_lock, _preserved(snapshot, request.training):
+        with process_lock, _preserve(snapshot, request.training):
             function = tf.function(body, autograph=False).get_concrete_function(*specs)
         (returned, calls), *_ = made
         graph = cut_trace(function, calls.calls, generators)
@@ -265,20 +265,20 @@ def traced(model: Any, planned: Plan, request: Request, *, relaxed: bool) -> Tra
     dtypes = {entry.dtype.name for operation in function.graph.get_operations() for entry in operation.outputs}
     return Trace(
         graph,
-        mapped(returned, _is_unknown, lambda _: None),
+        map_nest(returned, _is_unknown, lambda _: None),
         None if unknown is None else type(unknown).__qualname__,
         frozenset(dtypes),
     )
 
 
 @contextlib.contextmanager
-def _preserved(snapshot: Snapshot, training: bool) -> Iterator[None]:
+def _preserve(snapshot: Snapshot, training: bool) -> Iterator[None]:
     """Trace the model in its mode; afterwards it is as it was. A model that draws from Python's generators is refused."""
-    states = (drawn(), states_of(snapshot.generators))
+    states = (draw_states(), states_of(snapshot.generators))
     try:
         with eagerly(), in_mode(training), functions_inlined(), saved_functions_called():
             yield
-        if (drawn(), states_of(snapshot.generators)) != states:
+        if (draw_states(), states_of(snapshot.generators)) != states:
             raise UntraceableError(DRAWS)
     finally:
         snapshot.restore(())
@@ -312,7 +312,7 @@ def _expect_repeatable(graph: CutGraph) -> None:
         raise UntraceableError(
             f"the model runs Python in its graph ({python}), which may write to objects outside the trace"
         )
-    if any(handle is variable.handle for handle, _ in graph.written for variable in shared()):
+    if any(handle is variable.handle for handle, _ in graph.written for variable in find_shared()):
         raise UntraceableError(
             "the model draws from a random generator that models share, which a trace cannot restore"
         )

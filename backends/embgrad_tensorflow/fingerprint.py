@@ -58,7 +58,7 @@ class Fingerprint:
             self._entries[id(value)] = self._inside(value)
         self._waiting = []
 
-    def kept(self) -> Fingerprint:
+    def without_model(self) -> Fingerprint:
         """Return the fingerprint without references that keep the model alive."""
         self._references = [_reference(value) for value in self._objects.values()]
         self._objects = {}
@@ -130,7 +130,7 @@ class Fingerprint:
             return (value.dtype.str, value.shape, value.tobytes())
         kind = _kinds[cls]
         if kind in ("list", "dict"):
-            return self._entered(value, kind)
+            return self._enter(value, kind)
         self._objects[id(value)] = value
         is_entered = kind != "variable" and not isinstance(value, (types.ModuleType, tf.Tensor, np.ndarray))
         if is_entered and (kind != "function" or is_the_users(value)):
@@ -144,7 +144,7 @@ class Fingerprint:
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         return (id(function.__code__), outside, [self._of(value) for value in defaults], self._of(vars(function)))
 
-    def _entered(self, value: Any, kind: str) -> Any:
+    def _enter(self, value: Any, kind: str) -> Any:
         self._objects[id(value)] = None  # a container may hold itself
         if kind == "dict":
             entries: Any = {key if type(key) in PLAIN else id(key): self._of(entry) for key, entry in [*value.items()]}
@@ -231,7 +231,7 @@ def structure(parts: Sequence[Any]) -> Structure:
     try:
         references = [weakref.ref(node.value, lambda _: _known.pop(key, None)) for node in nodes]
         functions = [weakref.ref(part, lambda _: _known.pop(key, None)) for part in parts if id(part) not in numbers]
-        _known[key] = _Known(Fingerprint(parts).kept(), references, functions, positions, aliases, learned)
+        _known[key] = _Known(Fingerprint(parts).without_model(), references, functions, positions, aliases, learned)
     except TypeError:  # no weak references to something
         _known.pop(key, None)
     return Structure(nodes, fingerprint, learned, aliases)

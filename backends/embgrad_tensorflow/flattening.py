@@ -21,7 +21,7 @@ from embgrad_tensorflow.operations import CALLS
 from embgrad_tensorflow.tracing import MARK
 from embgrad_tensorflow.walk import is_saved
 
-__all__ = ["ClosedGraphError", "FlatGraph", "definition_of", "flattened"]
+__all__ = ["ClosedGraphError", "FlatGraph", "definition_of", "flatten"]
 
 #: Operations of TensorFlow 1's control flow and variables, which a gradient in TensorFlow 2 does not know.
 GRAPH_ONLY: Final = frozenset(
@@ -71,7 +71,7 @@ class FlatGraph:
     gradients: tuple[CustomGradient, ...]
 
 
-def flattened(function: Any) -> FlatGraph:
+def flatten(function: Any) -> FlatGraph:
     """Return the flat graph of a ConcreteFunction.
 
     Raises:
@@ -85,11 +85,11 @@ def flattened(function: Any) -> FlatGraph:
     gradients = _prepare(definition.node, functions, is_saved(function))
     order = {name: number for number, name in enumerate(_inlined_names(definition.node, functions))}
     arguments = [tensor.op.name for tensor in graph.inputs]
-    inlined = _inlined(definition, [*arguments, *results, *(operation.name for operation in graph.control_outputs)])
+    inlined = _inline(definition, [*arguments, *results, *(operation.name for operation in graph.control_outputs)])
     tensors = {name: f"embgrad_argument_{number}:0" for number, name in enumerate(arguments)}
     ordered = _in_order(sorted(inlined.node, key=lambda node: order.get(node.name, len(order))))
-    written, result_names = _written(ordered, tensors, results)
-    nodes = _last_checks(_needed(written, result_names), result_names)
+    written, result_names = _find_written(ordered, tensors, results)
+    nodes = _last_checks(_find_needed(written, result_names), result_names)
     library = {entry.signature.name: entry for entry in inlined.library.function}
     return FlatGraph(tuple(tensors.values()), tuple(nodes), tuple(result_names), library, tuple(gradients))
 
@@ -115,7 +115,7 @@ def _prepare(nodes: Sequence[Any], functions: Mapping[str, Any], restored: bool)
         operations = nodes if function is None else function.node_def
         names = {entry.name for entry in (*operations, *arguments)}
         for node in operations:
-            called = _called(node)
+            called = _call_function(node)
             if called in functions:
                 waiting += [called] if called not in reached else []
                 reached.add(called)
@@ -144,7 +144,7 @@ def _expect_known(node: Any) -> None:
         raise ClosedGraphError(f"the operation {node.op} {node.name!r} belongs to TensorFlow 1's graphs")
 
 
-def _inlined(definition: Any, fetched: Sequence[str]) -> Any:
+def _inline(definition: Any, fetched: Sequence[str]) -> Any:
     """Return a graph with the functions that it calls written out by TensorFlow's optimizer, which changes nothing else."""
     meta = tf.compat.v1.train.export_meta_graph(graph_def=definition, graph=tf.Graph())
     meta.collection_def["train_op"].node_list.value.extend(fetched)
@@ -156,7 +156,9 @@ def _inlined(definition: Any, fetched: Sequence[str]) -> Any:
     return tf_optimizer.OptimizeGraph(config, meta)
 
 
-def _written(nodes: Sequence[Any], arguments: Mapping[str, str], results: Sequence[str]) -> tuple[list[Any], list[str]]:
+def _find_written(
+    nodes: Sequence[Any], arguments: Mapping[str, str], results: Sequence[str]
+) -> tuple[list[Any], list[str]]:
     """Return an inlined graph's operations with short names, without those that only hand on, and the names of its results.
 
     Args:
@@ -210,7 +212,7 @@ def _inlined_names(
     """
     names = []
     for node in _in_order(nodes):
-        name, called = f"{prefix}{node.name}", _called(node)
+        name, called = f"{prefix}{node.name}", _call_function(node)
         if called in inside:
             raise ClosedGraphError(f"the function at {name!r} calls itself")
         if called in functions:
@@ -219,7 +221,7 @@ def _inlined_names(
     return names
 
 
-def _called(node: Any) -> str:
+def _call_function(node: Any) -> str:
     """Return the name of the function that an operation calls; its type, which is no function's name, where it calls none."""
     return str(node.attr["f"].func.name if node.op in CALLS else node.op)
 
@@ -239,7 +241,7 @@ def _in_order(nodes: Sequence[Any]) -> list[Any]:
     return list(ordered.values())
 
 
-def _needed(nodes: Sequence[Any], results: Sequence[str]) -> list[Any]:
+def _find_needed(nodes: Sequence[Any], results: Sequence[str]) -> list[Any]:
     """Return the nodes that the results need, those that change something, and the marks of calls."""
     needed = {name.partition(":")[0] for name in results}
     kept = []
@@ -312,7 +314,7 @@ class CustomGradient:
             gradient, constants, read = None, (), []
             why = f"reads {foreign!r}, which lies outside of its function"
         inputs = [name for name in node.input if not name.startswith("^")]
-        inputs += [_spelled(value, function) for value in read]
+        inputs += [_spell(value, function) for value in read]
         orders = [name for name in node.input if name.startswith("^")]
         number = next(_numbers)
         custom = _custom_gradients[number] = cls(node.name, gradient, types, constants, why)
@@ -350,7 +352,7 @@ def _pull_back(operation: Any, *gradients: Any) -> list[Any]:
 tf.RegisterGradient(GRADIENT_NAME)(_pull_back)
 
 
-def _spelled(tensor: Any, function: Any) -> str:
+def _spell(tensor: Any, function: Any) -> str:
     """Return the name by which operations take a tensor in a graph, or in a function."""
     if function is None or tensor.op.name in {argument.name for argument in function.signature.input_arg}:
         return str(tensor.name if function is None else tensor.op.name)

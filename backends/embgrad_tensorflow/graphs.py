@@ -27,7 +27,7 @@ from embgrad.backend import (
     users_of,
 )
 from embgrad.toolkit import Interception, process_lock
-from embgrad_tensorflow.flattening import ClosedGraphError, FlatGraph, definition_of, flattened
+from embgrad_tensorflow.flattening import ClosedGraphError, FlatGraph, definition_of, flatten
 from embgrad_tensorflow.operations import (
     CALLS,
     KEEPING,
@@ -50,12 +50,20 @@ from embgrad_tensorflow.stretches import (
     Stretch,
     definition_with,
     functions_of,
-    stopped,
+    stop_at,
 )
 from embgrad_tensorflow.tracing import MARK, TracedCall
 
 __all__ = [
-    *("CutFunctions", "CutGraph", "cut_graph", "cut_trace", "function_calls", "opened", "saved_functions_called"),
+    *(
+        "CutFunctions",
+        "CutGraph",
+        "cut_graph",
+        "cut_trace",
+        "function_calls",
+        "open_functions",
+        "saved_functions_called",
+    ),
 ]
 
 #: Every compiled call reaches this: signatures, restored functions, `hub.KerasLayer` and concrete functions.
@@ -100,7 +108,7 @@ def cut_trace(function: Any, calls: Sequence[TracedCall], generators: Collection
 
 
 def _cut(function: Any, calls: Sequence[TracedCall] | None = None) -> CutGraph:
-    flat, captures = flattened(function), function.captured_inputs
+    flat, captures = flatten(function), function.captured_inputs
     names = flat.arguments[len(flat.arguments) - len(captures) :]
     captured = {name: getattr(value, "handle", value) for name, value in zip(names, captures, strict=True)}
     arguments = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in function.graph.inputs]
@@ -143,7 +151,7 @@ class CutGraph:
         self._makers = {node.name: number for number, node in enumerate(self.flat.nodes)}
         self._lasts = _last_uses(self.flat)
         self._stretches: dict[Any, Any] = {}
-        self.specs = self._inferred(arguments)
+        self.specs = self._infer(arguments)
         self.seen = self._lookups()
         _refuse_lookups_inside(flat, is_trace=calls is not None)
         self.casts = {
@@ -151,7 +159,7 @@ class CutGraph:
             for node in self.flat.nodes
             if node.op == "Cast" and self.specs[node.input[0]].dtype.is_floating
         }
-        self.written = self._written()
+        self.written = self._find_written()
 
     def entry(self, name: str) -> Entry | None:
         """Return the node and output of a tensor; None for an argument."""
@@ -201,15 +209,15 @@ class CutGraph:
                 self._run_stretch(done, number + 1, values, crossings, running)
             done = number + 1
         if running.answering is not None and running.is_reached():
-            answered = self._answered(done, values, crossings, running)
+            answered = self._answer(done, values, crossings, running)
             if answered is not None:
                 return answered
         self._run_stretch(done, len(self.flat.nodes), values, crossings, running)
-        results = [self._given(name, len(self.flat.nodes), values, crossings) for name in self.flat.results]
+        results = [self._give_ids(name, len(self.flat.nodes), values, crossings) for name in self.flat.results]
         crossings.report_calls()
         return results
 
-    def _given(self, name: str, user: int, values: Mapping[str, list[Any]], crossings: Crossings) -> Any:
+    def _give_ids(self, name: str, user: int, values: Mapping[str, list[Any]], crossings: Crossings) -> Any:
         return values[name][self._version(name, user, crossings)]
 
     def _version(self, name: str, user: int, crossings: Crossings) -> int:
@@ -220,7 +228,7 @@ class CutGraph:
         self, number: int, values: dict[str, list[Any]], crossings: Crossings, running: CutFunctions
     ) -> None:
         node = self.flat.nodes[number]
-        inputs = [self._given(name, number, values, crossings) for name in node.input]
+        inputs = [self._give_ids(name, number, values, crossings) for name in node.input]
         self._put(f"{node.name}:0", running.alone(node, inputs), values, crossings)
 
     def _put(self, name: str, value: Any, values: dict[str, list[Any]], crossings: Crossings) -> None:
@@ -246,7 +254,7 @@ class CutGraph:
         stretch: Stretch = self._stretches[key]
         return stretch
 
-    def _answered(
+    def _answer(
         self, start: int, values: Mapping[str, list[Any]], crossings: Crossings, running: CutFunctions
     ) -> GraphGradients | None:
         """Return the gradients at what the last stretch takes from the points: one graph, with the objective in its midst.
@@ -303,7 +311,7 @@ class CutGraph:
             nodes.append(node)
             if node.op == READ and not learns:
                 reads.add(number)
-                nodes.append(stopped(node))
+                nodes.append(stop_at(node))
         made = {
             f"{self.flat.nodes[number].name}:{output}": number in reads
             for number in range(start, end)
@@ -342,7 +350,7 @@ class CutGraph:
         }
         return [*sorted(taken - set(numbers)), *numbers]
 
-    def _inferred(self, arguments: Sequence[Any]) -> dict[str, Any]:
+    def _infer(self, arguments: Sequence[Any]) -> dict[str, Any]:
         """Return the dtypes and shapes of all tensors, as TensorFlow infers them for the whole graph."""
         captured = {index: self._captured.get(name) for index, name in enumerate(self.flat.arguments)}
         free = [spec for index, spec in enumerate(arguments) if captured[index] is None]
@@ -367,7 +375,7 @@ class CutGraph:
             tf.function(import_all, autograph=False).get_concrete_function(*free)
         return {name: tf.TensorSpec(tensor.shape, tensor.dtype) for name, tensor in by_name.items()}
 
-    def _written(self) -> list[tuple[Any, bool]]:
+    def _find_written(self) -> list[tuple[Any, bool]]:
         writing = [node for node in self.flat.nodes if _writes(node)]
         resources = {
             name: node.op.startswith(("Rng", "Stateful")) and node.op not in CALLS
@@ -575,7 +583,7 @@ class CutFunctions:
         self._unwatched = unwatched
         self._busy = False
 
-    def called(self, original: Callable[..., Any], function: Any, tensors: Sequence[Any], captured_inputs: Any) -> Any:
+    def call(self, original: Callable[..., Any], function: Any, tensors: Sequence[Any], captured_inputs: Any) -> Any:
         """Run a function's graph in place of `ConcreteFunction._call_flat`."""
         passing = self._busy or not tf.executing_eagerly() or "__backward_" in str(function.name)
         if passing or not _has_gradient(function):
@@ -598,7 +606,7 @@ class CutFunctions:
         self._record(graph)
         crossings = Crossings(self._watch, self._replace, graph.scopes if self._watch.needs_modules else ())
         if self.answering is not None:
-            self.answering.packed = packed
+            self.answering.pack = packed
         results = graph.run(arguments, crossings, self)
         return results if isinstance(results, GraphGradients) else packed(results)
 
@@ -625,9 +633,9 @@ class CutFunctions:
 
 
 @contextlib.contextmanager
-def opened(opening: CutFunctions) -> Iterator[None]:
+def open_functions(opening: CutFunctions) -> Iterator[None]:
     """Run the compiled functions of this thread in that way while inside."""
-    with function_calls.by(opening.called), saved_functions_called():
+    with function_calls.by(opening.call), saved_functions_called():
         yield
 
 
@@ -636,19 +644,19 @@ def saved_functions_called() -> Iterator[None]:
     """Call the saved function that fits in place of a restored function, and trace nothing around it, eagerly or in a trace."""
     eagerly = tf.executing_eagerly()
 
-    def dispatched(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+    def dispatch(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
         if not hasattr(function, "concrete_functions") or tf.executing_eagerly() != eagerly:
             return original(function, *args, **kwargs)
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
-        converted = tf.nest.map_structure(_converted, (bound.args, bound.kwargs))
+        converted = tf.nest.map_structure(_convert, (bound.args, bound.kwargs))
         return function.python_function(*converted[0], **converted[1])
 
-    with _dispatch.by(dispatched):
+    with _dispatch.by(dispatch):
         yield
 
 
-def _converted(value: Any) -> Any:
+def _convert(value: Any) -> Any:
     """Return a NumPy array as a tensor of the same dtype."""
     return tf.constant(value) if isinstance(value, (np.ndarray, np.generic)) else value
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from embgrad.backend import Call, TokenBatch
 from embgrad.errors import BatchError, UnsupportedError
-from embgrad.keras import MASKS, MODES, cast_exactly, declared, filled, is_keras, told_apart
-from embgrad.toolkit import as_parts, copied, first, integer_arguments, owned, parameters_of, plan_call
+from embgrad.keras import MASKS, MODES, cast_exactly, fill, find_declared, is_keras, make_unique
+from embgrad.toolkit import as_parts, copy_nest, copy_owned, first, integer_arguments, parameters_of, plan_call
 from embgrad_tensorflow.walk import kind_of
 
 __all__ = [
@@ -47,7 +47,7 @@ class Plan:
 
     def call(self) -> Any:
         """Call the model with arguments that are this pass's own."""
-        return self.invoke(copied(self.arguments, _is_unmodified))
+        return self.invoke(copy_nest(self.arguments, _is_unmodified))
 
 
 def _is_unmodified(value: Any) -> bool:
@@ -72,10 +72,10 @@ def plan(model: Any, batch: TokenBatch, training: bool, call: Call | None) -> Pl
         inputs = tf.nest.map_structure(_native, batch.inputs())
         return Plan(lambda inputs: call(model, inputs), inputs)
     part = _only_part(model)
-    structure = declared(part)
+    structure = find_declared(part)
     if structure is not None:
-        inputs, unused = filled(structure, batch, as_dtype)
-        names = told_apart(getattr(part, "output_names", None) or ())
+        inputs, unused = fill(structure, batch, as_dtype)
+        names = make_unique(getattr(part, "output_names", None) or ())
         return Plan(lambda inputs: part(inputs, training=training), inputs, unused, names)
     target = getattr(part, "call", None) if is_keras(part) else None
     if not callable(part):
@@ -179,7 +179,7 @@ class TensorFlowTensors:
 
     def to_numpy(self, tensor: Any) -> np.ndarray:
         """Return the values in memory of their own; half precision widened to float32."""
-        return owned(tensor.numpy())
+        return copy_owned(tensor.numpy())
 
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
         """Return the rows, on the tape that is open."""
@@ -191,7 +191,7 @@ class TensorFlowTensors:
 
 def integers(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the arguments that are integers, as NumPy, by the parameters' names, or by their keys in a dict of inputs."""
-    named = _bound(model, args, kwargs)
+    named = _bind(model, args, kwargs)
     arguments = dict(named.arguments) if named is not None else dict(kwargs)
     if named is None:
         arguments |= {f"argument {number}": value for number, value in enumerate(args)}
@@ -203,7 +203,7 @@ def like_evaluation(
     model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Return the arguments of a call in evaluation mode: those that say the mode say that."""
-    named = _bound(model, args, kwargs)
+    named = _bind(model, args, kwargs)
     for mode in MODES:
         if mode in kwargs:
             kwargs = {**kwargs, mode: False}
@@ -218,7 +218,7 @@ def is_symbolic(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return first((tuple(args), dict(kwargs)), lambda value: type(value).__name__ == "KerasTensor") is not None
 
 
-def _bound(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments | None:
+def _bind(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments | None:
     """Return the arguments by parameter; None where the signature does not say."""
     try:
         return inspect.signature(_target(model)).bind(*args, **kwargs)

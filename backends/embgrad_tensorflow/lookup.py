@@ -121,14 +121,14 @@ class Watcher:
         self._replacing = Replacing() if replacing is None else replacing
         self._depth = depth()  # a nested pass is not a part of this one
         self._reads: ByTensor[Any] = ByTensor()
-        self._handlers: dict[str, Callable[..., None]] = dict.fromkeys(LOOKUPS, self._looked_up)
-        self._handlers |= dict.fromkeys(SLICES, self._sliced)
+        self._handlers: dict[str, Callable[..., None]] = dict.fromkeys(LOOKUPS, self._look_up)
+        self._handlers |= dict.fromkeys(SLICES, self._slice)
         self._handlers |= dict.fromkeys(SAME_TABLE, self._same_table)
         self._handlers[READ] = self._read
         self._one_hots = OneHots()
         self._handlers |= dict.fromkeys({*MAKING, *KEEPING} - {*SAME_TABLE}, self._one_hots.follow)
-        self._handlers |= dict.fromkeys(PRODUCTS, self._multiplied)
-        self._handlers[SPARSE_PRODUCT] = self._multiplied_sparse
+        self._handlers |= dict.fromkeys(PRODUCTS, self._multiply)
+        self._handlers[SPARSE_PRODUCT] = self._multiply_sparse
         self._comparisons = Comparisons()
         self._handlers |= dict.fromkeys(COMPARISONS, self._comparisons.record)
 
@@ -139,25 +139,27 @@ class Watcher:
         Args:
             is_graph: whether a graph runs and no Python of the model, so that `perform` runs all lookups.
         """
-        op_callbacks.add_op_callback(self._called)
+        op_callbacks.add_op_callback(self._call_function)
         try:
-            with contextlib.nullcontext() if is_graph else self._intercepted():
+            with contextlib.nullcontext() if is_graph else self._intercept():
                 yield
         except BaseException as error:
             self._raise_failure()  # unchanged: Keras adds text to errors that pass through a layer
             if any(isinstance(cause, tf.errors.InvalidArgumentError) for cause in _chain(error)):
                 for operation, operands in self._failed:
                     self._see(operation, operands)  # raises BatchError for an index outside
-                for handle, indices, shape in self._comparisons.failed(self.tables, self.watch.batch.ids, str(error)):
+                for handle, indices, shape in self._comparisons.find_failed(
+                    self.tables, self.watch.batch.ids, str(error)
+                ):
                     self._record_lookup(handle, indices, shape, rows=None)  # likewise
             raise
         finally:
-            op_callbacks.remove_op_callback(self._called)
+            op_callbacks.remove_op_callback(self._call_function)
         self._raise_failure()  # the model may have caught it
         self._replacing.expect_done()
 
     @contextlib.contextmanager
-    def _intercepted(self) -> Iterator[None]:
+    def _intercept(self) -> Iterator[None]:
         """Run the lookups of Python's code by `perform`."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(_recorded.by(self._forget_tables))
@@ -191,7 +193,7 @@ class Watcher:
     def _is_active(self) -> bool:
         return depth() == self._depth and not (self.points is not None and self.points.working)
 
-    def _called(
+    def _call_function(
         self, op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None
     ) -> None:
         if graph is not None:  # a function is being traced
@@ -232,12 +234,12 @@ class Watcher:
         if handle is not None:
             self._reads[outputs[0]] = handle
 
-    def _looked_up(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+    def _look_up(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         if _batch_dims(attrs):
             return
         self._see(name, inputs, outputs[0])
 
-    def _sliced(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+    def _slice(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         """Record a slice of a table that takes a row for each position, as position embeddings are often looked up."""
         handle, rows = self._handle(inputs[0]), outputs[0]
         if handle is None or not rows.dtype.is_floating or rows.shape[0] != self.watch.batch.shape[1]:
@@ -247,9 +249,9 @@ class Watcher:
             indices = int(first) + np.arange(rows.shape[0])
             self._record_lookup(handle, indices, tuple(map(int, inputs[0].shape)), rows, sliced=True)
 
-    def _multiplied(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+    def _multiply(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         """Return the output of an operation; a product of one-hot rows with a table is a lookup, too."""
-        product = self._one_hots.looked_up(name, inputs, attrs)
+        product = self._one_hots.look_up(name, inputs, attrs)
         if product is not None:
             table, indices = product
             self._record_lookup(self._handle(table), indices, tuple(map(int, table.shape)), outputs[0])
@@ -259,7 +261,7 @@ class Watcher:
             if indices is not None and table.shape.rank == 2 and rows.shape[-1] in table.shape:
                 self._report_other(name, table, indices, tuple(table.shape).index(rows.shape[-1]), "product")
 
-    def _multiplied_sparse(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+    def _multiply_sparse(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         """Report a product of sparse one-hot rows with a table."""
         places, values, _, table = inputs
         if table.shape.rank == 2 and bool((np.asarray(values) == 1).all()):
@@ -295,7 +297,7 @@ class Watcher:
         indices = _indices(operation, operands, len(shape))
         if rows is not None and (indices is None or len(shape) != 2 or not dtype.is_floating):
             axis = int(operands[2]) if operation == "GatherV2" else 0
-            selected = _selected(operation, operands)
+            selected = _select(operation, operands)
             if selected is not None:
                 self._report_other(operation, operands[0], selected, axis)
         elif indices is not None and rows is not None and self._is_identity(operands[0]):
@@ -311,7 +313,7 @@ class Watcher:
     def _is_identity(self, operand: Any) -> bool:
         """Return whether a table is the identity matrix, and none that is learned."""
         handle = self._handle(operand)
-        table = operand if handle is None else self.tables.fixed(handle)
+        table = operand if handle is None else self.tables.find_fixed(handle)
         return table is not None and is_identity(table)
 
     def _record_lookup(
@@ -328,11 +330,11 @@ class Watcher:
             key = lookup.key  # as in a pass that requests it
         points = self.points
         if key is not None and points is not None and points.record_rows(key, rows):
-            self._replacing.promise(rows, functools.partial(self._replaced_rows, points, key))
+            self._replacing.promise(rows, functools.partial(self._replace_rows, points, key))
 
-    def _replaced_rows(self, points: Any, key: str, rows: Any) -> Any:
+    def _replace_rows(self, points: Any, key: str, rows: Any) -> Any:
         new = points.replace_rows(key, rows)
-        self.watch.replaced(rows, new)
+        self.watch.replace_tensor(rows, new)
         return new
 
     def _handle(self, operand: Any) -> Any:
@@ -367,10 +369,10 @@ def _indices(operation: str, operands: Sequence[Any], axes: int) -> np.ndarray |
     """Return the rows that are looked up in a table of so many axes; None where the lookup is along another axis."""
     if operation == "GatherV2" and int(operands[2]) not in (0, -axes):
         return None
-    return _selected(operation, operands)
+    return _select(operation, operands)
 
 
-def _selected(operation: str, operands: Sequence[Any]) -> np.ndarray | None:
+def _select(operation: str, operands: Sequence[Any]) -> np.ndarray | None:
     """Return the indices along one axis; None where there are several axes, or the indices are no whole numbers."""
     indices = np.asarray(operands[1])
     if operation.endswith("Nd"):
@@ -416,7 +418,7 @@ class Comparisons:
         if smaller.dtype.is_integer and larger.shape.rank == 0:
             self._made.append((smaller, larger, more))
 
-    def failed(
+    def find_failed(
         self, tables: Tables, ids: np.ndarray, message: str
     ) -> Iterator[tuple[Any, np.ndarray, tuple[int, ...]]]:
         """Yield the lookups that an error may have kept the model from, because an index is outside a table.

@@ -52,7 +52,7 @@ class OneHots:
     def follow(self, operation: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         """Record an operation that creates one-hot rows, or preserves them."""
         if operation in MAKING:
-            indices = _one_hot_indices(inputs, attrs) if operation == "OneHot" else _compared_indices(inputs)
+            indices = _one_hot_indices(inputs, attrs) if operation == "OneHot" else _compare_indices(inputs)
         else:
             indices = self.indices(inputs[0])
             if indices is not None and operation.startswith("Select"):
@@ -65,7 +65,7 @@ class OneHots:
         if indices is not None:
             self.record(outputs[0], indices)
 
-    def looked_up(self, operation: str, inputs: Any, attrs: Any) -> tuple[Any, Any] | None:
+    def look_up(self, operation: str, inputs: Any, attrs: Any) -> tuple[Any, Any] | None:
         """Return the table and the rows that a product looks up in it, in the order of its result's; None where it is none."""
         if len(inputs) != 2 or any(attribute(attrs, name) for name in PRODUCTS[operation]):
             return None
@@ -104,7 +104,7 @@ def _one_hot_indices(inputs: Any, attrs: Any) -> np.ndarray | None:
     return None if (positions < 0).any() else positions
 
 
-def _compared_indices(inputs: Any) -> np.ndarray | None:
+def _compare_indices(inputs: Any) -> np.ndarray | None:
     """Return the places of the ones in a comparison of whole numbers with 0, 1, 2, … on the last axis."""
     for column, numbers in (inputs, inputs[::-1]):
         depth = numbers.shape[-1] if numbers.shape.rank else 0

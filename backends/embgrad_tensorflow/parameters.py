@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from embgrad.backend import Weight
 from embgrad.checkpoints import WeightTarget, keras_checkpoint
-from embgrad.errors import UnsupportedError, listed
+from embgrad.errors import UnsupportedError, quote
 from embgrad.keras import is_keras
-from embgrad.toolkit import MemoryMeter, as_parts, model_lock, owned
+from embgrad.toolkit import MemoryMeter, as_parts, copy_owned, model_lock
 from embgrad_tensorflow.state import expect_eager, other_tapes_paused
 from embgrad_tensorflow.walk import Node, handle_of, has_base, is_saved, native_variable, walk
 
@@ -54,7 +54,7 @@ class Parameters:
             handle = handle_of(variable)
             if handle is None or id(handle) in self._names:
                 continue
-            plain = f"{number}." * (len(parts) > 1) + _spelled(variable)
+            plain = f"{number}." * (len(parts) > 1) + _spell(variable)
             name = f"{plain}#{counts[plain]}" if counts[plain] else plain
             counts[plain] += 1
             self._names[id(handle)], self._variables[name] = (handle, name), variable
@@ -74,7 +74,7 @@ class Parameters:
         return self._variables[name]
 
 
-def _spelled(variable: Any) -> str:
+def _spell(variable: Any) -> str:
     return str(getattr(variable, "path", None) or variable.name)
 
 
@@ -157,7 +157,7 @@ def weights(model: Any) -> list[Weight]:
         is_metric = node is not None and has_base(node.owner, "Metric")  # metrics belong to the training loop
         if native.dtype.is_floating and not is_metric and _has_value(native):
             weight, target = _weight(name, node, native), canonical.get(id(handle_of(variable)))
-            result.append(weight if target is None else target.named(weight))
+            result.append(weight if target is None else target.with_name(weight))
     return result
 
 
@@ -182,7 +182,7 @@ def device_meter(model: Any) -> MemoryMeter | None:
     device = next(iter(devices))
     if len(devices) > 1 or not device.startswith("GPU:"):
         raise UnsupportedError(
-            f"the model is on {listed(sorted(devices))}: expected a model on the CPU or on one GPU, whose memory can be measured"
+            f"the model is on {quote(sorted(devices))}: expected a model on the CPU or on one GPU, whose memory can be measured"
         )
 
     def restart() -> None:
@@ -223,12 +223,12 @@ def _weight(name: str, node: Node | None, native: Any) -> Weight:
     def get() -> np.ndarray:
         expect_eager()
         with other_tapes_paused():
-            return owned(native.numpy())
+            return copy_owned(native.numpy())
 
     def rows(indices: np.ndarray) -> np.ndarray:
         expect_eager()
         with other_tapes_paused():
-            return owned(tf.gather(native, tf.constant(indices)).numpy())
+            return copy_owned(tf.gather(native, tf.constant(indices)).numpy())
 
     shape = tuple(map(int, native.shape))
     owner = "" if node is None else _owner(node, native)

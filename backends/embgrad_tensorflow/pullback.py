@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from embgrad.backend import Cotangents, ParameterValues, Request, TableRest
-from embgrad.toolkit import coarsest, first, taken
+from embgrad.toolkit import coarsest, first, take_owned
 from embgrad_tensorflow.lookup import Watcher
 from embgrad_tensorflow.modules import is_floating
 from embgrad_tensorflow.parameters import Parameters
@@ -42,7 +42,7 @@ def pull_back(
     wanted = [*marks, *map(native_variable, variables.values())]
     gradients = taps.tape.gradient(targets, wanted, output_gradients=upstream)
     # what was looked up in the rows again comes as IndexedSlices
-    return [None if entry is None else taken(dense(entry).numpy()) for entry in gradients]
+    return [None if entry is None else take_owned(dense(entry).numpy()) for entry in gradients]
 
 
 def rests(

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from embgrad.backend import TokenBatch
-from embgrad.errors import BatchError, UnsupportedError, listed
+from embgrad.errors import BatchError, UnsupportedError, quote
 from embgrad.keras import MODES
 from embgrad.toolkit import plan_mapping
 from embgrad_tensorflow.inputs import Plan, as_dtype
@@ -109,11 +109,11 @@ def _signature(part: Any) -> Any:
     advice = "call=lambda model, inputs: ... that calls one of its functions"
     if signatures:
         raise UnsupportedError(
-            f"the saved model has {len(signatures)} signatures, {listed(signatures)}, and none is {SERVING!r}. Pass "
+            f"the saved model has {len(signatures)} signatures, {quote(signatures)}, and none is {SERVING!r}. Pass "
             f"{advice}, model.signatures[...](**inputs)"
         )
     raise UnsupportedError(
-        f"the saved model cannot be called and has no signature; its functions are {listed(methods)}. Pass {advice}, "
+        f"the saved model cannot be called and has no signature; its functions are {quote(methods)}. Pass {advice}, "
         f"model.{methods[0] if methods else 'method'}(inputs)"
     )
 

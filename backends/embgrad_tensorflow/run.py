@@ -27,14 +27,14 @@ from embgrad.backend import (
     TableRest,
     TokenBatch,
     UnfitError,
-    answered,
+    answer_objective,
     split_name,
 )
 from embgrad.errors import AmbiguousPointError, EmbgradWarning, PointNotReachedError, UnsupportedError, level_of_user
-from embgrad.toolkit import as_parts, model_lock, taken
+from embgrad.toolkit import as_parts, model_lock, take_owned
 from embgrad_tensorflow.compile import Trace, placeholders, run_kept
 from embgrad_tensorflow.fingerprint import Structure
-from embgrad_tensorflow.graphs import CutFunctions, CutGraph, opened
+from embgrad_tensorflow.graphs import CutFunctions, CutGraph, open_functions
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, plan
 from embgrad_tensorflow.lookup import Watcher, table_of
 from embgrad_tensorflow.modules import Calls, Modules, intercept_calls
@@ -46,7 +46,7 @@ from embgrad_tensorflow.state import (
     eagerly,
     expect_eager,
     in_mode,
-    nested,
+    mark_nested,
     other_tapes_paused,
     preserve_random_state,
     refuse_gradient_overrides,
@@ -78,7 +78,7 @@ class _WatchedCall:
         self._request = request
 
     @contextlib.contextmanager
-    def preserved(self, snapshot: Snapshot | None = None) -> Iterator[None]:
+    def preserve(self, snapshot: Snapshot | None = None) -> Iterator[None]:
         """Run the model in its mode, watched; afterwards it is as it was, also when it raises, and so is what `call` holds.
 
         Args:
@@ -97,7 +97,7 @@ class _WatchedCall:
                 stack.enter_context(intercept_calls(calls.around, modules.classes))
             opening = self._opening()
             self.watcher.closed = opening.closed
-            stack.enter_context(opened(opening))
+            stack.enter_context(open_functions(opening))
             stack.enter_context(in_mode(self._request.training))
             stack.enter_context(refuse_gradient_overrides())
             stack.enter_context(self.watcher.watching())
@@ -123,7 +123,7 @@ class _WatchedCall:
             self.taps.replace,
             self.watcher.perform,
             self._record_graph,
-            self.taps.unwatched,
+            self.taps.run_unwatched,
             learns=self._request.parameters or self._request.tables,
             is_reached=lambda: bool(self.taps.kept),
             answering=self.answering,
@@ -143,7 +143,7 @@ class _WatchedCall:
 def points(model: Any, batch: TokenBatch, call: Call | None) -> Reached:
     """Return the lookups and the calls of modules that a forward pass on the batch makes, in order."""
     with _working(model):
-        planned = _planned(model, batch, False, call)
+        planned = _plan(model, batch, False, call)
         request = Request(call=call, pullback=False)
         return TensorFlowPass(model, batch, request, planned, PassRecorder(batch, None)).points()
 
@@ -151,7 +151,7 @@ def points(model: Any, batch: TokenBatch, call: Call | None) -> Reached:
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """Run one forward pass and a pullback for each set of cotangents."""
     with _working(model):
-        planned = _planned(model, batch, request.training, request.call)
+        planned = _plan(model, batch, request.training, request.call)
         if request.parameters or request.tables or not request.compiled or planned.graph is not None:
             return TensorFlowPass(model, batch, request, planned).run()
 
@@ -181,14 +181,14 @@ class TensorFlowPass(ModelPass):
         self._parameters: Parameters | None = None
 
     @contextlib.contextmanager
-    def prepared(self) -> Iterator[None]:
+    def prepare(self) -> Iterator[None]:
         """Take a snapshot of the model, and let the user's functions find it in the requested mode."""
         self._snapshot = self.snapshot()
         with for_user_code(self.request, self.whole_snapshot) as request, contextlib.ExitStack() as stack:
             self.request, self._stack = request, stack
             self._tape = tf.GradientTape(persistent=request.repeats, watch_accessed_variables=request.parameters)
             self._watched = _WatchedCall(self.model, request, self.recorder, self._tape)
-            asked = _asked_in_graph(request) if self._planned.graph == "alone" else None
+            asked = _ask_in_graph(request) if self._planned.graph == "alone" else None
             if asked is not None:
                 self._watched.answering = GraphObjective(asked, self._planned.outputs, self._tape.stop_recording)
             yield
@@ -209,7 +209,7 @@ class TensorFlowPass(ModelPass):
 
     def call(self) -> Any:
         """Call the model under the tape; its state is restored as soon as it returns."""
-        with self.recording(), self._watched.preserved(self._snapshot):
+        with self.recording(), self._watched.preserve(self._snapshot):
             _watch_variables(self._tape, self.model, self._watched.watcher.tables, self.request)
             return self._planned.call()
 
@@ -223,15 +223,15 @@ class TensorFlowPass(ModelPass):
             return Answer([returned.pairs] * returned.sets, returned.response, [tensor for tensor, _ in returned.pairs])
         several, names = self.request.several, self._planned.outputs
         with self._tape if self.request.pullback else contextlib.nullcontext():
-            return answered(returned, self.batch, objective, self.tensors, names, several=several)
+            return answer_objective(returned, self.batch, objective, self.tensors, names, several=several)
 
     def activations(self, keys: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the values at points."""
         if self.request.parameters or self.request.tables:  # some models make their variables in the first call
             self._parameters = Parameters(as_parts(self.model))
         self._variables = sources(self._watched.watcher, keys, self._parameters, self.request)
-        self._stack.enter_context(self._prepared_to_recompute())  # once for all pullbacks
-        return {key: taken(self._watched.taps.kept[key].numpy()) for key in keys}
+        self._stack.enter_context(self._prepare_to_recompute())  # once for all pullbacks
+        return {key: take_owned(self._watched.taps.kept[key].numpy()) for key in keys}
 
     def pull_back(self, cotangents: Cotangents, keys: Sequence[str]) -> Pullback:
         """Pull one set of cotangents back to the points, and to the variables that the request needs."""
@@ -260,13 +260,13 @@ class TensorFlowPass(ModelPass):
         return rests(self._watched.watcher, keys, self._parameters, below)
 
     @contextlib.contextmanager
-    def _prepared_to_recompute(self) -> Iterator[None]:
+    def _prepare_to_recompute(self) -> Iterator[None]:
         """Prepare the model for a pullback that recomputes modules, so that they run as before."""
         if not self._watched.watcher.recomputed:
             yield
             return
         again = Request(training=self.request.training, call=self.request.call)
-        with _WatchedCall(self.model, again, PassRecorder(self.batch, ()), self._tape).preserved():
+        with _WatchedCall(self.model, again, PassRecorder(self.batch, ()), self._tape).preserve():
             yield
 
 
@@ -297,7 +297,7 @@ class TracedPass(TensorFlowPass):
         """Run the graph under the tape; what it writes to is restored as soon as it returns."""
         with self.recording(), self._watched.graph_preserved(self._snapshot) as running:
             try:
-                return running.run(self._trace.graph, placeholders(self._planned), self._trace.packed)
+                return running.run(self._trace.graph, placeholders(self._planned), self._trace.pack)
             except tf.errors.OpError as error:
                 first = next(iter(str(error).strip().splitlines()), "")[:160]
                 raise UnfitError(f"{type(error).__name__}: {first}") from error
@@ -313,14 +313,14 @@ class TracedPass(TensorFlowPass):
 def paths(model: Any) -> list[str]:
     """Return the names of the model's modules and tables."""
     parts = as_parts(model)
-    return list(dict.fromkeys([*Modules(parts).names(), *Tables(parts).named()]))
+    return list(dict.fromkeys([*Modules(parts).names(), *Tables(parts).paths()]))
 
 
 @contextlib.contextmanager
 def _working(model: Any) -> Iterator[None]:
     """Keep other threads from the model, and the user's tapes from recording."""
     expect_eager()
-    with refuse_replica_sync(), model_lock(as_parts(model)), nested(), other_tapes_paused():
+    with refuse_replica_sync(), model_lock(as_parts(model)), mark_nested(), other_tapes_paused():
         yield
 
 
@@ -333,7 +333,7 @@ def _watch_variables(tape: Any, model: Any, tables: Tables, request: Request) ->
             tape.watch([native_variable(variable) for variable in tables.variables(split_name(key).path)])
 
 
-def _planned(model: Any, batch: TokenBatch, training: bool, call: Call | None) -> Plan:
+def _plan(model: Any, batch: TokenBatch, training: bool, call: Call | None) -> Plan:
     parts = as_parts(model)
     restored = plan_restored(parts[0], batch, training) if call is None and parts == (model,) else None
     return restored or plan(model, batch, training, call)
@@ -371,7 +371,7 @@ def _resolve(watcher: Watcher) -> dict[str, str]:
     return chosen
 
 
-def _asked_in_graph(request: Request) -> Respond | None:
+def _ask_in_graph(request: Request) -> Respond | None:
     """Return the objective that a graph may ask: no code of the user's, and a single pullback to points alone."""
     if not request.objectives or request.repeats or request.parameters or request.tables:
         return None

@@ -40,14 +40,14 @@ __all__ = [
     "depth",
     "eagerly",
     "expect_eager",
+    "find_shared",
     "functions_inlined",
     "in_mode",
-    "nested",
+    "mark_nested",
     "other_tapes_paused",
     "preserve_random_state",
     "refuse_gradient_overrides",
     "refuse_replica_sync",
-    "shared",
     "tape_pushes",
     "tapes_of_this_thread",
     "wants_eager",
@@ -107,7 +107,7 @@ def expect_eager() -> None:
 
 
 @contextlib.contextmanager
-def nested() -> Iterator[None]:
+def mark_nested() -> Iterator[None]:
     """Mark this thread's calls as embgrad's own, and not the user's loop."""
     token = _depth.set(_depth.get() + 1)
     try:
@@ -186,7 +186,7 @@ class Snapshot:
                     dictionaries.append(attributes)
                     self._losses += [(entry, list(entry)) for entry in map(attributes.get, losses) if entry is not None]
                     dictionaries += [vars(attributes[name]) for name in local if name in attributes]
-        self._attributes = ObjectState(dictionaries, bookkeeping().keys(), _is_part, opened)
+        self._attributes = ObjectState(dictionaries, bookkeeping().keys(), _is_part, unwrap)
         self._bookkeeping = [(dictionary, dictionary.copy()) for dictionary in dictionaries]
         values = [
             value
@@ -194,11 +194,11 @@ class Snapshot:
             for value in map(dictionary.__getitem__, dictionary.keys() - bookkeeping().keys())
         ]
         self._lists = [
-            (entry, vars(entry).copy(), [*opened(entry)])
+            (entry, vars(entry).copy(), [*unwrap(entry)])
             for entry in values
             if type(entry).__qualname__ == "ListWrapper"
         ]
-        self._dicts = [(entry, dict(opened(entry))) for entry in values if type(entry).__qualname__ == "_DictWrapper"]
+        self._dicts = [(entry, dict(unwrap(entry))) for entry in values if type(entry).__qualname__ == "_DictWrapper"]
         self.generators = [entry for entry in self._attributes.values if is_generator(type(entry))]  # type: ignore[arg-type]
 
     def keep(self, handle: Any, dtype: Any) -> None:
@@ -225,7 +225,7 @@ class Snapshot:
         all_known = ids <= self._variables.keys()
         for handle, value in [self._variables[key] for key in (ids if all_known else self._variables)]:
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-        changed = [(wrapper, known) for wrapper, known, before in self._lists if not _are_same(opened(wrapper), before)]
+        changed = [(wrapper, known) for wrapper, known, before in self._lists if not _are_same(unwrap(wrapper), before)]
         for wrapper, entries in self._dicts:
             _restore_dict(wrapper, entries)
         self._attributes.restore()
@@ -262,7 +262,7 @@ class Snapshot:
                 self._variables[id(handle)] = (handle, tf.raw_ops.ReadVariableOp(resource=handle, dtype=native.dtype))
 
 
-def opened(value: Any) -> Any:
+def unwrap(value: Any) -> Any:
     """Return the container inside of one of TensorFlow's wrappers, or the value itself."""
     name = CONTENTS.get(type(value).__qualname__)
     return value if name is None else getattr(value, name)
@@ -274,7 +274,7 @@ def _are_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
 
 def _restore_dict(wrapper: Any, entries: dict[Any, Any]) -> None:
     """Restore a wrapped dict through the wrapper, which refuses to be saved where its dict was changed elsewhere."""
-    now = opened(wrapper)
+    now = unwrap(wrapper)
     if _are_same([*now], [*entries]) and _are_same([*now.values()], [*entries.values()]):
         return
     if _holds_part(now) or _holds_part(entries):
@@ -291,7 +291,7 @@ def _is_part(value: Any) -> bool:
 
 
 def _holds_part(value: Any) -> bool:
-    return contains(value, _is_part, opened)
+    return contains(value, _is_part, unwrap)
 
 
 @contextlib.contextmanager
@@ -425,7 +425,7 @@ def _of_type(kind: type) -> list[Any]:
 # Random numbers
 
 
-def shared() -> list[Any]:
+def find_shared() -> list[Any]:
     """Return the variables of TensorFlow's global generator and Keras 3's of this thread, where they exist."""
     variables = []
     if stateful_random_ops.global_generator is not None:
@@ -443,7 +443,8 @@ def shared() -> list[Any]:
 
 def _read() -> list[tuple[Any, Any]]:
     return [
-        (variable, tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)) for variable in shared()
+        (variable, tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
+        for variable in find_shared()
     ]
 
 
@@ -460,4 +461,4 @@ as_user_code: Final = _generators.for_user_code
 
 def preserve_random_state(*, training: bool) -> AbstractContextManager[Any]:
     """Outside training mode, random numbers that a pass draws even so are as if they had not been drawn."""
-    return contextlib.nullcontext() if training else _generators.preserved()
+    return contextlib.nullcontext() if training else _generators.preserve()

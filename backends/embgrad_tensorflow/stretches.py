@@ -24,7 +24,7 @@ __all__ = [
         "Stretch",
         "definition_with",
         "functions_of",
-        "stopped",
+        "stop_at",
     ),
 ]
 
@@ -65,7 +65,7 @@ class Stretch:
         """Return those of the entries, one an input, whose input the function has not captured."""
         return [entry for index, entry in enumerate(entries) if index not in self.captured]
 
-    def written(self, tensors: Sequence[Any]) -> list[Any]:
+    def write(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the outputs, the operations written into the graph that is being made."""
         mapped = {
             f"embgrad_input_{index}:0": tensor if tensor.dtype == tf.resource else tf.identity(tensor)
@@ -86,7 +86,7 @@ class Stretch:
                         handle_data_util.copy_handle_data(given, returned)
         return list(results or ())
 
-    def filled(self, free: Sequence[Any]) -> list[Any]:
+    def fill(self, free: Sequence[Any]) -> list[Any]:
         """Return the inputs in the graph that is being made, where those are given that the function has not captured."""
         remaining, capture = iter(free), tf.compat.v1.get_default_graph().capture
         return [
@@ -97,7 +97,7 @@ class Stretch:
     @cached_property
     def _function(self) -> Any:
         def run(*inputs: Any) -> list[Any]:
-            return self.written(self.filled(inputs))
+            return self.write(self.fill(inputs))
 
         with tf.init_scope():  # no tape may record the construction of the graph
             return tf.function(run, autograph=False).get_concrete_function(*self.free(self.specs))
@@ -129,7 +129,7 @@ class GraphObjective:
     Attributes:
         sets: the number of sets of cotangents that it returned.
         response: what it returned.
-        packed: takes the function's results, and returns them in the structure in which it returns them.
+        pack: takes the function's results, and returns them in the structure in which it returns them.
         failure: what it raised.
         key: identifies the graphs that ask it.
     """
@@ -139,7 +139,7 @@ class GraphObjective:
     ) -> None:
         self.unrecorded = unrecorded
         self.sets = 0
-        self.packed: Callable[[Sequence[Any]], Any] = tuple
+        self.pack: Callable[[Sequence[Any]], Any] = tuple
         self.failure: Exception | None = None
         self.response: Response | None = None
         self.key = (tuple(objective.outputs), tuple(names))
@@ -176,11 +176,9 @@ class PullbackGraph:
             def respond(request_number: Any, *arrays: Any) -> list[np.ndarray]:
                 return self._open[int(request_number)].respond(*arrays)
 
-            tensors = [
-                tensor if tensor.dtype == tf.resource else tf.identity(tensor) for tensor in stretch.filled(free)
-            ]
-            outputs = stretch.written(tensors)
-            targets = answering.targets(answering.packed([outputs[index] for index in order]))
+            tensors = [tensor if tensor.dtype == tf.resource else tf.identity(tensor) for tensor in stretch.fill(free)]
+            outputs = stretch.write(tensors)
+            targets = answering.targets(answering.pack([outputs[index] for index in order]))
             cotangents = tf.numpy_function(respond, [number, *targets], [target.dtype for target in targets])
             for cotangent, target in zip(cotangents, targets, strict=True):
                 cotangent.set_shape(target.shape)
@@ -209,7 +207,7 @@ class PullbackGraph:
         return GraphGradients(tuple(zip(reached, pulled, strict=True)), answering.sets, answering.response)
 
 
-def stopped(read: Any) -> Any:
+def stop_at(read: Any) -> Any:
     """Return the operation that stops the gradient to a variable that another operation reads."""
     node = type(read)(name=f"{read.name}{STOP}", op="StopGradient", input=[f"{read.name}:0"])
     node.attr["T"].type = read.attr["dtype"].type

@@ -12,11 +12,11 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 
-from embgrad.backend import PointChanges, Request, wrapped
+from embgrad.backend import PointChanges, Request, wrap_functions
 from embgrad.errors import UnsupportedError
-from embgrad.toolkit import as_parts, owned
+from embgrad.toolkit import as_parts, copy_owned
 from embgrad_tensorflow.lookup import writes_of
-from embgrad_tensorflow.state import Snapshot, as_user_code, in_mode, nested
+from embgrad_tensorflow.state import Snapshot, as_user_code, in_mode, mark_nested
 
 __all__ = ["Additions", "PointWork", "Taps", "dense", "for_user_code", "snapshot_of", "tapes_are_stopped", "with_mask"]
 
@@ -80,7 +80,7 @@ class Taps(PointWork):
         self._request = request
         self._changed = {*request.override, *request.add, *request.edit}
         self.replaces = request.tables or any(":" not in key for key in self._changed)
-        self._changes = PointChanges[Any](request, lambda tensor: owned(tensor.numpy()), _like)
+        self._changes = PointChanges[Any](request, lambda tensor: copy_owned(tensor.numpy()), _like)
 
     def record_rows(self, key: str, rows: Any) -> bool:
         """Take the rows of a lookup, and return whether others are to go on in their place, see `replace_rows`."""
@@ -108,7 +108,7 @@ class Taps(PointWork):
         self.before.append(self._changes.before)
 
     @contextlib.contextmanager
-    def unwatched(self) -> Iterator[None]:
+    def run_unwatched(self) -> Iterator[None]:
         """Run code whose operations are not watched one by one."""
         previous, self.working = self.working, True
         try:
@@ -150,7 +150,7 @@ class Additions(PointWork):
         super().__init__()
         self.tensors: dict[str, Any] = {}
         self._announce = announce
-        self._changes = PointChanges[Any](request, lambda tensor: owned(tensor.numpy()), _like, nested)
+        self._changes = PointChanges[Any](request, lambda tensor: copy_owned(tensor.numpy()), _like, mark_nested)
 
     def record_rows(self, key: str, rows: Any) -> bool:
         """Return that others go on in place of the rows of a lookup."""
@@ -233,6 +233,6 @@ def for_user_code(request: Request, taken: Callable[[], Snapshot]) -> Iterator[R
         return called
 
     try:
-        yield wrapped(request, inside)
+        yield wrap_functions(request, inside)
     finally:
         snapshot.restore(written)

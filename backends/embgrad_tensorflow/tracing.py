@@ -81,7 +81,7 @@ class TracedCalls:
     def count(self, path: str) -> None:
         """See `counted`."""
 
-    def replaced(self, tensor: Any, new: Any) -> None:
+    def replace_tensor(self, tensor: Any, new: Any) -> None:
         """Do nothing: a trace does not record which tensors are the same."""
 
     def exit_on_error(self) -> None:

@@ -59,10 +59,10 @@ def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> I
     def known(module: Any) -> Collection[str]:
         return hidden if is_keras(module) or isinstance(module, tf.Module) else ()
 
-    def held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
+    def list_held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
         return () if kind == "function" and not is_the_users(value) else children(value, kind)
 
-    return keras_layers.walk(parts, Kinds(), held, known, aliases)
+    return keras_layers.walk(parts, Kinds(), list_held, known, aliases)
 
 
 class Kinds(dict[type, "str | None"]):
@@ -161,13 +161,13 @@ def children(value: Any, kind: str | None) -> Iterator[tuple[str, Any]]:
     if kind == "dict":
         return ((str(key), entry) for key, entry in list(value.items()))
     if kind == "function":
-        return _held_by(value)
+        return _list_held_by(value)
     if kind == "object":
         return itertools.chain(keras_layers.attributes(value), _in_slots(value))
     return keras_layers.attributes(value)
 
 
-def _held_by(function: Any) -> Iterator[tuple[str, Any]]:
+def _list_held_by(function: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a function reaches: the object that it is bound to, its closure, the globals that it names."""
     function = getattr(function, "python_function", function)  # of a `tf.function`
     method = getattr(function, "__wrapped__", function)  # TensorFlow wraps its bound methods
@@ -218,7 +218,7 @@ class Tables:
         node = None if handle is None else self._nodes.get(id(handle))
         return None if node is None else keras_layers.padding_row(node.owner)
 
-    def fixed(self, handle: Any) -> Any:
+    def find_fixed(self, handle: Any) -> Any:
         """Return the variable of a handle where itself says that it is not learned; else None."""
         self.path(handle)
         node = self._nodes.get(id(handle))
@@ -234,7 +234,7 @@ class Tables:
             if known == path and number in self._nodes
         ]
 
-    def named(self) -> list[str]:
+    def paths(self) -> list[str]:
         """Return the paths of what may be a table."""
         if not self._nodes:
             self.learn(walk(self._parts))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from embgrad.checkpoints import WeightTarget, bert_names, keras_bert_targets
-from embgrad.errors import BackendError, UnsupportedError, brief, listed
+from embgrad.errors import BackendError, UnsupportedError, brief, quote
 from embgrad_torch.parameters import bert_parameters, is_bert, writer
 from embgrad_torch.walk import original
 
@@ -42,7 +42,7 @@ def bert(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
     other = sorted({name for name, _ in model.named_parameters()} ^ set(names))
     if other:
         raise UnsupportedError(
-            f"the configuration describes a BERT whose weights differ from the plain encoder's and pooler's in {listed(other)}. "
+            f"the configuration describes a BERT whose weights differ from the plain encoder's and pooler's in {quote(other)}. "
             "Use one without cross-attention, or build it with transformers: embgrad.gradients takes that model directly"
         )
     return model, _targets(model, names)

@@ -33,11 +33,11 @@ from embgrad.toolkit import NAMES, Interception, coarsest, integer_arguments, na
 from embgrad_torch.checkpoints import segments_recorded, without_reentrance
 from embgrad_torch.inputs import has_values, is_transformed, parameters, to_numpy
 from embgrad_torch.lookup import LookupMode
-from embgrad_torch.modules import ModuleWatch, hooked
+from embgrad_torch.modules import ModuleWatch, hook
 from embgrad_torch.run import points, run
 from embgrad_torch.state import is_running
 from embgrad_torch.tap import CapturedPoints, PerturbedPoints, expect_uncompiled
-from embgrad_torch.walk import TablePaths, is_compiled_wrapper, spelled, walk
+from embgrad_torch.walk import TablePaths, is_compiled_wrapper, spell, walk
 
 __all__ = ["capture", "perturb"]
 
@@ -69,7 +69,7 @@ def _listening(model: Any, make: Callable[[contextlib.ExitStack], _Capture]) -> 
     with contextlib.ExitStack() as stack:
         current = make(stack)
         stack.callback(current.close)
-        stack.enter_context(hooked(model, current.begin, current.end))
+        stack.enter_context(hook(model, current.begin, current.end))
         stack.enter_context(current.child_hooks)
         stack.enter_context(segments_recorded())
         compiled = stack.enter_context(compiled_calls())
@@ -139,8 +139,8 @@ class _Capture:
         self._gradients: list[tuple[Any, str, np.ndarray]] = []
         for path, module in walk([model]):
             if module is not model:
-                report = functools.partial(self._report_child, spelled(path))
-                self.child_hooks.enter_context(hooked(module, report, lambda module, returned: None))
+                report = functools.partial(self._report_child, spell(path))
+                self.child_hooks.enter_context(hook(module, report, lambda module, returned: None))
 
     def _report_child(self, path: str, module: Any, args: Any, kwargs: Any) -> None:
         """Report a child that is called with gradients before the model itself is called."""
@@ -233,7 +233,7 @@ class _Capture:
         for module in modules:
             if id(module) not in self._hooked:
                 self._hooked.add(id(module))
-                self._stack.enter_context(hooked(module, self._before, self._after, first=self.first))
+                self._stack.enter_context(hook(module, self._before, self._after, first=self.first))
 
     def _before(self, module: Any, args: Any, kwargs: Any) -> Any:
         if self._open is None or not self._is_captured():  # also where a checkpointed segment runs again
@@ -351,17 +351,17 @@ def _discover(model: Any, args: Any, kwargs: Any, batch: TokenBatch) -> Reached:
     """Return the points that the same call reaches, in a pass of embgrad's; hooks of the user on saved tensors are not called."""
 
     @contextlib.contextmanager
-    def prepared() -> Iterator[Call]:
+    def prepare() -> Iterator[Call]:
         mode = evaluating(model, kwargs) if is_keras(model) else contextlib.nullcontext(kwargs)
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor), mode as by_name:
             yield lambda *_: model.forward(*args, **by_name)
 
     def again(request: Request) -> Run:
-        with prepared() as call:
+        with prepare() as call:
             return run(model, batch, replace(request, call=call))
 
-    with prepared() as call:
-        return points(model, batch, call).repeated_by(again, (args, kwargs))
+    with prepare() as call:
+        return points(model, batch, call).repeat_by(again, (args, kwargs))
 
 
 def _expect_hookable(model: Any) -> None:
@@ -369,12 +369,12 @@ def _expect_hookable(model: Any) -> None:
     for path, module in walk([model]):
         if isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedError(
-                f"{spelled(path) or type(module).__name__!r} is a TorchScript module, whose calls cannot be captured or "
+                f"{spell(path) or type(module).__name__!r} is a TorchScript module, whose calls cannot be captured or "
                 "perturbed. Use the torch.nn.Module that it was made from"
             )
         if is_compiled_wrapper(module) or getattr(module, "_compiled_call_impl", None) or _is_compiled(module):
             raise UnsupportedError(
-                f"{spelled(path) or type(module).__name__!r} is compiled by torch.compile, and compiled code cannot be captured "
+                f"{spell(path) or type(module).__name__!r} is compiled by torch.compile, and compiled code cannot be captured "
                 "or perturbed. Train the model that you gave to torch.compile (model._orig_mod) meanwhile, or use "
                 "embgrad.gradients, which takes compiled models"
             )

@@ -63,7 +63,7 @@ def segments_recorded() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _recorded(*, reentrant: bool) -> Iterator[None]:
+def _record(*, reentrant: bool) -> Iterator[None]:
     segments = _running.__dict__.setdefault("segments", [])
     segments.append(reentrant)
     try:
@@ -73,13 +73,13 @@ def _recorded(*, reentrant: bool) -> Iterator[None]:
 
 
 def _run_recorded(original: Callable[..., Any], *args: Any) -> Any:
-    with _recorded(reentrant=True) if torch.is_grad_enabled() else contextlib.nullcontext():
+    with _record(reentrant=True) if torch.is_grad_enabled() else contextlib.nullcontext():
         return original(*args)
 
 
 @contextlib.contextmanager
 def _record_in(original: Callable[..., Any], *args: Any) -> Iterator[None]:
-    with original(*args), _recorded(reentrant=False):
+    with original(*args), _record(reentrant=False):
         yield
 
 

@@ -15,12 +15,12 @@ from torch.utils import _pytree as pytree
 
 from embgrad.backend import Call, TokenBatch
 from embgrad.errors import BatchError, OutputError, UnsupportedError
-from embgrad.keras import MASKS, MODES, cast_exactly, declared, filled, is_keras
-from embgrad.toolkit import CallPlan, coarsest, copied, parameters_of, plan_call
+from embgrad.keras import MASKS, MODES, cast_exactly, fill, find_declared, is_keras
+from embgrad.toolkit import CallPlan, coarsest, copy_nest, parameters_of, plan_call
 from embgrad_torch.walk import original
 
 __all__ = [
-    *("TorchTensors", "computed_in", "dtype_name", "has_values", "is_floating", "is_quantised"),
+    *("TorchTensors", "computation_dtype", "dtype_name", "has_values", "is_floating", "is_quantised"),
     *("is_transformed", "like", "parameters", "plan", "to_numpy", "to_tensors", "unparallel"),
 ]
 
@@ -73,9 +73,9 @@ def _plan_keras(model: Any, batch: TokenBatch, device: Any) -> tuple[Callable[[]
         return to_tensors(value, device, len(batch))
 
     layer = original(model)
-    structure = declared(layer)
+    structure = find_declared(layer)
     if structure is not None:
-        inputs, unused = filled(structure, batch, native)
+        inputs, unused = fill(structure, batch, native)
         args, kwargs = [inputs], {}
     else:
         taken = parameters_of(layer.call, skip=MODES)
@@ -132,7 +132,7 @@ def _forward_of_class(module: Any) -> Any:
 
 
 def _direct_parameters(module: Any) -> Sequence[inspect.Parameter]:
-    if isinstance(module, torch.fx.GraphModule) and (by_name := _exported_by_name(module)):
+    if isinstance(module, torch.fx.GraphModule) and (by_name := _find_exported_by_name(module)):
         taken = parameters_of(module.forward)
         return [p.replace(kind=p.KEYWORD_ONLY) if p.name in by_name else p for p in taken]
     if not isinstance(module, torch.jit.ScriptModule):
@@ -147,7 +147,7 @@ def _direct_parameters(module: Any) -> Sequence[inspect.Parameter]:
     ]
 
 
-def _exported_by_name(module: Any) -> frozenset[str]:
+def _find_exported_by_name(module: Any) -> frozenset[str]:
     """Return the parameters that an exported graph takes only by name, which its `forward` does not declare."""
     spec = getattr(getattr(module.graph._codegen, "pytree_info", None), "in_spec", None)
     arguments = None if spec is None else pytree.tree_unflatten([None] * spec.num_leaves, spec)
@@ -177,7 +177,7 @@ def to_tensors(value: Any, device: Any, examples: int) -> Any:
     if isinstance(value, list) or type(value) is tuple:
         return type(value)(to_tensors(entry, device, -1) for entry in value)  # a list in a list is not an array
     with _Cloning():
-        return copied(value)
+        return copy_nest(value)
 
 
 def _from_numpy(value: np.ndarray) -> Any:
@@ -255,7 +255,7 @@ def dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def computed_in(tensors: Sequence[Any]) -> str:
+def computation_dtype(tensors: Sequence[Any]) -> str:
     """Return the coarsest dtype of the tensors and of autocast, where that is on for their devices."""
     dtypes = {tensor.dtype for tensor in tensors}
     for device in {tensor.device.type for tensor in tensors} & {"cpu", "cuda"}:
@@ -324,7 +324,7 @@ class TorchTensors:
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
         """Return the rows, on the graph where gradients are on."""
         chosen = torch.from_numpy(examples).to(tensor.device), torch.from_numpy(positions).to(tensor.device)
-        if self._head is not None and torch.is_grad_enabled() and self._head.computed(tensor):
+        if self._head is not None and torch.is_grad_enabled() and self._head.is_computed(tensor):
             return _RowsOfHead.apply(self._head.input[chosen], self._head.weight, tensor.detach()[chosen])
         return tensor[chosen]
 
@@ -353,7 +353,7 @@ class Head:
         """Return the tensors' versions, which change when a tensor is written to."""
         return self.input._version, self.weight._version, self._output._version
 
-    def computed(self, tensor: Any) -> bool:
+    def is_computed(self, tensor: Any) -> bool:
         """Return whether a tensor is the output, unchanged since, and its gradient flows to the input and to nothing else."""
         parts = (self.input, self.weight, self._output)
         return (

@@ -10,13 +10,13 @@ import torch
 
 from embgrad.backend import PassRecorder
 from embgrad.errors import UnsupportedError
-from embgrad.keras import declared_order, with_mask
+from embgrad.keras import restore_declared_order, with_mask
 from embgrad.toolkit import every, first, with_first
 from embgrad_torch.inputs import is_floating
 from embgrad_torch.tap import PointHandler, run_again
-from embgrad_torch.walk import held_parameters, is_compiled_wrapper, spelled
+from embgrad_torch.walk import held_parameters, is_compiled_wrapper, spell
 
-__all__ = ["ModuleWatch", "hooked"]
+__all__ = ["ModuleWatch", "hook"]
 
 
 class ModuleWatch:
@@ -50,18 +50,18 @@ class ModuleWatch:
         with contextlib.ExitStack() as stack:
             for module in self.select(walked, aliases) if self._watch.needs_modules else ():
                 if self._watch.everything or self._names[id(module)][0] in self._watch.modules:
-                    stack.enter_context(hooked(module, self.before, self.after))
+                    stack.enter_context(hook(module, self.before, self.after))
                 else:
-                    stack.callback(module.register_forward_pre_hook(_Counting(self._counted)).remove)
+                    stack.callback(module.register_forward_pre_hook(_Counting(self._count)).remove)
             yield
 
     def select(self, walked: Sequence[tuple[str, Any]], aliases: Mapping[int, tuple[str, ...]]) -> list[Any]:
         """Return the modules whose calls are recorded, and remember their names."""
         named = self._watch.modules | self._watch.counted
         wanted = [
-            (spelled(path), module)
+            (spell(path), module)
             for path, module in (walked if self._watch.everything or named else ())
-            if (self._watch.everything or spelled(path) in named)
+            if (self._watch.everything or spell(path) in named)
             and not is_compiled_wrapper(module)
             and not isinstance(module, torch.jit.ScriptModule)  # they take no hooks
         ]
@@ -87,9 +87,9 @@ class ModuleWatch:
             argument = first((args, kwargs), is_floating)
             key = self._watch.enter(path, kind, argument, () if argument is None else argument.shape, aliases)
             self._open.append((module, argument))
-            return None if key is None else self._replaced(key, (args, kwargs), argument, aliased=True)
+            return None if key is None else self._replace(key, (args, kwargs), argument, aliased=True)
 
-    def _counted(self, module: Any) -> None:
+    def _count(self, module: Any) -> None:
         """Count a call of a module that is not recorded."""
         if self._is_watched(module) and not self._pulling():
             self._watch.count(self._names[id(module)][0])
@@ -105,24 +105,24 @@ class ModuleWatch:
             if not self._open:
                 return None
             _, argument = self._open.pop()
-            returned = declared_order(module, returned)
+            returned = restore_declared_order(module, returned)
             output = first(returned, is_floating)
             key = self._watch.leave(output, () if output is None else output.shape)
             if key is None:
                 return None
-            return self._replaced(key, returned, output, aliased=_is_aliased(module, returned, output, argument))
+            return self._replace(key, returned, output, aliased=_is_aliased(module, returned, output, argument))
 
     def _is_watched(self, module: Any) -> bool:
         """Return whether a call is one of the pass; a copy of a module has the hooks, too."""
         return not self._busy and id(module) in self._names and self._active()
 
-    def _replaced(self, key: str, nest: Any, tensor: Any, *, aliased: bool) -> Any:
+    def _replace(self, key: str, nest: Any, tensor: Any, *, aliased: bool) -> Any:
         self._busy = True
         try:
             new = self._at.tensor(key, tensor, aliased=aliased)
         finally:
             self._busy = False
-        self._watch.replaced(tensor, new)
+        self._watch.replace_tensor(tensor, new)
         return None if new is tensor else with_first(nest, is_floating, with_mask(new, tensor))
 
 
@@ -173,9 +173,7 @@ class _After(_Hook):
 
 
 @contextlib.contextmanager
-def hooked(
-    module: Any, before: Callable[..., Any], after: Callable[..., Any], *, first: bool = False
-) -> Iterator[None]:
+def hook(module: Any, before: Callable[..., Any], after: Callable[..., Any], *, first: bool = False) -> Iterator[None]:
     """Call `before(module, args, kwargs)` and `after(module, returned)` at each call, behind the user's hooks.
 
     They are called in every thread, and `after` also for a call that raises.

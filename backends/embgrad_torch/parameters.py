@@ -14,9 +14,9 @@ import torch
 
 from embgrad.backend import WORD, ParameterValues, Request, TableRest, Weight, split_name
 from embgrad.checkpoints import keras_checkpoint
-from embgrad.errors import UnsupportedError, listed
+from embgrad.errors import UnsupportedError, quote
 from embgrad.keras import value_of
-from embgrad.toolkit import MemoryMeter, as_parts, held, owned
+from embgrad.toolkit import MemoryMeter, as_parts, copy_owned, held
 from embgrad_torch.inputs import dtype_name, is_quantised
 from embgrad_torch.state import set_trainable
 from embgrad_torch.walk import (
@@ -24,12 +24,12 @@ from embgrad_torch.walk import (
     Walked,
     by_identity,
     further_paths,
-    joined,
+    join,
     keras_variables,
     memory_key,
     named_parameters,
     original,
-    spelled,
+    spell,
     tables,
     walk,
 )
@@ -107,7 +107,7 @@ class Tables:
             if _memory(parameter) == _memory(table)
         ]
         names = [*self._names[id(table)], *(name for parameter, _ in sharing for name in self._names[id(parameter)])]
-        return TableRest(_summed(table, sharing), tuple(dict.fromkeys(names)))
+        return TableRest(_sum_up(table, sharing), tuple(dict.fromkeys(names)))
 
 
 def _by_table_path(walked: Walked) -> dict[str, Any]:
@@ -131,8 +131,8 @@ def _names(parts: Sequence[Any], walked: Walked, shared: Mapping[int, Any]) -> d
     for path, module in walked:
         for name, parameter in module._parameters.items():
             if id(parameter) in shared:
-                paths = (spelled(path), *aliases.get(id(module), ()))
-                names.setdefault(id(parameter), []).extend(joined(path, name) for path in paths)
+                paths = (spell(path), *aliases.get(id(module), ()))
+                names.setdefault(id(parameter), []).extend(join(path, name) for path in paths)
     return names
 
 
@@ -143,7 +143,7 @@ def _memory(tensor: Any) -> Any:
         return id(tensor)
 
 
-def _summed(table: Any, sharing: Sequence[tuple[Any, np.ndarray | None]]) -> np.ndarray | None:
+def _sum_up(table: Any, sharing: Sequence[tuple[Any, np.ndarray | None]]) -> np.ndarray | None:
     """Return the sum of the gradients of all parameters in the table's memory, each added where the parameter lies."""
     reached = [(parameter, torch.from_numpy(gradient)) for parameter, gradient in sharing if gradient is not None]
     if not reached:
@@ -169,14 +169,14 @@ def weights(model: Any) -> list[Weight]:
         if _has_values(tensor) and memory_key(tensor) not in by_memory:
             weight = _weight(name, owners.get(id(variable), ""), tensor, None)
             target = of_keras.get(id(tensor))
-            by_memory[memory_key(tensor)] = weight if target is None else target.named(weight)
+            by_memory[memory_key(tensor)] = weight if target is None else target.with_name(weight)
     for path, module in walked:
-        owner = spelled(path)
+        owner = spell(path)
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None and _has_values(tensor) and memory_key(tensor) not in by_memory:
-                weight = _weight(joined(owner, name), owner, tensor, canonical.get(id(tensor)))
+                weight = _weight(join(owner, name), owner, tensor, canonical.get(id(tensor)))
                 target = of_keras.get(id(tensor))
-                by_memory[memory_key(tensor)] = weight if target is None else target.named(weight)
+                by_memory[memory_key(tensor)] = weight if target is None else target.with_name(weight)
     return list(by_memory.values())
 
 
@@ -199,7 +199,7 @@ def device_meter(model: Any) -> MemoryMeter | None:
     device = next(iter(devices))
     if len(devices) > 1 or device.type != "cuda":
         raise UnsupportedError(
-            f"the model is on {listed(sorted(map(str, devices)))}: expected a model on the CPU or on one CUDA GPU, whose memory "
+            f"the model is on {quote(sorted(map(str, devices)))}: expected a model on the CPU or on one CUDA GPU, whose memory "
             "can be measured"
         )
 
@@ -238,7 +238,7 @@ def _weight(name: str, owner: str, tensor: Any, canonical: str | None) -> Weight
 
     def get() -> np.ndarray:
         with torch.inference_mode(False), torch.no_grad():
-            return owned(values().to("cpu", wide).numpy())
+            return copy_owned(values().to("cpu", wide).numpy())
 
     def rows(indices: np.ndarray) -> np.ndarray:
         with torch.inference_mode(False), torch.no_grad():
@@ -269,7 +269,7 @@ def _canonical(walked: Iterable[tuple[str, Any]]) -> dict[int, str]:
 
 def bert_parameters(bert: Any) -> dict[str, Any]:
     """Return the parameters of a BERT by their names in a checkpoint, which compiled modules inside of it do not change."""
-    return {spelled(name): parameter for name, parameter in bert.named_parameters()}
+    return {spell(name): parameter for name, parameter in bert.named_parameters()}
 
 
 def is_bert(module: Any) -> bool:

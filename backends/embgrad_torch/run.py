@@ -27,7 +27,7 @@ from embgrad.backend import (
     Run,
     TableRest,
     TokenBatch,
-    wrapped,
+    wrap_functions,
 )
 from embgrad.toolkit import as_parts
 from embgrad_torch import inputs
@@ -42,10 +42,10 @@ from embgrad_torch.state import (
     Before,
     CompilerLoadedError,
     drawn_by_the_user,
+    preserve,
     preserve_random_state,
-    preserved,
+    run_uncompiled,
     running,
-    uncompiled,
 )
 from embgrad_torch.tap import Taps, compute_dtype, expect_unwritten
 from embgrad_torch.walk import Structure, TablePaths, further_paths, scripted_name
@@ -58,7 +58,7 @@ T = TypeVar("T")
 def points(model: Any, batch: TokenBatch, call: Call | None) -> Reached:
     """Return the points that a forward pass reaches."""
     request = Request(call=call)
-    return _repeated(
+    return _repeat(
         lambda frozen: TorchPass(model, batch, request, PassRecorder(batch, None), frozen=frozen),
         TorchPass.points,
         frozen=True,
@@ -73,10 +73,10 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """
     tries = Retries(request)
     frozen = not (request.parameters or request.training or (request.has_native and request.pullback))
-    return _repeated(lambda frozen: TorchPass(model, batch, tries.next(), frozen=frozen), TorchPass.run, frozen=frozen)
+    return _repeat(lambda frozen: TorchPass(model, batch, tries.next(), frozen=frozen), TorchPass.run, frozen=frozen)
 
 
-def _repeated(make: Callable[[bool], TorchPass], result_of: Callable[[TorchPass], T], *, frozen: bool) -> T:
+def _repeat(make: Callable[[bool], TorchPass], result_of: Callable[[TorchPass], T], *, frozen: bool) -> T:
     """Return the result of a pass; it is repeated with trainable weights, and where it loaded PyTorch's compiler.
 
     Args:
@@ -114,14 +114,14 @@ class TorchPass(ModelPass):
         self._since = 0
 
     @contextlib.contextmanager
-    def prepared(self) -> Iterator[None]:
+    def prepare(self) -> Iterator[None]:
         """Set the model's state, and watch its functions and modules."""
         structure, request, recorder = self.structure, self.request, self.recorder
         walked, device = structure.walked, structure.device
         with (
             running(),
-            preserved(structure, device, training=request.training) as weights,
-            uncompiled(repeatable=not (request.training or request.has_native)),
+            preserve(structure, device, training=request.training) as weights,
+            run_uncompiled(repeatable=not (request.training or request.has_native)),
             preserve_random_state(device, training=request.training),
             without_checkpoints(),
             contextlib.ExitStack() as stack,
@@ -133,7 +133,7 @@ class TorchPass(ModelPass):
                 self._tables = Tables(structure.parts, walked, request)
                 tables = {f"table {number}": table for number, table in enumerate(self._tables.parameters)}
                 self._leaves = {**self._leaves, **tables}
-            self.request = request = wrapped(request, self._with_trainable_weights)
+            self.request = request = wrap_functions(request, self._with_trainable_weights)
             self._taps = taps = Taps(request, attached=not self.frozen)
             self._mode = mode = LookupMode(recorder, taps, TablePaths(walked))
             mode.frozen = self.frozen and weights.freeze(() if self._tables is None else self._tables.parameters)
@@ -224,7 +224,7 @@ class TorchPass(ModelPass):
         """Return the gradients that reach the tables of lookups in other ways."""
         if self._tables is None:
             return None
-        lookups = {key: self.recorder.recorded(key) for key in keys}
+        lookups = {key: self.recorder.record_of(key) for key in keys}
         paths = {key: lookup.path for key, lookup in lookups.items() if isinstance(lookup, Lookup)}
         of_tables = [gradients.get(f"table {number}") for number in range(len(self._tables.parameters))]
         return self._tables.rests(paths, of_tables)

@@ -22,7 +22,7 @@ from embgrad_torch.walk import Structure
 
 __all__ = [
     *("ACCUMULATING", "Before", "CompilerLoadedError", "Weights", "drawn_by_the_user", "is_running"),
-    *("preserve_random_state", "preserved", "running", "set_trainable", "uncompiled"),
+    *("preserve_random_state", "preserve", "running", "set_trainable", "run_uncompiled"),
 ]
 
 #: The largest size, in elements, of buffers that are copied in evaluation mode. Larger ones are masks, tables and quantised
@@ -47,7 +47,7 @@ _NOTHING: Final = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def preserved(model: Structure, device: Any, *, training: bool) -> Iterator[Weights]:
+def preserve(model: Structure, device: Any, *, training: bool) -> Iterator[Weights]:
     """Set the state for one forward and backward pass, and restore it afterwards, also after an error.
 
     Hold the locks of all modules and parameters, as these may belong to several models. Yield the weights.
@@ -73,7 +73,7 @@ def preserved(model: Structure, device: Any, *, training: bool) -> Iterator[Weig
         _expect_weights(model, parameters)
         attributes = ObjectState(map(vars, model.modules))
         stack.callback(attributes.restore)
-        weights = Weights(parameters, _written(model, parameters, training))
+        weights = Weights(parameters, _find_written(model, parameters, training))
         stack.callback(weights.restore)
         if any(map(torch.Tensor.is_inference, (*parameters, *model.buffers()))):
             _make_ordinary(model, stack)
@@ -184,7 +184,7 @@ def _plain(parameters: Sequence[Any]) -> list[Any]:
     return [weight for weight in parameters if type(weight) is torch.nn.Parameter and weight.layout is torch.strided]
 
 
-def _written(model: Structure, parameters: Sequence[Any], training: bool) -> list[Any]:
+def _find_written(model: Structure, parameters: Sequence[Any], training: bool) -> list[Any]:
     """Return the parameters whose values a pass may change in place.
 
     An overridden `train` may unmerge adapters from the weights. Keras keeps moving averages and hidden states in frozen floating
@@ -369,7 +369,7 @@ class CompilerLoadedError(Exception):
 
 
 @contextlib.contextmanager
-def uncompiled(*, repeatable: bool) -> Iterator[None]:
+def run_uncompiled(*, repeatable: bool) -> Iterator[None]:
     """Run the Python of compiled functions while the context is open.
 
     Args:
@@ -446,7 +446,7 @@ def preserve_random_state(device: Any, *, training: bool) -> AbstractContextMana
     """Restore the state of the random generator after a pass in evaluation mode."""
     if training:
         return contextlib.nullcontext()
-    return torch.random.fork_rng([device]) if device.type == "cuda" else _generator.preserved()
+    return torch.random.fork_rng([device]) if device.type == "cuda" else _generator.preserve()
 
 
 # Passes of embgrad

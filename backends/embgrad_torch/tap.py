@@ -19,7 +19,7 @@ from embgrad.errors import UnsupportedError
 from embgrad.keras import errors_unchanged
 from embgrad.toolkit import coarsest, first
 from embgrad_torch.checkpoints import in_reentrant_segment, in_segment
-from embgrad_torch.inputs import computed_in, is_floating, like, to_numpy
+from embgrad_torch.inputs import computation_dtype, is_floating, like, to_numpy
 from embgrad_torch.state import drawn_by_the_user, running
 
 __all__ = [
@@ -88,7 +88,7 @@ class Taps:
         self.gradients: dict[str, np.ndarray] = {}
         self.pulling = False
         self.aliased: list[tuple[str, Any]] = []
-        self._changes = PointChanges[Any](request, to_numpy, like, unwatched)
+        self._changes = PointChanges[Any](request, to_numpy, like, run_unwatched)
         self._readable = None if "word" in request.points or request.record else frozenset(request.points)
 
     def lookup(self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool) -> Any:
@@ -185,22 +185,22 @@ class CapturedPoints:
         if key is None:
             return rows
         # Only the model's next operation will use the rows: a hook on them receives the whole gradient, and no sum changes.
-        return self._hooked(key, rows, unshared=rows.grad_fn is not None)
+        return self._hook(key, rows, unshared=rows.grad_fn is not None)
 
     def tensor(self, key: str, tensor: Any, *, aliased: bool = False) -> Any:
         """Return a clone that only later operations use, so that its gradient is that of the point."""
-        hooked = self._hooked(key, tensor)
+        hooked = self._hook(key, tensor)
         if aliased and hooked is not tensor:
             self._aliased.append((key, hooked))
         return hooked
 
-    def _hooked(self, key: str, tensor: Any, *, unshared: bool = False) -> Any:
+    def _hook(self, key: str, tensor: Any, *, unshared: bool = False) -> Any:
         """Return the tensor, or a clone unless it is unshared, with a hook; the tensor itself where gradients are switched off.
 
         Raises:
             UnsupportedError: a checkpointed segment has no graph yet, or would save other tensors without the hook.
         """
-        dtype = computed_in([tensor])
+        dtype = computation_dtype([tensor])
         self.dtype = coarsest([self.dtype, dtype]) if self.values else dtype
         self.values[key] = to_numpy(tensor)
         if not torch.is_grad_enabled():
@@ -299,7 +299,7 @@ def compute_dtype(
     tensors = [*marks, *outputs]
     if not tensors:
         tensors.append(next(tensor for tensor in (first(returned, is_floating), *parameters) if tensor is not None))
-    return coarsest([computed_in(tensors), *halves])
+    return coarsest([computation_dtype(tensors), *halves])
 
 
 def expect_unwritten(clones: Iterable[tuple[str, Any]]) -> None:
@@ -321,7 +321,7 @@ def _is_view_of_leaf(table: Any) -> bool:
 
 
 @contextlib.contextmanager
-def unwatched() -> Iterator[None]:
+def run_unwatched() -> Iterator[None]:
     """Let a function of the user's run unrecorded while the context is open; it may call embgrad, on this model too."""
     with torch._C._EnableTorchFunction(), Unwatched(), drawn_by_the_user(), errors_unchanged():
         yield
@@ -330,7 +330,7 @@ def unwatched() -> Iterator[None]:
 @contextlib.contextmanager
 def _aside() -> Iterator[None]:
     """Let a function of the user's run inside a pass of the user's; its calls of the model are no passes."""
-    with unwatched(), running():
+    with run_unwatched(), running():
         yield
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from embgrad.keras import Node, is_keras, keras_bases, told_apart, value_of
+from embgrad.keras import Node, is_keras, keras_bases, make_unique, value_of
 from embgrad.keras import layers as keras_layers
 from embgrad.toolkit import as_parts, locks_of
 
@@ -25,14 +25,14 @@ __all__ = [
     "further_paths",
     "held_parameters",
     "is_compiled_wrapper",
-    "joined",
+    "join",
     "keras_variables",
     "memory_key",
     "named_parameters",
     "original",
     "paths",
     "scripted_name",
-    "spelled",
+    "spell",
     "tables",
     "walk",
 ]
@@ -78,7 +78,7 @@ def walk(parts: Sequence[Any]) -> Walked:
         if id(module) not in reached:
             reached[id(module)] = (path, module)
             if module._modules:  # most modules hold none
-                waiting += [(joined(path, name), child) for name, child in reversed(_children(module))]
+                waiting += [(join(path, name), child) for name, child in reversed(_children(module))]
     has_keras = "keras" in sys.modules and any(is_keras(module) for _, module in reached.values())
     return _walk_keras(parts) if has_keras else Walked(reached.values())
 
@@ -86,8 +86,8 @@ def walk(parts: Sequence[Any]) -> Walked:
 def _walk_keras(parts: Sequence[Any]) -> Walked:
     aliases: dict[int, list[str]] = {}
     nodes = [
-        Node(spelled(node.path), node.value, node.kind, node.owner, spelled(node.owner_path))
-        for node in keras_layers.walk(parts, _kinds, _held, _hidden, aliases)
+        Node(spell(node.path), node.value, node.kind, node.owner, spell(node.owner_path))
+        for node in keras_layers.walk(parts, _kinds, _list_held, _find_hidden, aliases)
     ]
     modules = [node for node in nodes if node.kind == "module"]
     walked = Walked((node.path, node.value) for node in modules)
@@ -120,7 +120,7 @@ def _kind_of(cls: type) -> str | None:
     return "object" if "SeedGenerator" in keras_bases(cls) else None
 
 
-def _held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
+def _list_held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
     """Return what an object in a model with Keras layers holds, each with its name."""
     if kind == "list":
         return ((str(number), entry) for number, entry in enumerate(value))
@@ -132,8 +132,8 @@ def _held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
     return keras_layers.attributes(value, value._modules) if is_keras(value) else _children(value)
 
 
-def _hidden(module: Any) -> frozenset[str]:
-    return keras_layers.hidden() if is_keras(module) else frozenset()
+def _find_hidden(module: Any) -> frozenset[str]:
+    return keras_layers.find_hidden() if is_keras(module) else frozenset()
 
 
 def _roots(parts: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -197,7 +197,7 @@ def further_paths(parts: Sequence[Any], walked: Walked) -> dict[int, tuple[str, 
     """Return by identity the further paths of modules that several modules hold, directly or not."""
     if walked.keras:
         return dict(walked.names)
-    first = {id(module): spelled(path) for path, module in walked}
+    first = {id(module): spell(path) for path, module in walked}
     edges = sum(len(_children(module)) for _, module in walked)
     if edges + len(parts) == len(walked):  # a tree
         return {}
@@ -206,12 +206,12 @@ def further_paths(parts: Sequence[Any], walked: Walked) -> dict[int, tuple[str, 
     while waiting:
         path, module, above = waiting.pop()
         others = further[id(module)]
-        if spelled(path) != first[id(module)]:
+        if spell(path) != first[id(module)]:
             if len(others) >= MOST_PATHS or id(module) in above:
                 continue
-            others.append(spelled(path))
+            others.append(spell(path))
         inside = above | {id(module)}
-        waiting += [(joined(path, name), child, inside) for name, child in reversed(_children(module))]
+        waiting += [(join(path, name), child, inside) for name, child in reversed(_children(module))]
     return {key: tuple(dict.fromkeys(paths)) for key, paths in further.items() if paths}
 
 
@@ -226,12 +226,12 @@ def held_parameters(module: Any) -> list[Any]:
     return list(module._parameters.values())
 
 
-def joined(path: str, name: str) -> str:
+def join(path: str, name: str) -> str:
     """Return the path of a module's attribute."""
     return f"{path}.{name}" if path else name
 
 
-def spelled(path: str) -> str:
+def spell(path: str) -> str:
     """Return a path as users write it: without the steps into compiled modules."""
     return ".".join(step for step in path.split(".") if step != ORIGINAL) if ORIGINAL in path else path
 
@@ -268,7 +268,7 @@ def named_parameters(walked: Walked) -> Iterator[tuple[str, Any]]:
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in yielded:
                 yielded.add(id(parameter))
-                yield spelled(joined(path, name)), parameter
+                yield spell(join(path, name)), parameter
 
 
 def keras_variables(walked: Walked) -> list[tuple[str, Any]]:
@@ -277,16 +277,16 @@ def keras_variables(walked: Walked) -> list[tuple[str, Any]]:
     With several parts, a name begins with the part's number.
     """
     known = {id(node.value): node for node in walked.variables}
-    listed = [variable for _, module in walked if known and is_keras(module) for variable in _listed(module)]
+    listed = [variable for _, module in walked if known and is_keras(module) for variable in _list(module)]
     each = {id(variable): variable for variable in listed if value_of(variable) is not None}
     for node in walked.variables:
         each.setdefault(id(node.value), node.value)
     part = {key: f"{node.path.partition('.')[0]}." for key, node in known.items()} if walked[0][0] else {}
-    names = told_apart([f"{part.get(key, '')}{variable.path}" for key, variable in each.items()])
+    names = make_unique([f"{part.get(key, '')}{variable.path}" for key, variable in each.items()])
     return list(zip(names, each.values(), strict=True))
 
 
-def _listed(layer: Any) -> Iterable[Any]:
+def _list(layer: Any) -> Iterable[Any]:
     """Return the variables that a Keras layer lists: the trainable ones first, in the order that users know."""
     return (*layer.trainable_variables, *layer.variables)
 
@@ -305,7 +305,7 @@ def tables(walked: Walked) -> list[tuple[str, Any]]:
         embedding = isinstance(module, EMBEDDINGS)
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None and tensor.dim() == 2:
-                matrices.append((not embedding, _table_path(spelled(path), name), tensor))
+                matrices.append((not embedding, _table_path(spell(path), name), tensor))
     return [(path, tensor) for _, path, tensor in sorted(matrices, key=operator.itemgetter(0))]
 
 
@@ -349,7 +349,7 @@ class TablePaths:
         for path, module in self._walked:
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
                 if tensor is not None and (tensor is array or _storage(tensor) == storage):
-                    return _table_path(spelled(path), name)
+                    return _table_path(spell(path), name)
         return None
 
     def padding(self, table: Any) -> int | None:
@@ -369,7 +369,7 @@ class TablePaths:
 
 
 def _table_path(module: str, name: str) -> str:
-    return module if module and name == "weight" else joined(module, name)
+    return module if module and name == "weight" else join(module, name)
 
 
 def _masked_row(node: Any) -> int | None:
@@ -396,6 +396,6 @@ def paths(model: Any) -> list[str]:
     """Return every path under which a module or a table can be named."""
     parts = as_parts(model)
     walked = walk(parts)
-    first = [spelled(path) for path, _ in walked]
+    first = [spell(path) for path, _ in walked]
     further = itertools.chain.from_iterable(further_paths(parts, walked).values())
     return list(dict.fromkeys(path for path in (*first, *by_identity(tables(walked)).values(), *further) if path))

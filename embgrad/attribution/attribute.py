@@ -10,20 +10,20 @@ import numpy as np
 
 from embgrad.attribution.discretized import DiscretizedIntegratedGradients
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency, SmoothGrad
-from embgrad.attribution.method import Method, chosen_method
+from embgrad.attribution.method import Method, choose_method
 from embgrad.attribution.passes import Passes, passes_of
 from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
 from embgrad.attribution.perturbation_methods import KernelShap, Lime, Occlusion
 from embgrad.attribution.scores import are_several, by_name, snake_case
 from embgrad.backend.protocol import Call
-from embgrad.common.keywords import explained
-from embgrad.engine.call_errors import explained_errors
+from embgrad.common.keywords import explain_arguments
+from embgrad.engine.call_errors import explain_errors
 from embgrad.engine.options import expect_pads
 from embgrad.inputs.conventions import tokenizer_of
 from embgrad.model_points.points import WORD
 from embgrad.results.attribution import Attribution, Attributions
 
-__all__ = ["METHODS", "attribute", "attributed", "method_from"]
+__all__ = ["METHODS", "attribute", "attribute_by", "method_from"]
 
 
 #: The methods by their names in snake case.
@@ -78,7 +78,7 @@ def attribute(
 ) -> Attributions: ...
 
 
-@explained
+@explain_arguments
 def attribute(
     model: Any,
     batch: Any,
@@ -134,12 +134,12 @@ def attribute(
         training=training,
     )
     tokenizer = tokenizer_of(model, tokenizer)
-    with explained_errors(passes.bound, passes.batch):
-        results = {name: attributed(passes, entry, tokenizer) for name, entry in chosen.items()}
+    with explain_errors(passes.bound, passes.batch):
+        results = {name: attribute_by(passes, entry, tokenizer) for name, entry in chosen.items()}
     return Attributions(results) if are_several(method) else results[""]
 
 
-def attributed(passes: Passes, method: Method, tokenizer: Any) -> Attribution:
+def attribute_by(passes: Passes, method: Method, tokenizer: Any) -> Attribution:
     """Return the attribution of a batch by one method, see `attribute`."""
     made = method.contributions(passes, tokenizer)
     result = passes.state
@@ -181,4 +181,4 @@ def method_from(method: Any) -> Method:
     Raises:
         EmbgradError: it is neither.
     """
-    return chosen_method(method, Method, METHODS, "embgrad.methods.IntegratedGradients()")
+    return choose_method(method, Method, METHODS, "embgrad.methods.IntegratedGradients()")

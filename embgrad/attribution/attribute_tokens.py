@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.attribution.attribute import method_from
-from embgrad.attribution.baselines import absent_positions, baseline_values, checked_baseline, id_of
+from embgrad.attribution.baselines import absent_positions, baseline_values, check_baseline, id_of
 from embgrad.attribution.completeness import RANDOM, SHARE
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency
 from embgrad.attribution.method import Method
@@ -23,12 +23,12 @@ from embgrad.attribution.text_inputs import expect_no_copies
 from embgrad.attribution.token_passes import TokenPasses, decoder_of
 from embgrad.backend.protocol import BoundModel, Call, Reduce
 from embgrad.backend.registry import bind
-from embgrad.common.keywords import explained
+from embgrad.common.keywords import explain_arguments
 from embgrad.common.metrics import lengths
 from embgrad.common.options import count_or_none, expect_flag
 from embgrad.engine.embedding_table import table_of
 from embgrad.engine.encoder_decoders import further_text, takes_decoder
-from embgrad.engine.generate import generated
+from embgrad.engine.generate import generate_tokens
 from embgrad.engine.keras_generate import prompts_of_texts
 from embgrad.engine.options import expect_one_name
 from embgrad.engine.probe import with_shared
@@ -39,9 +39,9 @@ from embgrad.errors import (
     PointError,
     UnsupportedError,
     level_of_user,
-    listed,
+    quote,
 )
-from embgrad.inputs.alignment import Alignment, aligned
+from embgrad.inputs.alignment import Alignment, align
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of, tokenizer_of
 from embgrad.inputs.decoder import IDS, MASK, decoder_names, with_decoder_ids
@@ -55,7 +55,7 @@ __all__ = ["attribute_tokens"]
 ROUNDING: Final = 1e-5
 
 
-@explained
+@explain_arguments
 def attribute_tokens(
     model: Any,
     batch: Any,
@@ -117,16 +117,16 @@ def attribute_tokens(
     bound = bind(model, call)
     start = 0
     if generate is not None:
-        tokens, start = generated(bound, tokens, generate, known)
+        tokens, start = generate_tokens(bound, tokens, generate, known)
     _expect_decoder(bound, tokens)
     if tokens.extras:
         tokens = with_shared(bound, tokens, repeated=True)
-    moved, move, decoder_move = aligned(tokens)
+    moved, move, decoder_move = align(tokens)
     decoder = decoder_of(bound, tokens)
     side = tokens if decoder is None else decoder
     wanted = targets_of(targets, contrast, side, known, start)
     side_move = move if decoder is None else decoder_move
-    passes = TokenPasses(bound, moved, _moved(wanted, side_move), _names(bound, moved, at), size, training)
+    passes = TokenPasses(bound, moved, _move(wanted, side_move), _names(bound, moved, at), size, training)
     contributions = next(function for cls, function in _METHODS.items() if isinstance(chosen, cls))
     made = contributions(_with_moved_baseline(chosen, move), passes, known)
     return _result(made, chosen, passes, wanted, tokens, decoder, (move, decoder_move), known)
@@ -136,7 +136,7 @@ def _method(method: Any) -> Method:
     chosen = method_from(method)
     if not isinstance(chosen, tuple(_METHODS)):
         raise EmbgradError(
-            f"method is {type(chosen).__name__}: output tokens are attributed by {listed([cls.__name__ for cls in _METHODS])}. "
+            f"method is {type(chosen).__name__}: output tokens are attributed by {quote([cls.__name__ for cls in _METHODS])}. "
             "For another method call embgrad.attribute with embgrad.LogProbability for each output token"
         )
     if isinstance(chosen, IntegratedGradients) and chosen.tolerance is not None:
@@ -165,7 +165,7 @@ def _expect_decoder(bound: BoundModel, batch: TokenBatch) -> None:
         )
 
 
-def _moved(targets: Targets, move: Alignment | None) -> Targets:
+def _move(targets: Targets, move: Alignment | None) -> Targets:
     if move is None or not move.shifts.any():
         return targets
     return replace(targets, positions=np.where(targets.present, targets.positions - move.shifts[:, None], NONE))
@@ -175,11 +175,11 @@ def _with_moved_baseline(method: Method, move: Alignment) -> Method:
     """Return the method with an array as baseline moved as the batch is."""
     if not isinstance(method, IntegratedGradients) or not move.shifts.any():
         return method
-    baseline = checked_baseline(method.baseline)
+    baseline = check_baseline(method.baseline)
     if not isinstance(baseline, np.ndarray) or baseline.ndim < 2 or baseline.shape[-2] != move.length:
         return method  # it is the same at each position, or does not fit, which the method says
     whole = np.broadcast_to(baseline, (len(move.shifts), move.length, baseline.shape[-1]))
-    return replace(method, baseline=move.moved_rows(whole))
+    return replace(method, baseline=move.move_rows(whole))
 
 
 def _names(bound: BoundModel, batch: TokenBatch, at: str) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ def _names(bound: BoundModel, batch: TokenBatch, at: str) -> tuple[str, ...]:
     ]
     if len(lookups) != 1:
         raise PointError(
-            f"{len(lookups)} lookups have the decoder's ids as indices ({listed(lookups)}): expected one. Call embgrad.gradients "
+            f"{len(lookups)} lookups have the decoder's ids as indices ({quote(lookups)}): expected one. Call embgrad.gradients "
             "with a list of embgrad.LogProbability, and name the decoder's lookup in at=[...]"
         )
     return (WORD, lookups[0])
@@ -231,7 +231,7 @@ def _by_gradient(method: Method, passes: TokenPasses, tokenizer: Any) -> _Made:
         return np.asarray(np.einsum("...d,...d->...", gradient, value, dtype=np.float64)[..., None])
 
     reduce: Reduce = norm if isinstance(method, Saliency) else product
-    done = [passes.scored(rows, reduce, quiet=number > 0) for number, rows in enumerate(passes.pieces(1))]
+    done = [passes.score(rows, reduce, quiet=number > 0) for number, rows in enumerate(passes.pieces(1))]
     scores = [np.concatenate(arrays, 1) for arrays in zip(*(part.scores for part in done), strict=True)]
     objectives = np.concatenate([part.objectives for part in done], 1)
     return _Made(scores, objectives, None, dict(done[0].provenance))
@@ -256,7 +256,7 @@ def _by_integration(method: Method, passes: TokenPasses, tokenizer: Any) -> _Mad
             for origin, difference in zip(origins, differences, strict=True)
         ]
         reduce = _product_with([difference[example] for difference in differences], passes.names)
-        part = passes.scored(rows, reduce, values, quiet=bool(provenance), weighed=weights[step] != 0)
+        part = passes.score(rows, reduce, values, quiet=bool(provenance), weighed=weights[step] != 0)
         provenance = provenance or dict(part.provenance)
         for total, scored in zip(scores, part.scores, strict=True):
             for row, (at, weight) in enumerate(zip(example, weights[step], strict=True)):
@@ -283,7 +283,7 @@ def _baselines(
     origins = [baseline_values(passes.first, baseline, tokenizer, keep_special)]
     if len(inputs) == 1:
         return origins
-    baseline = checked_baseline(baseline)
+    baseline = check_baseline(baseline)
     if isinstance(baseline, np.ndarray) or keep_special:
         raise UnsupportedError(
             "the baseline of an encoder-decoder is put in place of the encoder's and the decoder's tokens: expected 'zero', "
@@ -316,9 +316,9 @@ def _by_occlusion(method: Method, passes: TokenPasses, tokenizer: Any) -> _Made:
         )
     replacement = method.replacement
     id_ = id_of(replacement, passes.first, tokenizer) if isinstance(replacement, str) else int(replacement)
-    provenance = dict(passes.described())
+    provenance = dict(passes.describe())
     expect_no_copies(passes.first)
-    done = [passes.evaluated(rows, passes.batch.take(rows)) for rows in passes.pieces(1)]
+    done = [passes.evaluate(rows, passes.batch.take(rows)) for rows in passes.pieces(1)]
     objectives = np.concatenate(done, 1)
     scores = [np.zeros((len(objectives), *side.shape)) for side in passes.sides]
     for number, (side, total) in enumerate(zip(passes.sides, scores, strict=True)):
@@ -328,7 +328,7 @@ def _by_occlusion(method: Method, passes: TokenPasses, tokenizer: Any) -> _Made:
             ids[np.arange(len(rows)), at] = id_
             batch = passes.batch.take(rows)
             batch = batch.replace(ids=ids) if number == 0 else with_decoder_ids(batch, ids)
-            changes = objectives[:, rows] - passes.evaluated(rows, batch)
+            changes = objectives[:, rows] - passes.evaluate(rows, batch)
             total[:, rows[chosen], at[chosen]] = changes[:, chosen]
     return _Made(scores, objectives, None, provenance)
 
@@ -363,7 +363,7 @@ def _result(
     objective = np.where(absent, np.nan, made.objectives.T)
     delta = None if before is None else np.where(absent, np.nan, sums - (objective - before))
     _warn_of_missed(delta, objective, before, method, passes)
-    by_side = [move.moved_back(array) for move, array in zip(moves, scores, strict=False) if move is not None]
+    by_side = [move.move_back(array) for move, array in zip(moves, scores, strict=False) if move is not None]
     _warn_of_later(by_side[-1], targets)
     output_tokens = None
     if side.tokens is not None:
@@ -372,7 +372,7 @@ def _result(
             for row, positions in zip(side.tokens, targets.positions, strict=True)
         )
     return TokenAttribution(
-        scores=_cleared(by_side[0], absent, batch.real),
+        scores=_clear(by_side[0], absent, batch.real),
         outputs=targets.positions,
         output_ids=targets.ids,
         objective=objective,
@@ -392,7 +392,7 @@ def _result(
             **({"random": passes.first.is_random} if passes.training and passes.bound.supports("override") else {}),
             "truncated": batch.truncated.tolist(),
         },
-        decoder_scores=None if decoder is None else _cleared(by_side[1], absent, decoder.real),
+        decoder_scores=None if decoder is None else _clear(by_side[1], absent, decoder.real),
         decoder_ids=None if decoder is None else decoder.ids.copy(),
         decoder_mask=None if decoder is None or decoder.mask is None else decoder.mask.copy(),
         decoder_tokens=None if named_decoder is None else named_decoder.tokens,
@@ -402,7 +402,7 @@ def _result(
     )
 
 
-def _cleared(scores: np.ndarray, absent: np.ndarray, real: np.ndarray) -> np.ndarray:
+def _clear(scores: np.ndarray, absent: np.ndarray, real: np.ndarray) -> np.ndarray:
     """Return the scores with zeros at padding and for outputs that an example does not have."""
     return np.ascontiguousarray(np.where(absent[..., None] | ~real[:, None], 0.0, scores))
 

@@ -15,13 +15,13 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.special_tokens import id_of_special
 from embgrad.results.special_positions import special_positions
 
-__all__ = ["NAMES", "absent_positions", "baseline_values", "checked_baseline", "id_of"]
+__all__ = ["NAMES", "absent_positions", "baseline_values", "check_baseline", "id_of"]
 
 #: The names of baselines.
 NAMES: Final = ("zero", "pad", "mask")
 
 
-def checked_baseline(baseline: Any, name: str = "baseline") -> str | int | np.ndarray:
+def check_baseline(baseline: Any, name: str = "baseline") -> str | int | np.ndarray:
     """Return a baseline as a name, an id or an array of real numbers.
 
     Raises:
@@ -67,7 +67,7 @@ def baseline_values(passes: Passes, baseline: Any, tokenizer: Any, keep_special:
         UnsupportedError: an id is the baseline of a lookup of other indices than the batch's ids.
     """
     own = passes.inputs
-    baseline = checked_baseline(baseline)
+    baseline = check_baseline(baseline)
     if isinstance(baseline, np.ndarray):
         try:
             return np.broadcast_to(baseline, own.shape)

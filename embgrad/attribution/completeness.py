@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from embgrad.attribution.passes import Passes
-from embgrad.common.tolerance import computed_in, unit_roundoff
+from embgrad.common.tolerance import computation_dtype, unit_roundoff
 from embgrad.errors import EmbgradWarning, level_of_user
 
-__all__ = ["RANDOM", "SHARE", "missed", "warn_of_missed"]
+__all__ = ["RANDOM", "SHARE", "find_missed", "warn_of_missed"]
 
 #: An error of completeness above this share of the objective's difference is warned of.
 SHARE: Final = 0.01
@@ -25,7 +25,9 @@ RANDOM: Final = (
 )
 
 
-def missed(passes: Passes, delta: np.ndarray, difference: np.ndarray, before: np.ndarray, most: float) -> np.ndarray:
+def find_missed(
+    passes: Passes, delta: np.ndarray, difference: np.ndarray, before: np.ndarray, most: float
+) -> np.ndarray:
     """Return the indices of the examples whose error is more than a share of the difference, and more than rounding.
 
     Args:
@@ -35,7 +37,7 @@ def missed(passes: Passes, delta: np.ndarray, difference: np.ndarray, before: np
         before: L at the baseline, (example,).
         most: the share.
     """
-    rounding = ROUNDING * 2 * unit_roundoff(computed_in(passes.state))
+    rounding = ROUNDING * 2 * unit_roundoff(computation_dtype(passes.state))
     allowed = most * np.abs(difference) + rounding * (np.abs(passes.state.objective) + np.abs(before))
     return np.flatnonzero(np.abs(delta) > allowed)
 
@@ -54,14 +56,14 @@ def warn_of_missed(
     """Warn of examples whose contributions do not sum to the difference of the objective.
 
     Args:
-        passes: see `missed`; so are `delta`, `before` and `most`.
+        passes: see `find_missed`; so are `delta`, `before` and `most`.
         difference: what the contributions should sum to, (example,).
         effort: the number of steps in words.
         advice: a sentence on what to do, without its period.
         promise: what the contributions should sum to, in words.
         size: the size of the difference where it is not `difference` itself, as where terms of both signs add up to it.
     """
-    examples = missed(passes, delta, difference if size is None else size, before, most)
+    examples = find_missed(passes, delta, difference if size is None else size, before, most)
     if not examples.size:
         return
     worst = examples[np.argmax(np.abs(delta[examples]))]

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.attribution.baselines import absent_positions, checked_baseline, id_of
+from embgrad.attribution.baselines import absent_positions, check_baseline, id_of
 from embgrad.attribution.completeness import warn_of_missed
 from embgrad.attribution.method import Contributions, Method, expect_choice, expect_count
 from embgrad.attribution.passes import Passes, Rows, add_rows
@@ -54,7 +54,7 @@ class DiscretizedIntegratedGradients(Method):
         expect_count(self.neighbours, "neighbours")
         expect_choice(self.strategy, "strategy", STRATEGIES)
         expect_flag(self.keep_special, "keep_special")
-        if not isinstance(checked_baseline(self.baseline), (str, int)) or self.baseline == "zero":
+        if not isinstance(check_baseline(self.baseline), (str, int)) or self.baseline == "zero":
             raise EmbgradError(
                 "baseline is no row of the table: expected 'pad', 'mask' or an id, at which the path can begin"
             )
@@ -73,9 +73,9 @@ class DiscretizedIntegratedGradients(Method):
         paths = np.zeros((1, self.steps, table.shape[1]))
         if len(distinct):
             paths = paths_of(nearest, distinct, int(end), self.steps, self.strategy)
-        return self._summed(passes, absent, index, paths)
+        return self._sum_up(passes, absent, index, paths)
 
-    def _summed(self, passes: Passes, absent: np.ndarray, index: np.ndarray, paths: np.ndarray) -> Contributions:
+    def _sum_up(self, passes: Passes, absent: np.ndarray, index: np.ndarray, paths: np.ndarray) -> Contributions:
         inputs = passes.inputs
         examples = len(inputs)
 

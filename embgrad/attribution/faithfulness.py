@@ -14,13 +14,13 @@ from embgrad.attribution.removal import Removal, removal_of
 from embgrad.attribution.scores import scores_by_name
 from embgrad.backend.protocol import Call
 from embgrad.common.arrays import to_numpy
-from embgrad.common.keywords import explained
+from embgrad.common.keywords import explain_arguments
 from embgrad.common.options import expect_flags
-from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.call_errors import explain_errors
 from embgrad.errors import EmbgradError, EmbgradWarning, brief, level_of_user
 from embgrad.inputs.conventions import tokenizer_of
 from embgrad.model_points.points import WORD
-from embgrad.objectives.objectives import described
+from embgrad.objectives.objectives import describe
 from embgrad.results.attribution import Attribution
 from embgrad.results.faithfulness import Faithfulness
 
@@ -39,7 +39,7 @@ APART: Final = 1e-3
 ROUNDING: Final = 1e-9
 
 
-@explained
+@explain_arguments
 def faithfulness(
     model: Any,
     batch: Any,
@@ -103,7 +103,7 @@ def faithfulness(
         UnsupportedError: tokens cannot be deleted: the objective is a function or has labels for each position, a further input
             has an entry for each position, nothing would stay of a text, or the model takes no shorter text.
     """
-    checked = _checked_shares(shares)
+    checked = _check_shares(shares)
     expect_flags(positive=positive, skip_repeats=skip_repeats, leave_one_out=leave_one_out, curves=curves)
     passes = passes_of(
         model,
@@ -117,24 +117,24 @@ def faithfulness(
         training=training,
     )
     tokenizer = tokenizer_of(model, tokenizer)
-    with explained_errors(passes.bound, passes.batch):
+    with explain_errors(passes.bound, passes.batch):
         removal = removal_of(passes, remove, keep_special, tokenizer)
         scores = scores_by_name(attribution, passes.batch, removal.removable)
-        _warn_of_opposite_signs(attribution, described(passes.objective))
+        _warn_of_opposite_signs(attribution, describe(passes.objective))
         plan = _Plan(removal, list(scores.values()), checked, positive, leave_one_out, curves)
         objectives = removal.objectives([np.stack(rows) for rows in plan.rows])
         if not (training and passes.is_random):
             _warn_of_other_values(
-                attribution, described(passes.objective), np.array([of_example[0] for of_example in objectives])
+                attribution, describe(passes.objective), np.array([of_example[0] for of_example in objectives])
             )
     return Faithfulness(
         methods=tuple(scores),
         shares=checked,
-        **plan.measured(objectives, skip_repeats),
+        **plan.measure(objectives, skip_repeats),
         provenance={
             "backend": passes.bound.backend.name,
             "model": type(passes.bound.model).__name__,
-            "objective": described(passes.objective),
+            "objective": describe(passes.objective),
             "remove": removal.remove,
             "point": at,
             "training": bool(training),
@@ -211,7 +211,7 @@ class _Plan:
             rows.append(stays.copy())
         return number
 
-    def measured(self, objectives: Sequence[np.ndarray], skip_repeats: bool) -> dict[str, Any]:
+    def measure(self, objectives: Sequence[np.ndarray], skip_repeats: bool) -> dict[str, Any]:
         """Return the metrics as fields of a `Faithfulness`, from the objectives of each example's texts."""
         whole = np.array([of_example[0] for of_example in objectives])
         deletion, insertion = (_read(objectives, numbers) for numbers in (self.deleted, self.inserted))
@@ -276,7 +276,7 @@ def _mean(values: np.ndarray, counted: np.ndarray, otherwise: np.ndarray) -> np.
     return np.where(total, np.where(counted, values, 0.0).sum(-1) / np.maximum(total, 1), otherwise)
 
 
-def _checked_shares(shares: Any) -> np.ndarray:
+def _check_shares(shares: Any) -> np.ndarray:
     try:
         array = np.atleast_1d(to_numpy(shares))
     except ValueError:

@@ -92,7 +92,7 @@ class SmoothGrad(Method):
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the reduced contributions of the samples."""
         own = passes.inputs
-        prepared = self.of.prepared(passes, tokenizer)
+        prepared = self.of.prepare(passes, tokenizer)
         generators, real = generators_of(passes.batch, self.seed), passes.batch.real
         first, second = np.zeros(own.shape), np.zeros(own.shape)
         at_once = passes.batches_at_once

@@ -13,9 +13,9 @@ from embgrad.attribution.removal import removal_of
 from embgrad.attribution.scores import are_several, scores_by_name
 from embgrad.backend.protocol import Call
 from embgrad.common.arrays import to_numpy
-from embgrad.common.keywords import explained
+from embgrad.common.keywords import explain_arguments
 from embgrad.common.options import expect_flag
-from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.call_errors import explain_errors
 from embgrad.errors import EmbgradError, brief
 from embgrad.inputs.conventions import tokenizer_of
 from embgrad.model_points.points import WORD
@@ -23,7 +23,7 @@ from embgrad.model_points.points import WORD
 __all__ = ["infidelity"]
 
 
-@explained
+@explain_arguments
 def infidelity(
     model: Any,
     batch: Any,
@@ -80,13 +80,13 @@ def infidelity(
         training=training,
     )
     tokenizer = tokenizer_of(model, tokenizer)
-    with explained_errors(passes.bound, passes.batch):
+    with explain_errors(passes.bound, passes.batch):
         removal = removal_of(passes, remove, keep_special, tokenizer)
         scores = scores_by_name(attribution, passes.batch, removal.removable)
         if removed is None:
-            sets = _drawn(removal.removable, samples, generators_of(passes.batch, seed))
+            sets = _draw(removal.removable, samples, generators_of(passes.batch, seed))
         else:
-            sets = _checked_sets(removed, removal.removable)
+            sets = _check_sets(removed, removal.removable)
         rows = np.concatenate([np.zeros_like(sets[:1]), sets])
         kept = passes.batch.real & ~rows
         objectives = np.stack(removal.objectives(list(kept.swapaxes(0, 1))), 1)
@@ -103,7 +103,7 @@ def _infidelity(sums: np.ndarray, changes: np.ndarray, normalize: bool) -> np.nd
     return np.asarray(((sums - changes) ** 2).mean(0))
 
 
-def _drawn(removable: np.ndarray, samples: int, generators: list[np.random.Generator]) -> np.ndarray:
+def _draw(removable: np.ndarray, samples: int, generators: list[np.random.Generator]) -> np.ndarray:
     """Return random sets of tokens, bool, (sample, example, position)."""
     sets = np.zeros((samples, *removable.shape), bool)
     for example, generator in enumerate(generators):
@@ -112,7 +112,7 @@ def _drawn(removable: np.ndarray, samples: int, generators: list[np.random.Gener
     return sets
 
 
-def _checked_sets(removed: Any, removable: np.ndarray) -> np.ndarray:
+def _check_sets(removed: Any, removable: np.ndarray) -> np.ndarray:
     try:
         array = to_numpy(removed)
     except ValueError:

@@ -13,10 +13,10 @@ import numpy as np
 from embgrad.attribution.passes import Passes
 from embgrad.common.arrays import to_numpy
 from embgrad.common.metrics import lengths
-from embgrad.errors import EmbgradError, brief, did_you_mean, listed
+from embgrad.errors import EmbgradError, brief, did_you_mean, quote
 
 __all__ = [
-    *("Contributions", "GradientMethod", "Method", "chosen_method"),
+    *("Contributions", "GradientMethod", "Method", "choose_method"),
     *("expect_choice", "expect_count", "expect_number", "plain"),
 ]
 
@@ -66,7 +66,7 @@ class Method(ABC):
 class GradientMethod(Method):
     """A method whose contributions can be computed at any values of the point, so that `SmoothGrad` can average them."""
 
-    def prepared(self, passes: Passes, tokenizer: Any) -> Any:
+    def prepare(self, passes: Passes, tokenizer: Any) -> Any:
         """Return what the method computes once for all values, such as its baseline."""
         return None
 
@@ -77,7 +77,7 @@ class GradientMethod(Method):
         Args:
             passes: the passes through the model.
             inputs: the values, (row, position, dim), of the whole batch or of several such.
-            prepared: see the method `prepared`.
+            prepared: see the method `prepare`.
         """
 
     @property
@@ -104,7 +104,7 @@ def plain(value: Any) -> Any:
     return [plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
-def chosen_method(method: Any, base: type[Any], known: Mapping[str, type[M]], example: str) -> M:
+def choose_method(method: Any, base: type[Any], known: Mapping[str, type[M]], example: str) -> M:
     """Return a method, or the method of a name with its defaults.
 
     Args:
@@ -126,7 +126,7 @@ def chosen_method(method: Any, base: type[Any], known: Mapping[str, type[M]], ex
             f"the method is the class {method.__name__}: expected an instance; write {method.__name__}(...)"
         )
     raise EmbgradError(
-        f"method is {brief(method)}: expected a method, such as {example}, or one of {listed(known)}."
+        f"method is {brief(method)}: expected a method, such as {example}, or one of {quote(known)}."
         f"{did_you_mean(str(method), list(known))}"
     )
 
@@ -148,5 +148,5 @@ def expect_choice(value: Any, name: str, choices: Any) -> None:
     """Raise an error for a value that is not one of the choices."""
     if not isinstance(value, str) or value not in choices:
         raise EmbgradError(
-            f"{name} is {brief(value)}: expected one of {listed(choices)}.{did_you_mean(str(value), list(choices))}"
+            f"{name} is {brief(value)}: expected one of {quote(choices)}.{did_you_mean(str(value), list(choices))}"
         )

@@ -14,7 +14,7 @@ from embgrad.backend.registry import bind
 from embgrad.common.options import count_or_none, expect_flag
 from embgrad.engine.company import Company, company_of, differs, rows_of_test, tolerance_of
 from embgrad.engine.encoder_decoders import with_decoder
-from embgrad.engine.evaluate import evaluated
+from embgrad.engine.evaluate import evaluate_question
 from embgrad.engine.gradients import results_of
 from embgrad.engine.options import GradientOptions, expect_one_name
 from embgrad.engine.probe import with_shared
@@ -207,7 +207,7 @@ class Passes:
 
     def _values_in(self, examples: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Return the objectives of these examples with these values at the point."""
-        return evaluated(self._question(examples, values, ()))
+        return evaluate_question(self._question(examples, values, ()))
 
     def _question(
         self, examples: np.ndarray, values: np.ndarray, names: tuple[str, ...], *, split: bool = False
@@ -237,14 +237,14 @@ class Passes:
             ObjectiveError: an objective is not finite.
         """
         names = (self.at,)
-        tested = self._tested_with(rows, names)
+        tested = self._test_with(rows, names)
         if tested is not None:
             yield 0, len(tested.objective), tested.values, tested.objective
         for piece in self._pieces(rows, names, 0 if tested is None else len(tested.objective)):
             try:
                 result = results_of(piece.question)[self.at]
             except (NoGradientError, ObjectiveError) as error:
-                raise self._explained(error, piece.start, piece.end) from error
+                raise self._explain(error, piece.start, piece.end) from error
             yield piece.start, piece.end, result.values[piece.read], result.objective[piece.read]
 
     def objectives(self, rows: Rows) -> np.ndarray:
@@ -254,18 +254,18 @@ class Passes:
             ObjectiveError: an objective is not finite.
         """
         values = np.empty(rows.count * len(self.batch))
-        tested = self._tested_with(rows, ())
+        tested = self._test_with(rows, ())
         start = 0 if tested is None else len(tested.objective)
         if tested is not None:
             values[:start] = tested.objective
         for piece in self._pieces(rows, (), start):
             try:
-                values[piece.start : piece.end] = evaluated(piece.question)[piece.read]
+                values[piece.start : piece.end] = evaluate_question(piece.question)[piece.read]
             except ObjectiveError as error:
-                raise self._explained(error, piece.start, piece.end) from error
+                raise self._explain(error, piece.start, piece.end) from error
         return values
 
-    def _tested_with(self, rows: Rows, names: tuple[str, ...]) -> _Tested | None:
+    def _test_with(self, rows: Rows, names: tuple[str, ...]) -> _Tested | None:
         """Return the results of the first rows, from the pass that tests the company, where that takes no pass of its own.
 
         The rows of the test stand before them. The result is None where the company is known or not free, or the last of the
@@ -289,7 +289,7 @@ class Passes:
                     result = results_of(question)[self.at]
                     gradients, objectives = result.values[test:], result.objective
                 else:
-                    gradients, objectives = np.empty(0), evaluated(question)
+                    gradients, objectives = np.empty(0), evaluate_question(question)
             except (NoGradientError, ObjectiveError):  # perhaps at values that the method tries: these are run again
                 return self._values_in(examples, values)
             made.append(_Tested(gradients, objectives[test:]))
@@ -318,7 +318,7 @@ class Passes:
             question = self._question(examples, values, names, split=is_held and bool(names))
             yield _Piece(start, end, question, read)
 
-    def _explained(self, error: NoGradientError | ObjectiveError, start: int, end: int) -> Exception:
+    def _explain(self, error: NoGradientError | ObjectiveError, start: int, end: int) -> Exception:
         count = len(self.batch)
         examples = sorted({index % count for index in range(start, end)})
         named = (

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.attribution.baselines import baseline_values, checked_baseline
-from embgrad.attribution.completeness import SHARE, missed, warn_of_missed
+from embgrad.attribution.baselines import baseline_values, check_baseline
+from embgrad.attribution.completeness import SHARE, find_missed, warn_of_missed
 from embgrad.attribution.draws import generators_of, normal
 from embgrad.attribution.method import Contributions, GradientMethod, Method, expect_choice, expect_count, expect_number
 from embgrad.attribution.passes import Passes, Rows, add_rows
@@ -48,38 +48,38 @@ class IntegratedGradients(GradientMethod):
     def __post_init__(self) -> None:
         expect_flag(self.keep_special, "keep_special")
         expect_count(self.steps, "steps")
-        checked_baseline(self.baseline)
+        check_baseline(self.baseline)
         expect_choice(self.rule, "rule", RULES)
         if self.tolerance is not None:
             expect_number(self.tolerance, "tolerance")
 
-    def prepared(self, passes: Passes, tokenizer: Any) -> np.ndarray:
+    def prepare(self, passes: Passes, tokenizer: Any) -> np.ndarray:
         """Return the baseline's values at the point."""
         return baseline_values(passes, self.baseline, tokenizer, self.keep_special)
 
     def values_at(self, passes: Passes, inputs: np.ndarray, prepared: Any) -> np.ndarray:
         """Return the integrals from the baseline to the inputs, times their difference."""
-        return self._integrated(passes, inputs, prepared, *nodes_and_weights(self.rule, self.steps))[0]
+        return self._integrate(passes, inputs, prepared, *nodes_and_weights(self.rule, self.steps))[0]
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the contributions, and warn of examples whose error of completeness is more than `tolerance`, or 1 %."""
         inputs = passes.inputs
-        baseline = self.prepared(passes, tokenizer)
+        baseline = self.prepare(passes, tokenizer)
         (values, before), steps = self._with_baseline(passes, inputs, baseline), self.steps
         taken = np.full(len(inputs), steps)
         difference = passes.state.objective - before
         most = SHARE if self.tolerance is None else self.tolerance
         delta = values.sum((1, 2)) - difference
-        left = missed(passes, delta, difference, before, most)
+        left = find_missed(passes, delta, difference, before, most)
         while self.tolerance is not None and left.size and steps < MOST_DOUBLED * self.steps and not passes.is_random:
             steps *= 2
             chosen = np.arange(len(inputs)) if passes.needs_whole else left
             taken[chosen] = steps
-            values[chosen], _ = self._integrated(
+            values[chosen], _ = self._integrate(
                 passes.of_examples(chosen), inputs[chosen], baseline[chosen], *nodes_and_weights(self.rule, steps)
             )
             delta = values.sum((1, 2)) - difference
-            left = missed(passes, delta, difference, before, most)
+            left = find_missed(passes, delta, difference, before, most)
         advice = "Take more steps, or a tolerance that doubles them where needed"
         warn_of_missed(passes, delta, difference, before, f"{steps} steps", advice, most)
         return Contributions(self.scores(values), values, before, delta, {"steps_taken": taken.tolist()})
@@ -91,17 +91,17 @@ class IntegratedGradients(GradientMethod):
         """
         nodes, weights = nodes_and_weights(self.rule, self.steps)
         if nodes[0] == 0:
-            return self._integrated(passes, inputs, baseline, nodes, weights)
+            return self._integrate(passes, inputs, baseline, nodes, weights)
         if not passes.has_room(self.steps * len(inputs), len(inputs)):
             before = passes.objective_at(baseline)
-            return self._integrated(passes, inputs, baseline, nodes, weights)[0], before
+            return self._integrate(passes, inputs, baseline, nodes, weights)[0], before
         try:
-            return self._integrated(passes, inputs, baseline, np.insert(nodes, 0, 0), np.insert(weights, 0, 0))
+            return self._integrate(passes, inputs, baseline, np.insert(nodes, 0, 0), np.insert(weights, 0, 0))
         except NoGradientError:  # at the baseline, or at a step as well, where it is raised again
-            values, _ = self._integrated(passes, inputs, baseline, nodes, weights)
+            values, _ = self._integrate(passes, inputs, baseline, nodes, weights)
             return values, passes.objective_at(baseline)
 
-    def _integrated(
+    def _integrate(
         self, passes: Passes, inputs: np.ndarray, baseline: np.ndarray, nodes: np.ndarray, weights: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the contributions, and the objectives at the first node."""
@@ -144,7 +144,7 @@ class SequentialIntegratedGradients(Method):
     def __post_init__(self) -> None:
         expect_flag(self.keep_special, "keep_special")
         expect_count(self.steps, "steps")
-        checked_baseline(self.baseline)
+        check_baseline(self.baseline)
         expect_choice(self.rule, "rule", RULES)
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
@@ -155,7 +155,7 @@ class SequentialIntegratedGradients(Method):
         positions = np.flatnonzero((inputs != baseline).any((0, 2)))
         examples = len(inputs)
 
-        def replaced(start: int, end: int, fractions: np.ndarray) -> np.ndarray:
+        def replace_tensor(start: int, end: int, fractions: np.ndarray) -> np.ndarray:
             """Return the values of rows, one fraction after another, one position after another, all examples."""
             line, example = np.divmod(np.arange(start, end), examples)
             step, position = np.divmod(line, len(positions))
@@ -169,7 +169,7 @@ class SequentialIntegratedGradients(Method):
         total = np.zeros(inputs.shape)
         count = len(positions)
         if count:
-            rows = Rows(self.steps * count, lambda start, end: replaced(start, end, nodes))
+            rows = Rows(self.steps * count, lambda start, end: replace_tensor(start, end, nodes))
             for start, end, gradients, _ in passes.gradients(rows):
                 line, example = np.divmod(np.arange(start, end), examples)
                 step, position = np.divmod(line, count)
@@ -178,7 +178,7 @@ class SequentialIntegratedGradients(Method):
         values = total * (inputs - baseline)
         promised, size = np.zeros(examples), np.zeros(examples)
         if count:
-            without = passes.objectives(Rows(count, lambda start, end: replaced(start, end, np.zeros(1))))
+            without = passes.objectives(Rows(count, lambda start, end: replace_tensor(start, end, np.zeros(1))))
             differences = passes.state.objective - without.reshape(count, examples)
             promised, size = differences.sum(0), np.abs(differences).sum(0)
         delta = values.sum((1, 2)) - promised
@@ -226,7 +226,7 @@ class GradientShap(Method):
                 f"baselines is {brief(self.baselines)}: expected an array of shape (n, position, dim), or a list of names and ids"
             )
         for baseline in self.baselines:
-            checked_baseline(baseline, "baselines")
+            check_baseline(baseline, "baselines")
         expect_count(self.samples, "samples")
         expect_number(self.sigma, "sigma")
         expect_count(self.seed, "seed", 0)

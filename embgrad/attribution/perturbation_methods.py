@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.attribution.baselines import absent_positions, baseline_values, checked_baseline
+from embgrad.attribution.baselines import absent_positions, baseline_values, check_baseline
 from embgrad.attribution.draws import generators_of
 from embgrad.attribution.method import Contributions, Method, expect_count, expect_number
 from embgrad.attribution.passes import Passes, Rows
-from embgrad.attribution.shapley import MOST_MEMBERS, exact_values, fitted_values, sampled_coalitions
+from embgrad.attribution.shapley import MOST_MEMBERS, exact_values, fit_values, sample_coalitions
 from embgrad.common.options import expect_flag
 from embgrad.errors import EmbgradError
 
@@ -38,7 +38,7 @@ class Occlusion(Method):
 
     def __post_init__(self) -> None:
         expect_flag(self.keep_special, "keep_special")
-        checked_baseline(self.replacement, "replacement")
+        check_baseline(self.replacement, "replacement")
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the differences."""
@@ -77,7 +77,7 @@ class Lime(Method):
     def __post_init__(self) -> None:
         expect_flag(self.keep_special, "keep_special")
         expect_count(self.samples, "samples", 2)
-        checked_baseline(self.baseline)
+        check_baseline(self.baseline)
         expect_number(self.kernel_width, "kernel_width")
         if not self.kernel_width:
             raise EmbgradError("kernel_width is 0: expected a positive number")
@@ -133,14 +133,14 @@ class KernelShap(Method):
     def __post_init__(self) -> None:
         expect_flag(self.keep_special, "keep_special")
         expect_count(self.samples, "samples", 4)
-        checked_baseline(self.baseline)
+        check_baseline(self.baseline)
         expect_count(self.seed, "seed", 0)
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the Shapley values."""
         features, evaluated = _replacing(passes, self.baseline, tokenizer, self.keep_special)
         coalitions = [
-            sampled_coalitions(int(own.sum()), self.samples, generator)
+            sample_coalitions(int(own.sum()), self.samples, generator)
             for own, generator in zip(features, generators_of(passes.batch, self.seed), strict=True)
         ]
         most = max(len(rows) for rows in coalitions)
@@ -153,7 +153,7 @@ class KernelShap(Method):
         for example, own in enumerate(features):
             rows, values = coalitions[example], objectives[: len(coalitions[example]), example]
             exact.append(own.sum() <= MOST_MEMBERS and len(rows) == 2 ** int(own.sum()))
-            scores[example, own] = (exact_values if exact[-1] else fitted_values)(rows, values)
+            scores[example, own] = (exact_values if exact[-1] else fit_values)(rows, values)
         before = np.array([objectives[0, example] for example in range(len(features))])
         delta = scores.sum(1) - (passes.state.objective - before)
         return Contributions(scores, None, before, delta, {"exact": exact})

@@ -16,7 +16,7 @@ def _gauss_legendre(steps: int) -> tuple[np.ndarray, np.ndarray]:
     return (nodes + 1) / 2, weights / 2
 
 
-def _left(steps: int) -> tuple[np.ndarray, np.ndarray]:
+def _round_nodes_left(steps: int) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(steps) / steps, np.full(steps, 1 / steps)
 
 
@@ -38,7 +38,7 @@ def _trapezoid(steps: int) -> tuple[np.ndarray, np.ndarray]:
 
 RULES: Final[Mapping[str, Callable[[int], tuple[np.ndarray, np.ndarray]]]] = {
     "gausslegendre": _gauss_legendre,
-    "riemann_left": _left,
+    "riemann_left": _round_nodes_left,
     "riemann_right": _right,
     "riemann_middle": _middle,
     "riemann_trapezoid": _trapezoid,

@@ -14,11 +14,11 @@ from embgrad.attribution.passes import Passes, Rows, size_of_pass
 from embgrad.attribution.text_inputs import has_decoder, inputs_apart
 from embgrad.common.options import expect_flag
 from embgrad.engine.company import Company
-from embgrad.engine.evaluate import evaluated
+from embgrad.engine.evaluate import evaluate_question
 from embgrad.engine.run import run_located
 from embgrad.errors import EmbgradError, ObjectiveError, UnsupportedError, brief, did_you_mean
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.resized import resized
+from embgrad.inputs.resized import resize
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objective import SCORES
 from embgrad.objectives.objectives import Objective, Sum
@@ -33,7 +33,7 @@ DELETE: Final = "delete"
 INSTEAD: Final = "give remove='mask', 'pad' or 'zero', which keep the text's length"
 
 
-def _checked_removal(remove: Any) -> str | int:
+def _check_removal(remove: Any) -> str | int:
     """Return the way in which tokens are removed: "delete", "pad", "mask", "zero", or the id that replaces them.
 
     Raises:
@@ -56,12 +56,12 @@ def removal_of(passes: Passes, remove: Any, keep_special: bool, tokenizer: Any) 
     Raises:
         EmbgradError: see `faithfulness`; or as `evaluate` raises.
     """
-    removal = Removal(passes, _checked_removal(remove), keep_special, tokenizer)
+    removal = Removal(passes, _check_removal(remove), keep_special, tokenizer)
     expect_flag(keep_special, "keep_special")
     _ = removal.removable
     if removal.remove == DELETE:
         size = None if passes.size >= len(passes.batch) else passes.size
-        evaluated(passes.forward_question(passes.batch, quiet=False), size)
+        evaluate_question(passes.forward_question(passes.batch, quiet=False), size)
     else:
         _ = passes.inputs
     return removal
@@ -135,9 +135,9 @@ class Removal:
             ObjectiveError: an objective is not finite.
             UnsupportedError: tokens are to be deleted, and none would stay, or the model takes no shorter text.
         """
-        return self._deleted(kept) if self.remove == DELETE else self._replaced(kept)
+        return self._delete(kept) if self.remove == DELETE else self._replace(kept)
 
-    def _replaced(self, kept: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def _replace(self, kept: Sequence[np.ndarray]) -> list[np.ndarray]:
         inputs = self.passes.inputs
         absent = baseline_values(self.passes, self.remove, self.tokenizer, self.keep_special)
         most, count = max(map(len, kept)), len(kept)
@@ -153,7 +153,7 @@ class Removal:
         objectives = self.passes.objectives(Rows(most, values)).reshape(most, count)
         return [objectives[: len(rows), example] for example, rows in enumerate(kept)]
 
-    def _deleted(self, kept: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def _delete(self, kept: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run texts of equal length together, so that no padding is added, which not every model ignores."""
         counts = np.array([len(rows) for rows in kept])
         examples, rows = np.repeat(np.arange(len(kept)), counts), np.concatenate(list(kept))
@@ -199,7 +199,9 @@ class Removal:
             moved = np.where(columns[examples] < 0, columns[examples], (kept & before).sum(1))
             objective.position = moved
         try:
-            return evaluated(passes.forward_question(_shorter(passes.batch, examples, kept, self._apart), objective))
+            return evaluate_question(
+                passes.forward_question(_shorter(passes.batch, examples, kept, self._apart), objective)
+            )
         except ObjectiveError as error:
             numbers = sorted(set(examples.tolist()))
             raise ObjectiveError(
@@ -222,7 +224,7 @@ def _shorter(batch: TokenBatch, examples: np.ndarray, kept: np.ndarray, apart: C
         return np.take_along_axis(array[examples], columns, 1)
 
     types = None if batch.types is None else cut(batch.types)
-    return resized(batch, examples, cut(batch.ids), np.ones(columns.shape, bool), types, INSTEAD, apart)
+    return resize(batch, examples, cut(batch.ids), np.ones(columns.shape, bool), types, INSTEAD, apart)
 
 
 def columns_read(passes: Passes) -> np.ndarray | None:

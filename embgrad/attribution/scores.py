@@ -62,14 +62,14 @@ def scores_by_name(attribution: Any, batch: TokenBatch, removable: np.ndarray) -
         EmbgradError: there is none, it is of another batch, or a score is not finite.
     """
     named = by_name(attribution, "attribution", _name)
-    return {name: _checked(name, entry, batch, removable) for name, entry in named.items()}
+    return {name: _check(name, entry, batch, removable) for name, entry in named.items()}
 
 
 def _name(attribution: Any) -> str:
     return snake_case(attribution.method) if isinstance(attribution, Attribution) else "scores"
 
 
-def _checked(name: str, attribution: Any, batch: TokenBatch, removable: np.ndarray) -> np.ndarray:
+def _check(name: str, attribution: Any, batch: TokenBatch, removable: np.ndarray) -> np.ndarray:
     scores = _array(name, attribution)
     if scores.shape != batch.shape:
         raise EmbgradError(

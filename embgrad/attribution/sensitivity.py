@@ -12,9 +12,9 @@ from embgrad.attribution.passes import Passes, passes_of
 from embgrad.attribution.scores import are_several, by_name, snake_case
 from embgrad.backend.protocol import Call
 from embgrad.common.arrays import to_numpy
-from embgrad.common.keywords import explained
+from embgrad.common.keywords import explain_arguments
 from embgrad.common.metrics import lengths
-from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.call_errors import explain_errors
 from embgrad.errors import EmbgradError, brief
 from embgrad.inputs.conventions import tokenizer_of
 from embgrad.model_points.points import WORD
@@ -22,7 +22,7 @@ from embgrad.model_points.points import WORD
 __all__ = ["sensitivity"]
 
 
-@explained
+@explain_arguments
 def sensitivity(
     model: Any,
     batch: Any,
@@ -66,7 +66,7 @@ def sensitivity(
     expect_number(radius, "radius")
     expect_count(samples, "samples")
     expect_count(seed, "seed", 0)
-    chosen = {name: _checked(entry) for name, entry in by_name(method, "method", _name).items()}
+    chosen = {name: _check(entry) for name, entry in by_name(method, "method", _name).items()}
     passes = passes_of(
         model,
         batch,
@@ -79,13 +79,13 @@ def sensitivity(
         training=training,
     )
     tokenizer = tokenizer_of(model, tokenizer)
-    with explained_errors(passes.bound, passes.batch):
+    with explain_errors(passes.bound, passes.batch):
         shape = passes.inputs.shape
         if noise is None:
             generators, real = generators_of(passes.batch, seed), passes.batch.real
             moves = [radius * _uniform(generators, real, shape[-1]) for _ in range(samples)]
         else:
-            moves = list(_checked_noise(noise, shape))
+            moves = list(_check_noise(noise, shape))
         results = {name: _largest(passes, entry, moves, tokenizer) for name, entry in chosen.items()}
     return results if are_several(method) else next(iter(results.values()))
 
@@ -94,7 +94,7 @@ def _name(method: Any) -> str:
     return snake_case(type(method).__name__)
 
 
-def _checked(method: Any) -> Method:
+def _check(method: Any) -> Method:
     if not isinstance(method, Method):
         raise EmbgradError(
             f"method is {brief(method)}: expected the method itself, which is run again, such as embgrad.methods.Saliency()"
@@ -125,7 +125,7 @@ def _uniform(generators: list[np.random.Generator], real: np.ndarray, dim: int) 
     return noise
 
 
-def _checked_noise(noise: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _check_noise(noise: Any, shape: tuple[int, ...]) -> np.ndarray:
     try:
         array = to_numpy(noise)
     except ValueError:

@@ -7,13 +7,13 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["MOST_MEMBERS", "exact_values", "fitted_values", "sampled_coalitions"]
+__all__ = ["MOST_MEMBERS", "exact_values", "fit_values", "sample_coalitions"]
 
 #: The most members whose coalitions are enumerated.
 MOST_MEMBERS: Final = 20
 
 
-def sampled_coalitions(members: int, most: int, generator: np.random.Generator) -> np.ndarray:
+def sample_coalitions(members: int, most: int, generator: np.random.Generator) -> np.ndarray:
     """Return coalitions as a bool array, (coalition, member): all, in binary order, if they are at most `most`; else samples.
 
     The first is the empty one. Samples come in pairs of a coalition and its complement, after the empty and the whole one; their
@@ -31,7 +31,7 @@ def sampled_coalitions(members: int, most: int, generator: np.random.Generator) 
 
 
 def exact_values(coalitions: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the Shapley values, (member,), from the values of all coalitions, in the order of `sampled_coalitions`."""
+    """Return the Shapley values, (member,), from the values of all coalitions, in the order of `sample_coalitions`."""
     members = coalitions.shape[1]
     sizes = coalitions.sum(1)
     numbers = np.arange(len(coalitions))
@@ -43,8 +43,8 @@ def exact_values(coalitions: np.ndarray, values: np.ndarray) -> np.ndarray:
     return shapley
 
 
-def fitted_values(coalitions: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the least-squares estimate of the Shapley values, (member,), from samples in the order of `sampled_coalitions`.
+def fit_values(coalitions: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the least-squares estimate of the Shapley values, (member,), from samples in the order of `sample_coalitions`.
 
     The values sum to the whole coalition's value minus the empty one's.
     """

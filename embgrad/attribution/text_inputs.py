@@ -11,7 +11,7 @@ import numpy as np
 from embgrad.attribution.passes import Passes
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.encoder_decoders import further_text, with_decoder
-from embgrad.engine.evaluate import evaluated
+from embgrad.engine.evaluate import evaluate_question
 from embgrad.errors import UnsupportedError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, decoder_names
@@ -65,7 +65,7 @@ def expect_no_copies(passes: Passes) -> None:
     batch = passes.batch
     copies = [name for name in batch.extras if is_copy_of_ids(batch, name)]
     for name in set(copies) - _of_decoder(passes) if copies else ():
-        if _has_effect(passes, name, (_rolled,)):
+        if _has_effect(passes, name, (_roll,)):
             raise UnsupportedError(
                 f"the further input {name!r} holds the batch's ids, and whether it follows where a token is replaced is not "
                 "known: leave it out, and make it from inputs['input_ids'] in call=lambda model, inputs: ..., or give other "
@@ -79,7 +79,7 @@ def _of_decoder(passes: Passes) -> set[str]:
     return own | {LABELS} if LABELS in names and has_decoder(passes) else own
 
 
-def _rolled(numbers: np.ndarray) -> np.ndarray:
+def _roll(numbers: np.ndarray) -> np.ndarray:
     """Return ids each of which is replaced by another of them."""
     distinct = np.unique(numbers)
     return np.asarray(np.roll(distinct, 1)[np.searchsorted(distinct, numbers)])
@@ -102,4 +102,4 @@ def _has_effect(passes: Passes, name: str, changes: tuple[Callable[[np.ndarray],
 def _objectives(passes: Passes, batch: TokenBatch) -> np.ndarray:
     # Whether L depends on an input is asked in evaluation mode, in which few models draw random numbers.
     question = replace(passes, training=False).forward_question(batch)
-    return evaluated(question, None if passes.size >= len(batch) else passes.size)
+    return evaluate_question(question, None if passes.size >= len(batch) else passes.size)

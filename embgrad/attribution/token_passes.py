@@ -15,14 +15,14 @@ from embgrad.attribution.passes import Passes, size_of_pass
 from embgrad.attribution.targets import Targets
 from embgrad.backend.protocol import BoundModel, PointValues, Reduce
 from embgrad.common.finite import not_finite
-from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.call_errors import explain_errors
 from embgrad.engine.company import Company
 from embgrad.engine.encoder_decoders import with_decoder
-from embgrad.engine.evaluate import evaluated_each
+from embgrad.engine.evaluate import evaluate_each
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.question import Question
-from embgrad.engine.run import reduced_of, run_located, run_question
-from embgrad.engine.sub_batches import compared
+from embgrad.engine.run import reduce_run, run_located, run_question
+from embgrad.engine.sub_batches import compare_sub_batch
 from embgrad.errors import NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import decoder_of as decoder_side
@@ -143,12 +143,12 @@ class TokenPasses:
         pieces = []
         for rows in self.pieces(1):
             question = self._question(rows, {}, pullback=False, quiet=True)
-            with explained_errors(self.bound, question.batch):
+            with explain_errors(self.bound, question.batch):
                 (results,) = run_question(question.only(-1))
             pieces.append([results[name].activations for name in self.names])
         return [np.concatenate(arrays).astype(np.float64) for arrays in zip(*pieces, strict=True)]
 
-    def scored(
+    def score(
         self,
         rows: np.ndarray,
         reduce: Reduce,
@@ -172,24 +172,24 @@ class TokenPasses:
         """
         changes = {} if values is None else {"override": dict(zip(self.names, values, strict=True))}
         question = self._question(rows % len(self.batch), changes, pullback=True, quiet=quiet)
-        with self._compared(question, rows) if values is None else contextlib.nullcontext():
-            return self._passed(question, reduce, weighed)
+        with self._compare(question, rows) if values is None else contextlib.nullcontext():
+            return self._pass_rows(question, reduce, weighed)
 
-    def _compared(self, question: Question, rows: np.ndarray) -> AbstractContextManager[None]:
-        """Return the context in which a sub-batch of the batch is run, see `embgrad.engine.sub_batches.compared`."""
+    def _compare(self, question: Question, rows: np.ndarray) -> AbstractContextManager[None]:
+        """Return the context in which a sub-batch of the batch is run, see `embgrad.engine.sub_batches.compare_sub_batch`."""
         count, start = len(self.batch), int(rows[0])
         if len(rows) == count or (start and len(rows) == self.size):
             return contextlib.nullcontext()
         whole = self._question(np.arange(count), {}, pullback=False, quiet=True)
-        return compared(whole, question, start)
+        return compare_sub_batch(whole, question, start)
 
-    def described(self) -> Mapping[str, Any]:
-        """Return the provenance of a pass on the first example, without gradients, and warn of the batch as `scored` does."""
-        return self._passed(self._question(np.arange(1), {}, pullback=False, quiet=False)).provenance
+    def describe(self) -> Mapping[str, Any]:
+        """Return the provenance of a pass on the first example, without gradients, and warn of the batch as `score` does."""
+        return self._pass_rows(self._question(np.arange(1), {}, pullback=False, quiet=False)).provenance
 
-    def _passed(self, question: Question, reduce: Reduce | None = None, weighed: np.ndarray | None = None) -> Scored:
+    def _pass_rows(self, question: Question, reduce: Reduce | None = None, weighed: np.ndarray | None = None) -> Scored:
         """Return the results of a pass; there are scores if the question has a pullback."""
-        with explained_errors(self.bound, question.batch):
+        with explain_errors(self.bound, question.batch):
             run, located = run_located(question, reduce)
         question.warn(run.unused, run.masked_id)
         last = run.objectives[-1]  # its output follows the most ids
@@ -200,7 +200,7 @@ class TokenPasses:
             read = run.points[point.key if point.key in run.points else name]
             _expect_logits(run.objectives[0].shape, read)
             if question.pullback:
-                scores.append(self._expect_all(name, reduced_of(read, point.arrangement), weighed))
+                scores.append(self._expect_all(name, reduce_run(read, point.arrangement), weighed))
         return Scored(
             np.stack([response.values for response in run.objectives]),
             tuple(scores),
@@ -211,10 +211,10 @@ class TokenPasses:
             },
         )
 
-    def evaluated(self, rows: np.ndarray, batch: TokenBatch) -> np.ndarray:
+    def evaluate(self, rows: np.ndarray, batch: TokenBatch) -> np.ndarray:
         """Return L of the outputs of some rows for a changed batch, float64, (output, row), without gradients."""
         question = self._question(rows % len(self.batch), {}, pullback=False, quiet=True)
-        return np.stack(evaluated_each(replace(question, batch=batch, options=replace(question.options, names=()))))
+        return np.stack(evaluate_each(replace(question, batch=batch, options=replace(question.options, names=()))))
 
     def _expect_all(
         self, name: str, kept: Sequence[np.ndarray | None], weighed: np.ndarray | None = None

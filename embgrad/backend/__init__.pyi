@@ -5,7 +5,7 @@ from embgrad.backend.cotangents import (
     Cotangents,
     Tensors,
     answer,
-    answered,
+    answer_objective,
     compute_dtype,
     native_answer,
     whole_cotangents,
@@ -37,7 +37,7 @@ from embgrad.backend.protocol import (
     Weight,
 )
 from embgrad.backend.registry import list_backends, refresh_backends
-from embgrad.backend.replay import Retries, wrapped
+from embgrad.backend.replay import Retries, wrap_functions
 from embgrad.backend.rests import table_rests
 from embgrad.backend.trace_cache import TraceCache, UnfitError, UntraceableError
 from embgrad.inputs.batch import TokenBatch
@@ -91,7 +91,7 @@ __all__ = [
     "Weight",
     "additions",
     "answer",
-    "answered",
+    "answer_objective",
     "choose_output",
     "compute_dtype",
     "entering",
@@ -106,5 +106,5 @@ __all__ = [
     "unused_inputs",
     "users_of",
     "whole_cotangents",
-    "wrapped",
+    "wrap_functions",
 ]

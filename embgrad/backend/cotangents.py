@@ -10,9 +10,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from embgrad.backend.protocol import PointValues, Request, Respond, Response, TableRest
-from embgrad.common.arrays import owned
+from embgrad.common.arrays import copy_owned
 from embgrad.common.tolerance import HALVES, coarsest
-from embgrad.errors import ObjectiveError, OutputError, listed
+from embgrad.errors import ObjectiveError, OutputError, quote
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.points import Lookup
 from embgrad.model_points.recorder import PassRecorder
@@ -21,7 +21,7 @@ from embgrad.objectives.objectives import at_index
 from embgrad.objectives.outputs import choose_output, name_outputs
 
 __all__ = [
-    *("Answer", "Answers", "Cotangents", "Tensors", "answer", "answered", "answers_in_turn", "compute_dtype"),
+    *("Answer", "Answers", "Cotangents", "Tensors", "answer", "answer_objective", "answers_in_turn", "compute_dtype"),
     *("native_answer", "values_at", "whole_cotangents"),
 ]
 
@@ -97,7 +97,7 @@ def answers_in_turn(request: Request, answer_of: Callable[[Respond | NativeObjec
 
     Args:
         request: the request.
-        answer_of: returns the answer of one objective, such as `answered` does.
+        answer_of: returns the answer of one objective, such as `answer_objective` does.
     """
     count = len(request.objectives)
     if not count:
@@ -123,7 +123,7 @@ def answers_in_turn(request: Request, answer_of: Callable[[Respond | NativeObjec
     return Answers(sets, responses, first.outputs)
 
 
-def answered(
+def answer_objective(
     returned: Any,
     batch: TokenBatch,
     objective: Respond | NativeObjective,
@@ -163,7 +163,7 @@ def whole_cotangents(objective: Respond, values: Sequence[np.ndarray]) -> tuple[
     """
     outputs = dict(zip(objective.outputs, values, strict=True))
     rows = {name: objective.reads(name, value.shape) for name, value in outputs.items()}
-    read = {name: owned(value if rows[name] is None else value[rows[name]]) for name, value in outputs.items()}
+    read = {name: copy_owned(value if rows[name] is None else value[rows[name]]) for name, value in outputs.items()}
     response = objective(read)
     cotangents = []
     for name, value in outputs.items():
@@ -195,7 +195,7 @@ def answer(returned: Any, objective: Respond, tensors: Tensors, positional: Sequ
             floating = [name for name, tensor in named.items() if tensors.dtype(tensor) in FLOATING]
             raise OutputError(
                 f"the output {native!r} is of dtype {dtype}: expected floating point, as no other dtype has gradients. Choose "
-                f"another output with output=..., one of {listed(floating)}"
+                f"another output with output=..., one of {quote(floating)}"
             )
     read = {wanted: _rows(wanted, named[native], objective, tensors) for wanted, native in natives.items()}
     response = objective({wanted: tensors.to_numpy(tensor) for wanted, tensor in read.items()})
@@ -253,7 +253,7 @@ def values_at(
     """
     values = {}
     for name, key in chosen.items():
-        record = watch.recorded(key)
+        record = watch.record_of(key)
         is_edited = any(key in gradients for gradients in before)  # an edit is not asked where no gradient arrives
         values[name] = PointValues(
             activations[key],

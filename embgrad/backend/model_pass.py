@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend.cotangents import Answer, Cotangents, Tensors, answered, answers_in_turn, values_at
+from embgrad.backend.cotangents import Answer, Cotangents, Tensors, answer_objective, answers_in_turn, values_at
 from embgrad.backend.own_mask import GradientSizes, unused_inputs
 from embgrad.backend.protocol import NativeObjective, ParameterValues, Point, Request, Respond, Run, TableRest
 from embgrad.errors import PointNotReachedError
@@ -43,16 +43,16 @@ class ModelPass(ABC):
 
     `run` goes in eight steps:
 
-    1. `prepared` sets the state of the model and of the process, and holds their locks.
+    1. `prepare` sets the state of the model and of the process, and holds their locks.
     2. `call` calls the model, whose lookups and modules are recorded.
     3. `lookups` finds the keys of the points that the request names.
     4. `objective` returns the cotangents of the outputs, which the objective computes in NumPy.
     5. `activations` reads the values at the points, and `pull_back` pulls each set of cotangents back to them.
     6. `parameters` and `rests` collect what else was requested.
-    7. `prepared` ends, and has restored all that it set.
+    7. `prepare` ends, and has restored all that it set.
     8. The result is put together.
 
-    A framework implements `prepared`, `call`, `pull_back`, `activations` and `compute_dtype`; the other steps have a default.
+    A framework implements `prepare`, `call`, `pull_back`, `activations` and `compute_dtype`; the other steps have a default.
 
     Args:
         model: the model, or a sequence of its parts.
@@ -79,7 +79,7 @@ class ModelPass(ABC):
     # The steps that a framework implements
 
     @abstractmethod
-    def prepared(self) -> AbstractContextManager[Any]:
+    def prepare(self) -> AbstractContextManager[Any]:
         """Set the state for the pass while the context is open, and restore it afterwards, also after an error."""
 
     @abstractmethod
@@ -118,7 +118,7 @@ class ModelPass(ABC):
 
     def objective(self, returned: Any, objective: Respond | NativeObjective) -> Answer:
         """Return the answer of one objective to the model's return value."""
-        return answered(returned, self.batch, objective, self.tensors, several=self.request.several)
+        return answer_objective(returned, self.batch, objective, self.tensors, several=self.request.several)
 
     def parameters(self, gradients: Mapping[str, np.ndarray | None]) -> Mapping[str, ParameterValues] | None:
         """Return the requested gradients of parameters by name; None where none are requested."""
@@ -136,13 +136,13 @@ class ModelPass(ABC):
 
     def points(self) -> Reached:
         """Return the points that a forward pass reaches, in order."""
-        with self.prepared():
+        with self.prepare():
             self.call()
         return self.recorder.points()
 
     def run(self) -> Run:
         """Run the forward pass and the pullbacks, and return what was requested; the model is as it was."""
-        with self.prepared():
+        with self.prepare():
             returned = self.call()
             chosen = self.lookups()
             request = self.request
@@ -156,7 +156,7 @@ class ModelPass(ABC):
             if request.reduce is not None and "mask" in self.unused:
                 sizes = GradientSizes(request.reduce)
                 request = replace(request, reduce=sizes.reduce)
-            pulled = self._pulled(answers.sets if request.pullback else (), keys, values, request.reduced)
+            pulled = self._pull(answers.sets if request.pullback else (), keys, values, request.reduce_gradients)
             arrays = pulled[0].arrays if pulled else {}
             parameters, rests = self.parameters(arrays), self.rests(keys, arrays)
         gradients, before = [each.points for each in pulled], [each.before for each in pulled]
@@ -172,11 +172,11 @@ class ModelPass(ABC):
             answers.responses,
             parameters,
             masked_id=masked_id,
-            lookups=self.recorder.looked_up(),
+            lookups=self.recorder.find_lookups(),
             reached=(self.reached or self.recorder.points()) if request.record else None,
         )
 
-    def _pulled(
+    def _pull(
         self,
         sets: Iterable[Cotangents],
         keys: Sequence[str],

@@ -59,9 +59,9 @@ class PointChanges(Generic[Tensor]):
         """Return the tensor that replaces a value and the tensor to add to it, each None if there is no such change."""
         override = addition = None
         if key in self._request.override:
-            override = self._called(self._request.override[key], tensor, tensor)
+            override = self._call_function(self._request.override[key], tensor, tensor)
         if key in self._request.add:
-            addition = self._called(self._request.add[key], tensor if override is None else override, tensor)
+            addition = self._call_function(self._request.add[key], tensor if override is None else override, tensor)
         return override, addition
 
     def value(self, key: str, tensor: Tensor) -> Tensor:
@@ -81,9 +81,9 @@ class PointChanges(Generic[Tensor]):
         if key not in self._request.edit:
             return gradient
         self.before[key] = self._to_numpy(gradient)
-        return self._called(self._request.edit[key], gradient, gradient if value is None else value)
+        return self._call_function(self._request.edit[key], gradient, gradient if value is None else value)
 
-    def _called(self, function: Callable[[np.ndarray], np.ndarray], tensor: Tensor, like: Tensor) -> Tensor:
+    def _call_function(self, function: Callable[[np.ndarray], np.ndarray], tensor: Tensor, like: Tensor) -> Tensor:
         with self._aside():
             array = function(self._to_numpy(tensor))
         return self._like(array, like)

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from embgrad.backend.prefix import Prefix
-from embgrad.errors import UnsupportedError, listed
+from embgrad.errors import UnsupportedError, quote
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.points import Lookup, Point
 from embgrad.model_points.recorder import PassRecorder
@@ -198,8 +198,8 @@ class Request:
             `PassRecorder.resolve`. A backend that cannot do both in one pass raises `CannotRecordError`.
         pullback: with False no gradient is requested, and the forward pass need not be recorded: the objectives return no set of
             cotangents, and that of a native objective is not pulled back.
-        reduce: applied to the gradient at each point after each pullback, see `reduced`, so that only what it returns is kept;
-            None keeps gradients as they are. It is called again where a pass is repeated.
+        reduce: applied to the gradient at each point after each pullback, see `reduce_gradients`, so that only what it returns
+            is kept; None keeps gradients as they are. It is called again where a pass is repeated.
     """
 
     points: tuple[str, ...] = ()
@@ -240,7 +240,7 @@ class Request:
         """Return whether any of the objectives is a user's function of native outputs."""
         return any(isinstance(objective, NativeObjective) for objective in self.objectives)
 
-    def reduced(
+    def reduce_gradients(
         self, gradients: Mapping[str, np.ndarray | None], values: Mapping[str, np.ndarray]
     ) -> Mapping[str, np.ndarray | None]:
         """Return the arrays that are kept of the gradients of one set of cotangents, by the points' keys.
@@ -285,7 +285,7 @@ class ParameterValues:
     gradient: np.ndarray | None
     dtype: str
 
-    def filled(self) -> np.ndarray:
+    def fill(self) -> np.ndarray:
         """Return the gradient, or zeros if no gradient reaches the parameter."""
         dtype = np.float64 if self.dtype == "float64" else np.float32
         return np.zeros(self.shape, dtype) if self.gradient is None else self.gradient
@@ -561,7 +561,7 @@ class BoundModel:
         """Run one forward pass, and the pullbacks that the request asks for."""
         return self.backend.run(self.model, batch, request)
 
-    def remembered(self, memory: WeakKeyDictionary[Any, dict[Hashable, T]]) -> dict[Hashable, T] | None:
+    def memory_of(self, memory: WeakKeyDictionary[Any, dict[Hashable, T]]) -> dict[Hashable, T] | None:
         """Return the dict of this model in a memory by model; None for several parts, and for a model without weak references."""
         try:
             return None if isinstance(self.model, (list, tuple)) else memory.setdefault(self.model, {})
@@ -591,7 +591,7 @@ class BoundModel:
     def expect_ability(self, ability: str) -> None:
         """Raise UnsupportedError where the backend lacks an ability."""
         if ability not in self.backend.supports:
-            supported = listed(sorted(self.backend.supports), 20)
+            supported = quote(sorted(self.backend.supports), 20)
             instead = getattr(self.backend, "instead", {}).get(ability, "leave it out")
             raise UnsupportedError(
                 f"the backend {self.backend.name!r} does not support {ability!r}: it supports {supported}; {instead}"

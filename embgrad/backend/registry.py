@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from embgrad.backend.protocol import Backend, BoundModel, Call
-from embgrad.backend.unowned import described, nothing_registered, unowned
-from embgrad.errors import BackendError, brief, did_you_mean, listed
+from embgrad.backend.unowned import describe, describe_unowned, nothing_registered
+from embgrad.errors import BackendError, brief, did_you_mean, quote
 from embgrad.toolkit.signature import as_parts, expect_callable
 
 if TYPE_CHECKING:
@@ -52,17 +52,17 @@ class Discovery:
 
 def list_backends() -> dict[str, Backend]:
     """Return the backends that are installed and work, by name. Imports no framework."""
-    return dict(_discovered().backends)
+    return dict(_discover().backends)
 
 
 def broken_backends() -> dict[str, str]:
     """Return the reason why each broken backend does not work, by name. Imports no framework."""
-    return dict(_discovered().failures)
+    return dict(_discover().failures)
 
 
 def refresh_backends() -> None:
     """Clear the cached discovery, so that the next call discovers anew (after an installation in the running process)."""
-    _discovered.cache_clear()
+    _discover.cache_clear()
 
 
 def backend_named(name: str, also: Sequence[str] = ()) -> Backend:
@@ -75,17 +75,17 @@ def backend_named(name: str, also: Sequence[str] = ()) -> Backend:
     Raises:
         BackendError: the name is not a string or is unknown, the backend is broken, or its framework is not installed.
     """
-    discovery = _discovered()
+    discovery = _discover()
     if not isinstance(name, str):
         raise BackendError(
-            f"the framework is {brief(name)}: expected the name of a backend, one of {listed([*discovery.backends, *also])}"
+            f"the framework is {brief(name)}: expected the name of a backend, one of {quote([*discovery.backends, *also])}"
         )
     if name in discovery.failures:
         raise BackendError(f"the backend {name!r} cannot be used: {discovery.failures[name]}")
     if name not in discovery.backends:
         known = [*discovery.backends, *discovery.failures, *also]
         raise BackendError(
-            f"there is no backend {name!r}: expected one of {listed(known)}.{did_you_mean(name, known)}"
+            f"there is no backend {name!r}: expected one of {quote(known)}.{did_you_mean(name, known)}"
             f"{nothing_registered(discovery.backends, discovery.failures)}"
         )
     backend = discovery.backends[name]
@@ -99,7 +99,7 @@ def backend_named(name: str, also: Sequence[str] = ()) -> Backend:
 
 def is_model(value: Any) -> bool:
     """Return whether a backend owns the object. Imports no framework."""
-    return any(_owns(backend, value) for backend in _discovered().backends.values())
+    return any(_owns(backend, value) for backend in _discover().backends.values())
 
 
 def backend_for(model: Any) -> Backend:
@@ -108,7 +108,7 @@ def backend_for(model: Any) -> Backend:
     Raises:
         BackendError: no backend owns it, or more than one; the message says what the model looks like and what to install.
     """
-    discovery = _discovered()
+    discovery = _discover()
     cached = discovery.owners.get(type(model))
     if cached is not None and _owns(cached, model):
         return cached
@@ -127,11 +127,11 @@ def backend_for(model: Any) -> Backend:
         return owners[0]
     if owners:
         raise BackendError(
-            f"the backends {listed(backend.name for backend in owners)} all claim {described(parts)}: expected only one to. "
+            f"the backends {quote(backend.name for backend in owners)} all claim {describe(parts)}: expected only one to. "
             "Uninstall the others"
         )
     foreign = [part for part in parts if not _owners([part], current, is_sequence=is_sequence)[0]]
-    raise BackendError(unowned(parts, foreign, current.backends, current.failures))
+    raise BackendError(describe_unowned(parts, foreign, current.backends, current.failures))
 
 
 def model_in(value: Any) -> Any:
@@ -180,7 +180,7 @@ def _owners(parts: Sequence[Any], discovery: Discovery, *, is_sequence: bool) ->
 
 
 @functools.lru_cache(maxsize=1)
-def _discovered() -> Discovery:
+def _discover() -> Discovery:
     return discover(entry_points(group=GROUP))
 
 
@@ -237,7 +237,7 @@ def check(loaded: Mapping[str, Any]) -> tuple[dict[str, Backend], dict[str, str]
     for name, backend in loaded.items():
         missing = [member for member in MEMBERS if not hasattr(backend, member)]
         if missing:
-            bad[name] = f"{type(backend).__qualname__} lacks {listed(missing)}; see embgrad.backend.Backend"
+            bad[name] = f"{type(backend).__qualname__} lacks {quote(missing)}; see embgrad.backend.Backend"
         elif backend.name != name:
             bad[name] = f"it is registered as {name!r} and calls itself {backend.name!r}"
         else:

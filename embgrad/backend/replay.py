@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.backend.protocol import Change, FixedChange, Request
 from embgrad.objectives.native import NativeObjective
 
-__all__ = ["CallbackMemo", "Retries", "agreeing", "differ", "with_functions", "wrapped"]
+__all__ = ["CallbackMemo", "Retries", "agreeing", "differ", "with_functions", "wrap_functions"]
 
 #: The largest relative difference allowed between the results of a trace and of the model, by the coarsest dtype in the trace.
 AGREEING: Final[Mapping[str, float]] = {"float64": 1e-8, "float32": 1e-4, "float16": 5e-2, "bfloat16": 1e-1}
@@ -45,7 +45,7 @@ def with_functions(request: Request, replacement: Callable[[str, str, Change], C
     return replace(request, override=changed("override"), add=changed("add"), edit=changed("edit"), **others)
 
 
-def wrapped(request: Request, around: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> Request:
+def wrap_functions(request: Request, around: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> Request:
     """Return the request with each of the user's functions wrapped: those at its points, and that of a native objective.
 
     Args:

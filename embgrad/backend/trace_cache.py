@@ -150,7 +150,7 @@ class TraceCache(Generic[Trace]):
             model.unused = 0
             return form
         model.unused += 1
-        form = _Form(fingerprint.kept())
+        form = _Form(fingerprint.without_model())
         model.forms.put(question, form)
         if model.unused > self._patience:  # until a call finds a valid form again
             raise UntraceableError(

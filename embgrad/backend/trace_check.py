@@ -96,13 +96,13 @@ class Trial:
     def _replaying(self, option: str, key: str, change: Change) -> Change:
         order = iter(self._changes[option, key])
 
-        def replayed(value: np.ndarray) -> np.ndarray:
+        def replay_call(value: np.ndarray) -> np.ndarray:
             changed = next(order, None)
             if changed is None or changed.shape != value.shape:
                 raise UntraceableError("a trace reaches the points differently from the model itself")
             return changed
 
-        return replayed
+        return replay_call
 
     def _respond(self, objective: Respond, outputs: Mapping[str | None, np.ndarray]) -> Response:
         response = objective(outputs)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from embgrad.backend.protocol import Backend
-from embgrad.errors import listed
+from embgrad.errors import quote
 
-__all__ = ["KERAS_FRAMEWORKS", "described", "nothing_registered", "unowned"]
+__all__ = ["KERAS_FRAMEWORKS", "describe", "describe_unowned", "nothing_registered"]
 
 #: Packages whose classes identify a model's framework: what such a model is called, and the extra that installs the backend.
 KNOWN_PACKAGES: Final[Mapping[str, tuple[str, str | None]]] = {
@@ -59,7 +59,7 @@ _INCOMPLETE: Final[Mapping[tuple[str, str], str]] = {
 }
 
 
-def unowned(
+def describe_unowned(
     parts: Sequence[Any], foreign: Sequence[Any], backends: Mapping[str, Backend], failures: Mapping[str, str]
 ) -> str:
     """Return the message for a model that no backend takes.
@@ -70,7 +70,7 @@ def unowned(
         backends: the working backends by name.
         failures: the reason for each backend that does not work, by name.
     """
-    message = f"no installed backend takes {described(parts)}"
+    message = f"no installed backend takes {describe(parts)}"
     advice = _advice(parts)
     if advice is not None:
         return f"{message}: {advice}"
@@ -78,7 +78,7 @@ def unowned(
     subject = "it" if len(parts) == 1 else f"the part of type {type(causes[0]).__qualname__}"
     looks = [look for part in causes if (look := _look(part)) is not None]
     if len({extra for _, extra in looks}) > 1:
-        return f"{message}: its parts are {listed(what for what, _ in looks)}; expected parts of one framework"
+        return f"{message}: its parts are {quote(what for what, _ in looks)}; expected parts of one framework"
     extras = {extra for _, extra in looks}
     known = next((backend for backend in backends.values() if backend.extra and backend.extra in extras), None)
     if known is not None:
@@ -103,7 +103,7 @@ def unowned(
     broken = "; ".join(f"{name}: {why}" for name, why in failures.items())
     return (
         message
-        + f". Backends: {listed(backends)}"
+        + f". Backends: {quote(backends)}"
         + (f"; broken: {broken}" if broken else "")
         + nothing_registered(backends, failures)
     )
@@ -116,7 +116,7 @@ def nothing_registered(backends: Mapping[str, Backend], failures: Mapping[str, s
     return " No backend is registered at all: install embgrad itself with pip, so that its entry points are known"
 
 
-def described(parts: Sequence[Any]) -> str:
+def describe(parts: Sequence[Any]) -> str:
     """Return the types of a model's parts for a message."""
     kinds = [f"{type(part).__module__}.{type(part).__qualname__}" for part in parts]
     return f"a model of type {kinds[0]}" if len(kinds) == 1 else f"a model of parts of the types {', '.join(kinds)}"

@@ -1,6 +1,6 @@
 """The names of `embgrad.checkpoints` and their types: `__init__.py` imports each when it is first used."""
 
-from embgrad.checkpoints.bert_config import completed, inexpressible
+from embgrad.checkpoints.bert_config import complete_config, inexpressible
 from embgrad.checkpoints.keras_bert import keras_bert_targets, keras_checkpoint
 from embgrad.checkpoints.load_bert import bert_names
 from embgrad.checkpoints.weight_target import WeightTarget
@@ -8,7 +8,7 @@ from embgrad.checkpoints.weight_target import WeightTarget
 __all__ = [
     "WeightTarget",
     "bert_names",
-    "completed",
+    "complete_config",
     "inexpressible",
     "keras_bert_targets",
     "keras_checkpoint",

@@ -16,7 +16,7 @@ __all__ = [
     "DEFAULTS",
     "LAYER_MODULES",
     "bert_config",
-    "completed",
+    "complete_config",
     "expect_fitting",
     "inexpressible",
     "lacking",
@@ -145,7 +145,7 @@ def bert_config(folder: Path) -> dict[str, Any]:
     return fields
 
 
-def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with Hugging Face's defaults for the absent fields that change what a BERT computes."""
     return {**DEFAULTS, **_FURTHER, **{name: value for name, value in config.items() if value is not None}}
 
@@ -155,7 +155,7 @@ def inexpressible(name: str, config: Mapping[str, Any], expected: str, model: st
 
     Args:
         name: the field.
-        config: the configuration, as `completed` returns it.
+        config: the configuration, as `complete_config` returns it.
         expected: the values that the class supports, for the message.
         model: the class's name for the message.
     """

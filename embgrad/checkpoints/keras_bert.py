@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.checkpoints.bert_config import completed, inexpressible
+from embgrad.checkpoints.bert_config import complete_config, inexpressible
 from embgrad.checkpoints.weight_target import WeightTarget
-from embgrad.errors import BackendError, listed
+from embgrad.errors import BackendError, quote
 from embgrad.keras.inputs import is_keras
 
 __all__ = ["is_keras_bert", "keras_bert", "keras_bert_targets", "keras_checkpoint"]
@@ -63,7 +63,7 @@ def keras_bert(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
         BackendError: keras-hub cannot be imported.
         UnsupportedError: keras-hub has no such BERT.
     """
-    known = completed(config)
+    known = complete_config(config)
     _expect_expressible(known)
     try:
         import keras
@@ -128,7 +128,7 @@ def is_keras_bert(model: Any) -> bool:
 
 def _expect_expressible(known: Mapping[str, Any]) -> None:
     if known["hidden_act"] not in ACTIVATIONS:
-        raise inexpressible("hidden_act", known, f"one of {listed(ACTIVATIONS)}", MODEL)
+        raise inexpressible("hidden_act", known, f"one of {quote(ACTIVATIONS)}", MODEL)
     for name in ("is_decoder", "add_cross_attention"):
         if known[name]:
             raise inexpressible(name, known, "False", MODEL)
@@ -164,11 +164,11 @@ def _target(variable: Any) -> WeightTarget | None:
 
     source = f"{module if layer is None else f'encoder.layer.{layer[1]}.{module}'}.{LEAVES[leaf]}"
     return WeightTarget(
-        source, _joined(native, layer[2] if layer else ""), put, variable.path, transposed=leaf == "kernel"
+        source, _join(native, layer[2] if layer else ""), put, variable.path, transposed=leaf == "kernel"
     )
 
 
-def _joined(shape: tuple[int, ...], path: str) -> tuple[int, ...]:
+def _join(shape: tuple[int, ...], path: str) -> tuple[int, ...]:
     """Return the shape of a variable with the axes of heads and of each head's values, which attention splits, as one."""
     if path == "self_attention_layer/attention_output" and len(shape) == 3:
         return (math.prod(shape[:2]), shape[2])

@@ -13,9 +13,9 @@ import numpy as np
 from embgrad.checkpoints.bert_config import LAYER_MODULES, bert_config, expect_fitting, lacking, misshapen, weight_names
 from embgrad.checkpoints.keras_bert import keras_bert
 from embgrad.checkpoints.weight_target import WeightTarget
-from embgrad.common.files import checked_path, read_json
+from embgrad.common.files import check_path, read_json
 from embgrad.common.safetensors import read_shapes, read_tensors
-from embgrad.errors import EmbgradError, FileFormatError, UnsupportedError, brief, listed
+from embgrad.errors import EmbgradError, FileFormatError, UnsupportedError, brief, quote
 from embgrad.keras.choice import KERAS, framework_named
 from embgrad.toolkit.rng import preserve_generators
 
@@ -63,7 +63,7 @@ def load_bert(folder: str | os.PathLike[str], framework: str = "torch", *, ignor
         BackendError: the framework is not installed, or Keras's current backend cannot be used.
         EmbgradError: a pattern is not a string.
     """
-    folder = checked_path(folder, "folder")
+    folder = check_path(folder, "folder")
     patterns = _patterns(ignore)
     backend = framework_named(framework)
     if "load_bert" not in backend.supports:
@@ -156,7 +156,7 @@ def weight_files(folder: Path) -> list[Path]:
 def _expect_there(path: Path) -> None:
     if not path.exists():
         others = sorted(p.name for p in path.parent.glob("*") if p.suffix in (".bin", ".h5", ".pt", ".ckpt"))
-        hint = f"; {listed(others)} is not read, convert it to safetensors" if others else ""
+        hint = f"; {quote(others)} is not read, convert it to safetensors" if others else ""
         raise FileFormatError(f"{path} is missing: expected the weights as safetensors{hint}")
 
 
@@ -196,7 +196,7 @@ def _check(
         raise FileFormatError(lacking(folder, sorted(missing)[:8], len(missing), len(wanted), set(left)))
     if left:
         raise FileFormatError(
-            f"{folder} holds {len(left)} weights that the encoder does not have: {listed(sorted(left))}. If they belong to a "
+            f"{folder} holds {len(left)} weights that the encoder does not have: {quote(sorted(left))}. If they belong to a "
             "head that you do not need, skip them with a pattern such as ignore=['cls.*']"
         )
     for target in targets:

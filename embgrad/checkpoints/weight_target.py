@@ -36,7 +36,7 @@ class WeightTarget:
         value = value.reshape(self.shape)
         return np.ascontiguousarray(value.T) if self.transposed else value
 
-    def named(self, weight: Weight) -> Weight:
+    def with_name(self, weight: Weight) -> Weight:
         """Return the native parameter's weight with the checkpoint's name, its values in the shape `self.shape`.
 
         Args:

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final
 from embgrad.attribution.attribute import attribute as attributed
 from embgrad.attribution.method import Method
 from embgrad.cli.command import command
-from embgrad.cli.describe import described, model_of
+from embgrad.cli.describe import describe, model_of
 from embgrad.cli.files import Files
 from embgrad.cli.methods import methods_from
 from embgrad.cli.options import GradientRequest, Inputs, OneModel, of_method, of_points
-from embgrad.cli.request import loaded_with_batch, note_default, with_objective
+from embgrad.cli.request import load_with_batch, note_default, with_objective
 from embgrad.cli.result_lines import legend_of, result_lines
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
@@ -68,19 +68,19 @@ def attribute(
     models.single()
     files.expect(printed="words")
     request.expect()
-    loaded, batch, tokenizer = loaded_with_batch(models, inputs, request, terminal)
+    loaded, batch, tokenizer = load_with_batch(models, inputs, request, terminal)
     with terminal.busy(f"attributing in {loaded.framework} …"):
-        used, results = _computed(loaded.model, batch, request, methods, at, tokenizer)
+        used, results = _compute(loaded.model, batch, request, methods, at, tokenizer)
     note_default(request, used, terminal)
     files.write(results)
     _print(results, terminal)
     files.say_written(terminal)
-    answer = {name: described(result) for name, result in results.items()}
+    answer = {name: describe(result) for name, result in results.items()}
     terminal.give({"framework": loaded.framework, "results": answer, "file": files.output, "page": files.html})
     return OK
 
 
-def _computed(
+def _compute(
     model: Any, batch: TokenBatch, request: GradientRequest, methods: Mapping[str, Method], at: str, tokenizer: Any
 ) -> tuple[Objective, Attributions]:
     def run(objective: Objective) -> Attributions:

@@ -9,11 +9,11 @@ import typer
 
 from embgrad.attribution.attribute_tokens import attribute_tokens as attributed
 from embgrad.cli.command import command
-from embgrad.cli.describe import described, model_of
+from embgrad.cli.describe import describe, model_of
 from embgrad.cli.files import Files
 from embgrad.cli.methods import methods_from
 from embgrad.cli.options import GradientRequest, Inputs, OneModel, of_method
-from embgrad.cli.request import loaded_with_batch
+from embgrad.cli.request import load_with_batch
 from embgrad.cli.result_lines import legend_of, result_lines
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
@@ -78,7 +78,7 @@ def attribute_tokens(
     models.single()
     files.expect(printed="tokens")
     request.expect()
-    loaded, batch, tokenizer = loaded_with_batch(models, inputs, request, terminal)
+    loaded, batch, tokenizer = load_with_batch(models, inputs, request, terminal)
     with terminal.busy(f"attributing in {loaded.framework} …"):
         result = attributed(
             loaded.model,
@@ -98,7 +98,5 @@ def attribute_tokens(
         terminal.say(line)
     terminal.say(legend_of(result, terminal.coloured), style="dim")
     files.say_written(terminal)
-    terminal.give(
-        {"framework": loaded.framework, "result": described(result), "file": files.output, "page": files.html}
-    )
+    terminal.give({"framework": loaded.framework, "result": describe(result), "file": files.output, "page": files.html})
     return OK

@@ -9,7 +9,7 @@ from embgrad.cli.options import GradientRequest, Inputs, Models, Tolerance
 from embgrad.cli.request import batch_from, note_default, with_objective
 from embgrad.cli.run import DIFFER, OK
 from embgrad.cli.terminal import Terminal
-from embgrad.common.tolerance import checked_tolerance
+from embgrad.common.tolerance import check_tolerance
 from embgrad.loading.errors import UsageError
 
 __all__ = ["bisect"]
@@ -30,10 +30,10 @@ def bisect(
     embgrad bisect -m FOLDER --frameworks torch,keras -t "A gripping film."
     embgrad bisect -m old.py:build --against new.py:build --ids ids.json
     """
-    if len(models.specified()) != 2:
+    if len(models.specify()) != 2:
         raise UsageError(f"--frameworks {models.frameworks!r}: expected exactly two frameworks to bisect")
     request.expect()
-    checked_tolerance(tolerance)
+    check_tolerance(tolerance)
     batch = batch_from(inputs, models.expect(), terminal, request)
     loaded = models.load(terminal)
     first, second = (each.model for each in loaded.values())

@@ -10,13 +10,13 @@ import typer
 
 from embgrad.cli.command import command
 from embgrad.cli.describe import Results
-from embgrad.cli.files import loaded_results, restricted
+from embgrad.cli.files import load_results, restrict
 from embgrad.cli.options import GradientRequest, Inputs, Models, Tolerance
 from embgrad.cli.request import batch_from, compute, note_default
 from embgrad.cli.run import DIFFER, OK
 from embgrad.cli.terminal import Terminal
 from embgrad.common.text import visible
-from embgrad.common.tolerance import checked_tolerance
+from embgrad.common.tolerance import check_tolerance
 from embgrad.loading.errors import UsageError
 
 __all__ = [
@@ -75,7 +75,7 @@ def compare(
     if files:
         expect_none_for_models(context)
         _expect_two(files)
-        results = restricted(loaded_results(files), request.at or ())
+        results = restrict(load_results(files), request.at or ())
         return print_comparisons(against_first(results, tolerance, terminal), terminal)
     return print_comparisons(compare_models(models, inputs, request, tolerance, terminal).comparisons, terminal)
 
@@ -120,7 +120,7 @@ def compare_models(
         least: the smallest permitted number of models.
     """
     request.expect()
-    checked_tolerance(tolerance)
+    check_tolerance(tolerance)
     batch = batch_from(inputs, models.expect(least), terminal, request)
     loaded = models.load(terminal, least)
     results: dict[str, Results] = {}

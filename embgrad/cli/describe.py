@@ -18,7 +18,7 @@ from embgrad.results.search import Search
 from embgrad.results.substitutions import Substitutions
 from embgrad.results.token_attribution import TokenAttribution
 
-__all__ = ["Result", "Results", "described", "model_of", "named", "print_summary"]
+__all__ = ["Result", "Results", "describe", "model_of", "name_results", "print_summary"]
 
 Result = EmbeddingGradients | Attribution | TokenAttribution | Search | Substitutions
 
@@ -26,7 +26,7 @@ Result = EmbeddingGradients | Attribution | TokenAttribution | Search | Substitu
 Results = Result | Mapping[str, Result]
 
 
-def named(results: Results) -> dict[str, Result]:
+def name_results(results: Results) -> dict[str, Result]:
     """Return the results by the names of their points, or of their methods."""
     if isinstance(results, Result):
         kind = type(results).__name__.lower() if isinstance(results, Search | Substitutions) else "result"
@@ -34,16 +34,16 @@ def named(results: Results) -> dict[str, Result]:
     return dict(results)
 
 
-def described(result: Result) -> dict[str, Any]:
+def describe(result: Result) -> dict[str, Any]:
     """Return the result without its vectors, as a dictionary for JSON."""
     if isinstance(result, Attribution):
-        return _described_attribution(result)
+        return _describe_attribution(result)
     if isinstance(result, TokenAttribution):
-        return _described_tokens(result)
+        return _describe_tokens(result)
     if isinstance(result, Search):
-        return _described_search(result)
+        return _describe_search(result)
     if isinstance(result, Substitutions):
-        return _described_substitutions(result)
+        return _describe_substitutions(result)
     return {
         "shape": list(result.shape),
         "dtype": str(result.values.dtype),
@@ -56,7 +56,7 @@ def described(result: Result) -> dict[str, Any]:
     }
 
 
-def _described_attribution(attribution: Attribution) -> dict[str, Any]:
+def _describe_attribution(attribution: Attribution) -> dict[str, Any]:
     words = [None] * len(attribution.ids) if attribution.tokens is None else attribution.words()
     return {
         "shape": list(attribution.shape),
@@ -84,7 +84,7 @@ def _described_attribution(attribution: Attribution) -> dict[str, Any]:
     }
 
 
-def _described_tokens(attribution: TokenAttribution) -> dict[str, Any]:
+def _describe_tokens(attribution: TokenAttribution) -> dict[str, Any]:
     having = [example for example, outputs in enumerate(attribution.outputs) if (outputs >= 0).any()]
     matrices = {example: attribution.matrix(example) for example in having}
     return {
@@ -110,7 +110,7 @@ def _described_tokens(attribution: TokenAttribution) -> dict[str, Any]:
     }
 
 
-def _described_search(search: Search) -> dict[str, Any]:
+def _describe_search(search: Search) -> dict[str, Any]:
     met = {"met_before": search.success_before, "met": search.success}
     texts = {"text_before": search.texts_before, "text": search.texts}
     return {
@@ -137,7 +137,7 @@ def _described_search(search: Search) -> dict[str, Any]:
     }
 
 
-def _described_substitutions(substitutions: Substitutions) -> dict[str, Any]:
+def _describe_substitutions(substitutions: Substitutions) -> dict[str, Any]:
     top = substitutions.ids.shape[2]
     return {
         "shape": list(substitutions.shape),
@@ -165,7 +165,7 @@ def _described_substitutions(substitutions: Substitutions) -> dict[str, Any]:
 
 def print_summary(results: Results, terminal: Terminal) -> None:
     """Print a summary of gradients: one line for each point, and a table of the examples of the first point."""
-    by_name: dict[str, Any] = named(results)
+    by_name: dict[str, Any] = name_results(results)
     for name, result in by_name.items():
         terminal.say(f"at {visible(name)}: {_headline(result)}", style="bold")
         for line in _lines(result):

@@ -46,7 +46,7 @@ def explain(
         full_name = _full_name(name)
         text = _page(full_name)
         if terminal.out.is_terminal:
-            terminal.say(_formatted(text))
+            terminal.say(_format(text))
         elif not terminal.as_json:
             terminal.stream.write(f"{text}\n")  # unchanged: wrapped lines would break its examples
         terminal.give({"error": full_name, "text": text})
@@ -80,7 +80,7 @@ def _page(name: str) -> str:
     return re.sub(r"<!--.*?-->\n*", "", source.read_text(encoding="utf-8"), flags=re.DOTALL).strip()
 
 
-def _formatted(text: str) -> Any:
+def _format(text: str) -> Any:
     from rich.markdown import Markdown
 
     return Markdown(text, hyperlinks=False)

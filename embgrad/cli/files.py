@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from embgrad.cli.describe import Result, Results, named
+from embgrad.cli.describe import Result, Results, name_results
 from embgrad.cli.options import of_output
 from embgrad.cli.terminal import Terminal
-from embgrad.errors import FileFormatError, did_you_mean, listed
+from embgrad.errors import FileFormatError, did_you_mean, quote
 from embgrad.loading.errors import UsageError
 from embgrad.loading.texts import read_bytes
 from embgrad.results.attribution import Attributions
 
-__all__ = ["Files", "chosen", "expect_writable", "loaded_results", "restricted"]
+__all__ = ["Files", "choose_results", "expect_writable", "load_results", "restrict"]
 
 STDIN = "<stdin>"
 
 
-def loaded_results(files: Sequence[str]) -> dict[str, Results]:
+def load_results(files: Sequence[str]) -> dict[str, Results]:
     """Load the results of each file, by file name; "-" is stdin, at most once. A file named twice gives two entries.
 
     Raises:
@@ -39,28 +39,28 @@ def loaded_results(files: Sequence[str]) -> dict[str, Results]:
     return results
 
 
-def chosen(results: Results, at: Sequence[str], file: str) -> dict[str, Result]:
+def choose_results(results: Results, at: Sequence[str], file: str) -> dict[str, Result]:
     """Return the results at the points, or by the methods, `at`; all results if `at` is empty.
 
     Raises:
         UsageError: the file holds no result at one of the points.
     """
-    by_point = named(results)
+    by_point = name_results(results)
     for name in at:
         if name not in by_point:
             raise UsageError(
-                f"{file} holds no result at {name!r}: expected one of {listed(by_point)}.{did_you_mean(name, by_point)}"
+                f"{file} holds no result at {name!r}: expected one of {quote(by_point)}.{did_you_mean(name, by_point)}"
             )
     return {name: by_point[name] for name in at} if at else by_point
 
 
-def restricted(results: Mapping[str, Results], at: Sequence[str]) -> dict[str, Results]:
+def restrict(results: Mapping[str, Results], at: Sequence[str]) -> dict[str, Results]:
     """Return the results of each file at the points `at`; all results if `at` is empty.
 
     Raises:
         UsageError: a file holds no result at one of the points.
     """
-    return {file: dict(chosen(each, at, file)) if at else each for file, each in results.items()}
+    return {file: dict(choose_results(each, at, file)) if at else each for file, each in results.items()}
 
 
 def expect_writable(output: str, option: str = "--output") -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from embgrad.cli.command import command
-from embgrad.cli.describe import Results, described, named, print_summary
+from embgrad.cli.describe import Results, describe, name_results, print_summary
 from embgrad.cli.files import expect_writable
 from embgrad.cli.options import GradientRequest, Inputs, OneModel, of_output
 from embgrad.cli.ray_run import OnRay, write_on_ray
-from embgrad.cli.request import compute, loaded_with_batch, note_default
+from embgrad.cli.request import compute, load_with_batch, note_default
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
 from embgrad.loading.errors import UsageError
@@ -54,7 +54,7 @@ def gradients(
         return OK
     _expect_no_ray(on)
     request.expect()
-    loaded, batch, _ = loaded_with_batch(models, inputs, request, terminal)
+    loaded, batch, _ = load_with_batch(models, inputs, request, terminal)
     used, results = compute(loaded, batch, request, terminal)
     note_default(request, used, terminal)
     if output is not None:
@@ -97,6 +97,6 @@ def _write(results: Results, output: str, terminal: Terminal) -> None:
 def _for_json(results: Results, framework: str, output: str | None) -> dict[str, Any]:
     return {
         "framework": framework,
-        "results": {name: described(result) for name, result in named(results).items()},
+        "results": {name: describe(result) for name, result in name_results(results).items()},
         "file": output,
     }

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from embgrad.attribution.attribute import METHODS
 from embgrad.attribution.method import Method
-from embgrad.errors import did_you_mean, listed
+from embgrad.errors import did_you_mean, quote
 from embgrad.loading.errors import UsageError
 
 __all__ = ["instances_of", "methods_from"]
@@ -45,12 +45,12 @@ def instances_of(names: Sequence[str], arguments: Sequence[str], known_methods: 
     """
     classes = {name: known_methods[name] for name in (_name(spelled, names=known_methods) for spelled in names)}
     if len(classes) < len(names):
-        raise UsageError(f"--method names {listed(names)}: expected each method once")
+        raise UsageError(f"--method names {quote(names)}: expected each method once")
     values = _values(arguments)
     known = {name: [entry.name for entry in fields(cls)] for name, cls in classes.items()}  # type: ignore[arg-type]
     for argument in values:
         if not any(argument in held for held in known.values()):
-            held = "; ".join(f"{name} has {listed(held) or 'none'}" for name, held in known.items())
+            held = "; ".join(f"{name} has {quote(held) or 'none'}" for name, held in known.items())
             every = [entry for held in known.values() for entry in held]
             raise UsageError(f"--set {argument}: there is no such argument; {held}.{did_you_mean(argument, every)}")
     return {
@@ -62,7 +62,7 @@ def instances_of(names: Sequence[str], arguments: Sequence[str], known_methods: 
 def _name(spelled: str, option: str = "--method", names: Collection[str] = NAMES) -> str:
     name = spelled.replace("_", "-")
     if name not in names:
-        raise UsageError(f"{option} is {spelled!r}: expected one of {listed(names, 20)}.{did_you_mean(name, names)}")
+        raise UsageError(f"{option} is {spelled!r}: expected one of {quote(names, 20)}.{did_you_mean(name, names)}")
     return name
 
 

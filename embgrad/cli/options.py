@@ -15,8 +15,8 @@ from embgrad.common.options import count_or_none
 from embgrad.engine.options import expect_pads
 from embgrad.loading.errors import UsageError
 from embgrad.loading.models import FRAMEWORKS, Loaded, expect_models, frameworks_from, load_model
-from embgrad.loading.objectives import labels_from, parsed_objective
-from embgrad.loading.user_objects import expect_function, imported
+from embgrad.loading.objectives import labels_from, parse_objective
+from embgrad.loading.user_objects import expect_function, import_object
 from embgrad.model_points.points import WORD
 from embgrad.objectives.objectives import Objective
 
@@ -119,7 +119,7 @@ class Models:
             raise UsageError("--model is missing: expected a folder, or your own model as path/to/file.py:name")
         return self.model
 
-    def specified(self, least: int = 2) -> list[tuple[str, str | None]]:
+    def specify(self, least: int = 2) -> list[tuple[str, str | None]]:
         """Return each model as the user wrote it, with its framework.
 
         Raises:
@@ -143,14 +143,14 @@ class Models:
 
     def expect(self, least: int = 2) -> list[str]:
         """Check that the models exist, see `expect_models`; return each as the user wrote it."""
-        models = self.specified(least)
+        models = self.specify(least)
         expect_models(models, self.ignore or (), own_process=own_process())
         return [spelled for spelled, _ in models]
 
     def load(self, terminal: Terminal, least: int = 2) -> dict[str, Loaded]:
         """Load the models; return each by a label that is unique among them."""
         models: dict[str, Loaded] = {}
-        for spelled, framework in self.specified(least):
+        for spelled, framework in self.specify(least):
             with terminal.busy(f"loading {spelled} …"):
                 loaded = load_model(spelled, framework, self.ignore or ())
             label = loaded.framework if self.against is None else loaded.name
@@ -266,7 +266,7 @@ class GradientRequest:
     @cached_property
     def parsed(self) -> Objective | None:
         """The objective of --objective and --labels; None for the default."""
-        return parsed_objective(self.objective, labels_from(self.labels))
+        return parse_objective(self.objective, labels_from(self.labels))
 
     @property
     def points(self) -> str | list[str]:
@@ -283,4 +283,4 @@ class GradientRequest:
 
     def function(self) -> Any:
         """Return the function of --call, which calls the model, or None."""
-        return None if self.call is None else imported(self.call)
+        return None if self.call is None else import_object(self.call)

@@ -17,9 +17,9 @@ from embgrad.cli.terminal import Terminal
 from embgrad.errors import did_you_mean
 from embgrad.loading.errors import UsageError
 from embgrad.loading.models import expect_models, load_model
-from embgrad.loading.objectives import parsed_objective
+from embgrad.loading.objectives import parse_objective
 from embgrad.loading.tokenizer import tokenizer_from, tokenizer_of
-from embgrad.loading.user_objects import expect_function, imported
+from embgrad.loading.user_objects import expect_function, import_object
 from embgrad.objectives.objectives import Objective
 
 __all__ = ["OnRay", "write_on_ray"]
@@ -199,22 +199,22 @@ def _build(model: str, framework: str | None, ignore: Sequence[str], tokenizer: 
 
 
 def _call(spelled: str, model: Any, inputs: Any) -> Any:
-    return imported(spelled)(model, inputs)
+    return import_object(spelled)(model, inputs)
 
 
 def _objective(request: GradientRequest) -> Objective | Callable[[Mapping[str, Any]], Objective] | None:
     if request.labels is None:
-        return parsed_objective(request.objective)
-    parsed_objective(request.objective, [0])  # raises if the text is not an objective
-    objective = functools.partial(_labelled, request.objective, request.labels)
+        return parse_objective(request.objective)
+    parse_objective(request.objective, [0])  # raises if the text is not an objective
+    objective = functools.partial(_label, request.objective, request.labels)
     # The manifest of the folder identifies a function by its qualified name.
     vars(objective)["__qualname__"] = f"{request.objective or 'CrossEntropy'}, labels of the column {request.labels!r}"
     return objective
 
 
-def _labelled(spelled: str | None, column: str, rows: Mapping[str, Any]) -> Objective:
+def _label(spelled: str | None, column: str, rows: Mapping[str, Any]) -> Objective:
     """Return the objective of a block of rows; runs in an actor."""
-    objective = parsed_objective(spelled, rows[column].tolist())
+    objective = parse_objective(spelled, rows[column].tolist())
     assert objective is not None
     return objective
 

@@ -9,8 +9,8 @@ import typer
 
 from embgrad.cli.command import command
 from embgrad.cli.compare import OfModels, against_first, compare_models, expect_none_for_models
-from embgrad.cli.describe import Results, named
-from embgrad.cli.files import expect_writable, loaded_results, restricted
+from embgrad.cli.describe import Results, name_results
+from embgrad.cli.files import expect_writable, load_results, restrict
 from embgrad.cli.options import Inputs, Models, Tolerance, of_output
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
@@ -49,7 +49,7 @@ def report(
     _expect(files, models.model, output, terminal)
     if files:
         expect_none_for_models(context)
-        results: Mapping[str, Results] = restricted(loaded_results(files), request.at or ())
+        results: Mapping[str, Results] = restrict(load_results(files), request.at or ())
         comparisons: Mapping[str, Any] = against_first(_comparable(results), tolerance, terminal)
     else:
         compared = compare_models(models, inputs, request, tolerance, terminal, least=1)
@@ -81,11 +81,11 @@ def _comparable(results: Mapping[str, Any]) -> dict[str, Any]:
     if len(results) == 1:
         return dict(results)
     (first, reference), *others = flat(results).items()
-    expected = named(reference)
+    expected = name_results(reference)
     equal = {
         label: result
         for label, result in others
-        if all(comparable(expected[name], single) for name, single in named(result).items() if name in expected)
+        if all(comparable(expected[name], single) for name, single in name_results(result).items() if name in expected)
     }
     return {first: reference, **equal}
 

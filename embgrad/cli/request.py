@@ -25,7 +25,7 @@ from embgrad.objectives.objectives import Objective, Sum
 __all__ = [
     "batch_from",
     "compute",
-    "loaded_with_batch",
+    "load_with_batch",
     "note_default",
     "warn_truncated",
     "with_objective",
@@ -133,7 +133,7 @@ def compute(
     return with_objective(wanted or request.parsed, run)
 
 
-def loaded_with_batch(
+def load_with_batch(
     models: Models, inputs: Inputs, request: GradientRequest, terminal: Terminal
 ) -> tuple[Loaded, TokenBatch, Any]:
     """Return a model, the batch of the inputs, and the tokenizer of texts, None for ids, after a check of all that is cheap.

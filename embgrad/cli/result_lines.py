@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from embgrad.cli.terminal import Terminal
 from embgrad.display.lines import Line
-from embgrad.display.terminal import painted, scores_legend
+from embgrad.display.terminal import paint, scores_legend
 from embgrad.errors import EmbgradError
 from embgrad.results.attribution import Attribution
 from embgrad.results.gradient_display import gradient_lines
@@ -81,4 +81,4 @@ def text_lines(lines: Sequence[Line], coloured: bool, labels: bool = False) -> l
 
     width = max((len(line.label) for line in lines), default=0)
     heads = [[(f"{line.label:>{width}}  ", "bold")] if labels else [] for line in lines]
-    return [Text.assemble(*head, *painted(line, coloured)) for head, line in zip(heads, lines, strict=True)]
+    return [Text.assemble(*head, *paint(line, coloured)) for head, line in zip(heads, lines, strict=True)]

@@ -66,13 +66,13 @@ def execute(work: Callable[[Terminal], int], *, as_json: bool = False, debug: bo
         with own_stdout() as stream:
             terminal = Terminal(stream, as_json=as_json, debug=debug)
             with _quiet(terminal):
-                code = _guarded(work, terminal)
+                code = _guard(work, terminal)
     except BrokenPipeError:
         code = READER_GONE
     raise typer.Exit(code)
 
 
-def _guarded(work: Callable[[Terminal], int], terminal: Terminal) -> int:
+def _guard(work: Callable[[Terminal], int], terminal: Terminal) -> int:
     """Run the work and return its exit code; print an error that it raises and return the error's exit code."""
     try:
         return work(terminal)

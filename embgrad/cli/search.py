@@ -9,15 +9,15 @@ from typing import Annotated, Any, Final
 import typer
 
 from embgrad.cli.command import command
-from embgrad.cli.describe import described
+from embgrad.cli.describe import describe
 from embgrad.cli.files import Files
 from embgrad.cli.methods import instances_of
 from embgrad.cli.options import GradientRequest, Inputs, OneModel, of_method, of_output
-from embgrad.cli.request import loaded_with_batch, note_default, with_objective
+from embgrad.cli.request import load_with_batch, note_default, with_objective
 from embgrad.cli.result_lines import search_text
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
-from embgrad.errors import did_you_mean, listed
+from embgrad.errors import did_you_mean, quote
 from embgrad.loading.errors import UsageError
 from embgrad.objectives.objectives import Objective
 from embgrad.results.search import Search
@@ -109,7 +109,7 @@ def search(
     options: dict[str, Any] = {
         "goal": goal,
         "until": until,
-        "allowed": _allowed(allowed or ()),
+        "allowed": _allow(allowed or ()),
         "positions": _positions(positions),
         "stable": not unstable,
         "training": request.training,
@@ -119,7 +119,7 @@ def search(
     models.single()
     files.expect(printed="texts", further={"--to": to})
     request.expect()
-    loaded, batch, tokenizer = loaded_with_batch(models, inputs, request, terminal)
+    loaded, batch, tokenizer = load_with_batch(models, inputs, request, terminal)
 
     def run(wanted: Objective) -> Search:
         with terminal.progress(f"searching in {loaded.framework}") as progress:
@@ -140,13 +140,11 @@ def search(
     for line in (search_text(result, terminal), "", result.figures().table()):
         terminal.say(line)
     files.say_written(terminal)
-    terminal.give(
-        {"framework": loaded.framework, "result": described(result), "file": files.output, "page": files.html}
-    )
+    terminal.give({"framework": loaded.framework, "result": describe(result), "file": files.output, "page": files.html})
     return OK
 
 
-def _allowed(names: list[str] | tuple[str, ...]) -> Any:
+def _allow(names: list[str] | tuple[str, ...]) -> Any:
     """Return the functions of tokens that --allowed names; None for none.
 
     Raises:
@@ -154,7 +152,7 @@ def _allowed(names: list[str] | tuple[str, ...]) -> Any:
     """
     for name in names:
         if name not in ALLOWED:
-            raise UsageError(f"--allowed is {name!r}: expected {listed(ALLOWED)}.{did_you_mean(name, ALLOWED)}")
+            raise UsageError(f"--allowed is {name!r}: expected {quote(ALLOWED)}.{did_you_mean(name, ALLOWED)}")
     return [ALLOWED[name] for name in names] or None
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from embgrad.cli.command import command
-from embgrad.cli.describe import Result, described, model_of
-from embgrad.cli.files import chosen, loaded_results
+from embgrad.cli.describe import Result, describe, model_of
+from embgrad.cli.files import choose_results, load_results
 from embgrad.cli.options import At, of_output
 from embgrad.cli.result_lines import legend_of, result_lines, search_text
 from embgrad.cli.run import OK
@@ -60,7 +60,7 @@ def show(
     """
     if kind not in KINDS:
         raise UsageError(f"--kind is {kind!r}: expected 'norm' or 'dot'.{did_you_mean(kind, KINDS)}")
-    results = chosen(next(iter(loaded_results([file]).values())), at or (), file)
+    results = choose_results(next(iter(load_results([file]).values())), at or (), file)
     texts = {name: _lines(name, result, kind, words, terminal) for name, result in results.items()}
     for name, lines in texts.items():
         prefix = "" if isinstance(results[name], Search | Substitutions) else "at "
@@ -70,7 +70,7 @@ def show(
     of_tokens = [result for result in results.values() if not isinstance(result, Search | Substitutions)]
     for meaning in dict.fromkeys(legend_of(result, terminal.coloured, kind) for result in of_tokens):
         terminal.say(meaning, style="dim")
-    terminal.give({"results": {name: described(result) for name, result in results.items()}})
+    terminal.give({"results": {name: describe(result) for name, result in results.items()}})
     return OK
 
 

@@ -8,14 +8,14 @@ import numpy as np
 
 __all__ = [
     "as_asked",
+    "copy_owned",
     "exact_below",
     "is_tensor",
     "is_traced",
-    "owned",
-    "taken",
+    "take_owned",
     "to_numpy",
     "whole_numbers",
-    "widened",
+    "widen",
 ]
 
 
@@ -34,7 +34,7 @@ def to_numpy(value: Any) -> np.ndarray:
     if isinstance(value, np.ma.MaskedArray):
         raise ValueError("it is a masked array, whose mask would be lost")
     try:
-        return _converted(value)
+        return _convert(value)
     except (TypeError, RuntimeError, OverflowError) as error:  # the framework cannot convert its array to NumPy
         raise ValueError(str(error)) from error
 
@@ -44,7 +44,7 @@ def is_traced(value: Any) -> bool:
     return any(base.__qualname__ == "Tracer" and base.__module__.startswith("jax.") for base in type(value).__mro__)
 
 
-def _converted(value: Any) -> np.ndarray:
+def _convert(value: Any) -> np.ndarray:
     if hasattr(value, "asnumpy"):  # MXNet
         return cast(np.ndarray, value.asnumpy())
     if hasattr(value, "detach") and hasattr(value, "cpu"):  # PyTorch
@@ -52,7 +52,7 @@ def _converted(value: Any) -> np.ndarray:
     if hasattr(value, "numpy") and callable(value.numpy):  # TensorFlow
         return np.asarray(value.numpy())
     if isinstance(value, (list, tuple)) and any(is_tensor(entry) for entry in value):
-        return np.asarray([_converted(entry) for entry in value])
+        return np.asarray([_convert(entry) for entry in value])
     return np.asarray(value)
 
 
@@ -72,7 +72,7 @@ def is_tensor(value: Any) -> bool:
     return any(hasattr(value, name) for name in ("asnumpy", "detach", "numpy"))
 
 
-def widened(value: Any) -> np.ndarray:
+def widen(value: Any) -> np.ndarray:
     """Return the values as `to_numpy` does, and PyTorch's dtypes that NumPy lacks (bfloat16, float8, quantized) as exact float64.
 
     Do not use it where the dtype must show up to which number integers are exact.
@@ -93,17 +93,17 @@ def widened(value: Any) -> np.ndarray:
         raise ValueError(str(error)) from error
 
 
-def owned(array: np.ndarray) -> np.ndarray:
+def copy_owned(array: np.ndarray) -> np.ndarray:
     """Return a C-contiguous copy of the array, float32 or float64 (half precision is widened)."""
     dtype = np.float64 if array.dtype == np.float64 else np.float32
     return np.array(array, dtype=dtype, order="C", copy=True)
 
 
-def taken(array: np.ndarray) -> np.ndarray:
-    """Return an array without other references as `owned` would: the array itself where it qualifies, else a copy."""
+def take_owned(array: np.ndarray) -> np.ndarray:
+    """Return an array without other references as `copy_owned` would: the array itself where it qualifies, else a copy."""
     flags = array.flags
     fits = array.dtype in (np.float32, np.float64) and flags.c_contiguous and flags.writeable and flags.owndata
-    return array if fits else owned(array)
+    return array if fits else copy_owned(array)
 
 
 def whole_numbers(array: np.ndarray) -> np.ndarray | None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from embgrad.errors import EmbgradError, brief
 
-__all__ = ["MOST_JSON", "checked_path", "once", "opened", "read_bounded", "read_json", "write_whole"]
+__all__ = ["MOST_JSON", "check_path", "once", "open_regular", "read_bounded", "read_json", "write_whole"]
 
 #: The most bytes of a checkpoint's JSON files: an index of shards has about 90 bytes for each weight.
 MOST_JSON: Final = 2**24
@@ -23,7 +23,7 @@ MOST_JSON: Final = 2**24
 MOST_NAME: Final = 200
 
 
-def checked_path(path: object, name: str = "path") -> Path:
+def check_path(path: object, name: str = "path") -> Path:
     """Return an option that is a path as a `Path`.
 
     Raises:
@@ -107,7 +107,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def opened(path: str | Path) -> Iterator[BufferedReader]:
+def open_regular(path: str | Path) -> Iterator[BufferedReader]:
     """Open a regular file for reading. Pipes and devices are refused: a pipe may block, and a device has no end.
 
     Raises:
@@ -131,7 +131,7 @@ def read_bounded(path: str | Path, most: int) -> bytes:
         ValueError: it is not a regular file, or is longer than `most` bytes.
         OSError: it cannot be read.
     """
-    with opened(path) as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise ValueError(f"it is {size} bytes long, more than the limit of {most}")

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar
 
 from embgrad.common.tracebacks import without_own_frames
-from embgrad.errors import EmbgradError, did_you_mean, listed
+from embgrad.errors import EmbgradError, did_you_mean, quote
 
-__all__ = ["ArgumentError", "explained"]
+__all__ = ["ArgumentError", "explain_arguments"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class ArgumentError(EmbgradError, TypeError):
     """A function was called with an argument that it does not have, or without one that it needs."""
 
 
-def explained(function: Callable[P, T]) -> Callable[P, T]:
+def explain_arguments(function: Callable[P, T]) -> Callable[P, T]:
     """Return the function with errors that explain unknown and missing arguments, and whose tracebacks are short.
 
     Raises:
@@ -75,7 +75,7 @@ def explained(function: Callable[P, T]) -> Callable[P, T]:
     ]
 
     @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+    def check(*args: P.args, **kwargs: P.kwargs) -> T:
         for name in kwargs:
             if name not in known:
                 raise ArgumentError(_unknown(function.__name__, name, list(known)))
@@ -87,7 +87,7 @@ def explained(function: Callable[P, T]) -> Callable[P, T]:
         except EmbgradError as error:
             raise without_own_frames(error) from error.__cause__
 
-    return checked
+    return check
 
 
 def _unknown(function: str, name: str, known: list[str]) -> str:
@@ -101,7 +101,7 @@ def _unknown(function: str, name: str, known: list[str]) -> str:
         return (
             f"{function} takes no {name!r}, which belongs to the method: pass method={OF_SEARCHES[name].format(name)}"
         )
-    return f"{function} takes no {name!r}: expected one of {listed(known, 20)}.{did_you_mean(name, known)}"
+    return f"{function} takes no {name!r}: expected one of {quote(known, 20)}.{did_you_mean(name, known)}"
 
 
 def _missing(function: str, name: str, needed: list[str]) -> str:

@@ -40,11 +40,11 @@ def attach(
         setattr(owner, name, value)
         return value
 
-    def listed() -> list[str]:
+    def quote() -> list[str]:
         own = {name for name in vars(import_module(package)) if name.startswith("__")}
         return sorted({*own, *modules, *namespaces})
 
-    return use, listed, sorted(modules)
+    return use, quote, sorted(modules)
 
 
 def _refusal(package: str, name: str, known: Collection[str]) -> str:

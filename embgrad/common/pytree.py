@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final
 
-__all__ = ["PLAIN", "copied", "entries", "every", "first", "is_nest", "mapped", "with_entry", "with_first"]
+__all__ = ["PLAIN", "copy_nest", "entries", "every", "first", "is_nest", "map_nest", "with_entry", "with_first"]
 
 #: Immutable types that contain no other objects.
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
@@ -46,13 +46,13 @@ def every(value: Any, wanted: Callable[[Any], bool]) -> list[Any]:
     return [match for _, entry in entries(value) for match in every(entry, wanted)]
 
 
-def mapped(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+def map_nest(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
     """Return the nest with `change` applied to each matching object. Objects off the paths to these are reused, not copied."""
     if wanted(value):
         return change(value)
     new = value
     for key, entry in entries(value):
-        replacement = mapped(entry, wanted, change)
+        replacement = map_nest(entry, wanted, change)
         if replacement is not entry:
             new = with_entry(new, key, replacement)
     return new
@@ -69,7 +69,7 @@ def entries(value: Any) -> list[tuple[Any, Any]]:
     return []
 
 
-def copied(value: Any, stays: Callable[[Any], bool] = lambda entry: False) -> Any:
+def copy_nest(value: Any, stays: Callable[[Any], bool] = lambda entry: False) -> Any:
     """Return a copy of a model's inputs for one pass, since a model may modify lists, dicts and objects such as caches.
 
     Functions, and objects that cannot be copied, are returned as they are.
@@ -81,9 +81,9 @@ def copied(value: Any, stays: Callable[[Any], bool] = lambda entry: False) -> An
     if isinstance(value, PLAIN) or callable(value) or stays(value):
         return value
     if type(value) is dict:
-        return {key: copied(entry, stays) for key, entry in value.items()}
+        return {key: copy_nest(entry, stays) for key, entry in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(copied(entry, stays) for entry in value)
+        return type(value)(copy_nest(entry, stays) for entry in value)
     try:
         return copy.deepcopy(value)
     except Exception:  # for example a generator or a lock, which cannot be copied

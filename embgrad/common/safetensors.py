@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import safetensors.numpy
 
-from embgrad.common.files import once, opened, write_whole
-from embgrad.errors import EmbgradError, FileFormatError, brief, listed
+from embgrad.common.files import once, open_regular, write_whole
+from embgrad.errors import EmbgradError, FileFormatError, brief, quote
 
 __all__ = [
     "MOST_AXES",
@@ -133,7 +133,7 @@ def _entry(name: str, fields: Any, first: int) -> Entry:
         raise ValueError(f"its entry for {brief(name)} is {brief(fields)}: expected dtype, shape and data_offsets")
     kind, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(kind, str) or kind not in TYPES:
-        raise ValueError(f"{brief(name)} is of the type {brief(kind)}: expected one of {listed(TYPES, len(TYPES))}")
+        raise ValueError(f"{brief(name)} is of the type {brief(kind)}: expected one of {quote(TYPES, len(TYPES))}")
     if not _is_sizes(shape) or len(shape) > MOST_AXES:
         raise ValueError(f"{brief(name)} has the shape {brief(shape)}: expected up to {MOST_AXES} whole numbers")
     if not _is_sizes(offsets) or len(offsets) != 2:
@@ -235,7 +235,7 @@ def read_shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
 def _header_of(path: Path) -> Iterator[tuple[BufferedReader, Header]]:
     """Open the file and yield it with its header."""
     try:
-        with opened(path) as file:
+        with open_regular(path) as file:
             yield file, read_header(file, os.fstat(file.fileno()).st_size)
     except FileFormatError:
         raise

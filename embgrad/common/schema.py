@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.errors import brief, listed
+from embgrad.errors import brief, quote
 
 __all__ = [
     "FLAG",
@@ -91,7 +91,7 @@ def expect_names(what: str, present: Iterable[str], known: Collection[str], opti
     if missing := [name for name in known if name not in names and name not in optional]:
         raise SchemaError(f"lacks the {what} {missing}")
     if unknown := sorted(names - set(known)):
-        raise SchemaError(f"holds the {what} {brief(unknown)}: expected {listed(known, 30)}")
+        raise SchemaError(f"holds the {what} {brief(unknown)}: expected {quote(known, 30)}")
 
 
 class Array:
@@ -125,10 +125,10 @@ class Array:
             raise SchemaError(f"holds {name} of dtype {array.dtype}: expected {' or '.join(dtypes)}")
         own = self._lengths_in(array.shape)
         if own is None or any(lengths.get(axis, length) != length for axis, length in own.items()):
-            raise SchemaError(f"holds {name} of shape {array.shape}: expected {self._expected(lengths)}")
+            raise SchemaError(f"holds {name} of shape {array.shape}: expected {self._expect(lengths)}")
         if not array.size:
             raise SchemaError(
-                f"holds {name} of shape {array.shape}: expected {self._expected({})}, with one of each at least"
+                f"holds {name} of shape {array.shape}: expected {self._expect({})}, with one of each at least"
             )
         lengths.update(own)
         if self.least is not None and array.min() < self.least:
@@ -149,7 +149,7 @@ class Array:
         fits = all(length == (int(axis),) for axis, length in lengths.items() if axis.isdigit())
         return lengths if fits else None
 
-    def _expected(self, lengths: Mapping[str, tuple[int, ...]]) -> str:
+    def _expect(self, lengths: Mapping[str, tuple[int, ...]]) -> str:
         names = ["…" if axis.startswith("*") else axis for axis in self.axes]
         known = [
             str(length) for axis, name in zip(self.axes, names, strict=True) for length in lengths.get(axis, (name,))

@@ -34,7 +34,7 @@ def visible(text: object) -> str:
     The result is a single line, is visible, and can be encoded in UTF-8.
     """
     whole = str(text)
-    return whole if whole.isascii() and whole.isprintable() else "".join(_shown(whole))
+    return whole if whole.isascii() and whole.isprintable() else "".join(_show(whole))
 
 
 def visible_lines(text: object) -> str:
@@ -55,7 +55,7 @@ def printable(text: str) -> str:
     )
 
 
-def _shown(text: str) -> Iterator[str]:
+def _show(text: str) -> Iterator[str]:
     marks = 0
     for index, character in enumerate(text):
         category = unicodedata.category(character)

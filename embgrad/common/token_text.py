@@ -8,7 +8,7 @@ from typing import Final
 
 from embgrad.common.text import visible
 
-__all__ = ["EMPTY", "MOST_SHOWN", "direction", "shown_token", "token_text"]
+__all__ = ["EMPTY", "MOST_SHOWN", "direction", "show_token", "token_text"]
 
 #: The sign for a token without text.
 EMPTY: Final = "∅"
@@ -40,7 +40,7 @@ def direction(tokens: Iterable[str]) -> str:
     return "ltr"
 
 
-def shown_token(token: str) -> str:
+def show_token(token: str) -> str:
     """Return a token for display without the marks by which tokenizers join sub-words; "␣" where it is only a mark of a space."""
     bare = token.removeprefix("##").lstrip("Ġ▁")
     if bare or not token:

@@ -10,7 +10,15 @@ import numpy as np
 
 from embgrad.errors import EmbgradError, brief
 
-__all__ = ["HALVES", "checked_tolerance", "coarsest", "computed_in", "tolerance_for", "tolerance_of", "unit_roundoff"]
+__all__ = [
+    "HALVES",
+    "check_tolerance",
+    "coarsest",
+    "computation_dtype",
+    "tolerance_for",
+    "tolerance_of",
+    "unit_roundoff",
+]
 
 #: The unit roundoff of the dtypes with fewer digits than float32: half the gap between 1 and the next number.
 HALVES: Final = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -42,7 +50,7 @@ class Result(Protocol):
         """The versions, dtype and model with which it was computed."""
 
 
-def checked_tolerance(value: Any) -> float | None:
+def check_tolerance(value: Any) -> float | None:
     """Return the option `tolerance` as a float; None where it is left to the rounding errors.
 
     True is refused: it would count as 1, a tolerance within which almost everything agrees.
@@ -85,7 +93,7 @@ def tolerance_of(a: Result, b: Result) -> float:
     Of two dtypes the coarser counts, down to float32. Half precision counts only where both were computed in it: if only
     one was, that is the difference to report.
     """
-    names = [computed_in(result) for result in (a, b)]
+    names = [computation_dtype(result) for result in (a, b)]
     coarse = coarsest(name if name in HALVES else "float32" for name in names)
     if not all(name in HALVES for name in names):
         coarse = "float64" if all(name == "float64" for name in names) else "float32"
@@ -93,7 +101,7 @@ def tolerance_of(a: Result, b: Result) -> float:
     return tolerance_for(coarse, max(known, default=None))
 
 
-def computed_in(result: Result) -> str:
+def computation_dtype(result: Result) -> str:
     """Return the name of the dtype in which a result was computed, by default that of its values."""
     return str(result.provenance.get("compute_dtype", getattr(result.values, "dtype", "float32")))
 

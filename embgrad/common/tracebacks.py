@@ -63,16 +63,16 @@ def without_own_frames(error: Raised) -> Raised:
 
     The frames of the user, of the model and of its framework stay, and the frame that raised each error.
     """
-    error.__traceback__ = _trimmed(error.__traceback__ and error.__traceback__.tb_next)
+    error.__traceback__ = _trim(error.__traceback__ and error.__traceback__.tb_next)
     seen, current = {id(error)}, error.__cause__ or error.__context__
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        current.__traceback__ = _trimmed(current.__traceback__)
+        current.__traceback__ = _trim(current.__traceback__)
         current = current.__cause__ or current.__context__
     return error
 
 
-def _trimmed(trace: TracebackType | None) -> TracebackType | None:
+def _trim(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without own frames, except for the last frame."""
     entries: list[TracebackType] = []
     is_own = True

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from embgrad.backend.protocol import Call
-from embgrad.common.keywords import explained
+from embgrad.common.keywords import explain_arguments
 from embgrad.common.progress import reporter
-from embgrad.common.tolerance import checked_tolerance
+from embgrad.common.tolerance import check_tolerance
 from embgrad.comparison.bisection.records import Step, Suspect
 from embgrad.errors import ObjectiveError
 from embgrad.inputs.conventions import batch_of
@@ -88,7 +88,7 @@ class Bisection:
         return "\n".join([*lines, self.text])
 
 
-@explained
+@explain_arguments
 def bisect(
     model_a: Any,
     model_b: Any,
@@ -135,7 +135,7 @@ def bisect(
     from embgrad.comparison.bisection.readings import Reader, Side
     from embgrad.comparison.bisection.search import Search
 
-    tolerance = checked_tolerance(tolerance)
+    tolerance = check_tolerance(tolerance)
     expect_callable(call_a, "call_a")
     expect_callable(call_b, "call_b")
     tokens = batch_of(batch, tokenizer, max_length, model_a)

@@ -12,12 +12,12 @@ from embgrad.backend.protocol import Call
 from embgrad.backend.registry import backend_for
 from embgrad.common.finite import not_finite
 from embgrad.common.metrics import figures_of, lengths, position_figures
-from embgrad.common.tolerance import checked_tolerance, computed_in, unit_roundoff
+from embgrad.common.tolerance import check_tolerance, computation_dtype, unit_roundoff
 from embgrad.comparison.align import Alignment, aligned
 from embgrad.comparison.diagnosis.findings import Finding
 from embgrad.comparison.numbers import name_of, numbers_of, usual_tolerance
 from embgrad.comparison.result import Comparison, Comparisons
-from embgrad.errors import BatchError, EmbgradError, PointError, brief, did_you_mean, listed
+from embgrad.errors import BatchError, EmbgradError, PointError, brief, did_you_mean, quote
 from embgrad.results.attribution import Attribution
 from embgrad.results.io import Result, load
 
@@ -99,7 +99,7 @@ def compare(
         FileNotFoundError: there is no such file.
         EmbgradError: a or b cannot be compared, or contains numbers that are not finite.
     """
-    tolerance = checked_tolerance(tolerance)
+    tolerance = check_tolerance(tolerance)
     models, calls = _models(models), _calls(call)
     first, second = _results_of(a, "a"), _results_of(b, "b")
     if isinstance(first, Result) and isinstance(second, Result):
@@ -135,12 +135,12 @@ def _compared(
     shared = np.flatnonzero(alignment.examples() >= 0) if by_position else np.arange(len(first))
     figures = figures_of(first, second)
     allowed = tolerance if of_each is None else of_each
-    differing_examples = _differing_examples(first, second, allowed, unit_roundoff(computed_in(a)))
+    differing_examples = _differing_examples(first, second, allowed, unit_roundoff(computation_dtype(a)))
     agrees = figures.relative_l2 <= tolerance and not differing_examples
     notes = [*alignment.notes, *_known_differences(a, b, alignment)]
     if differing_examples and figures.relative_l2 <= tolerance:
         notes.append(
-            f"the examples {listed(differing_examples)} differ, but their {name_of(a)}s are too small to affect the overall "
+            f"the examples {quote(differing_examples)} differ, but their {name_of(a)}s are too small to affect the overall "
             "figures"
         )
     findings: tuple[Finding, ...] = ()
@@ -297,7 +297,7 @@ def _results_of(value: Any, name: str) -> Result | dict[str, Result]:
         read = {key: _results_of(entry, f"{name}[{key!r}]") for key, entry in value.items()}
         nested = [key for key, result in read.items() if not isinstance(result, Result)]
         if nested:
-            raise EmbgradError(f"{name} holds several results under {listed(nested)}: expected one under each name")
+            raise EmbgradError(f"{name} holds several results under {quote(nested)}: expected one under each name")
         return {key: result for key, result in read.items() if isinstance(result, Result)}
     raise EmbgradError(
         f"{name} is of type {type(value).__name__}: expected a result of embgrad.gradients or embgrad.attribute, the path of "
@@ -309,10 +309,10 @@ def _other_names(a: Any, b: Any) -> str:
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
         single = "b" if isinstance(a, Mapping) else "a"
         names = a if isinstance(a, Mapping) else b
-        return f"{single} is one result, and the other has several, {listed(names)}: name the one to compare with"
+        return f"{single} is one result, and the other has several, {quote(names)}: name the one to compare with"
     alone = [name for name in a if name not in b], [name for name in b if name not in a]
     hint = did_you_mean(alone[0][0], alone[1]) if alone[0] and alone[1] else ""
-    return f"a alone has {listed(alone[0])}, and b alone {listed(alone[1])}: expected results of the same names.{hint}"
+    return f"a alone has {quote(alone[0])}, and b alone {quote(alone[1])}: expected results of the same names.{hint}"
 
 
 def _label(result: Result) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from embgrad.backend.protocol import Call
-from embgrad.common.files import checked_path
+from embgrad.common.files import check_path
 from embgrad.common.finite import not_finite
 from embgrad.common.metrics import length, lengths
 from embgrad.comparison.compare import compare
@@ -25,7 +25,7 @@ from embgrad.errors import (
     PointError,
     brief,
     did_you_mean,
-    listed,
+    quote,
 )
 from embgrad.results.attribution import Attribution
 from embgrad.results.io import Result, expect_results, load, save
@@ -185,7 +185,7 @@ def golden(path: str | os.PathLike[str]) -> Golden:
             f"path is of type {type(path).__name__}: expected the path of a golden file; the results come after, "
             "embgrad.golden(path).check(results)"
         )
-    return Golden(checked_path(path))
+    return Golden(check_path(path))
 
 
 class _Change(NamedTuple):
@@ -306,16 +306,16 @@ def _other_names(expected: Mapping[Name, Result], checked: Mapping[Name, Result]
         (checked, expected, "one result was checked against several"),
     ):
         if None in side and None not in other:
-            yield _Change(f"{what}, {listed(other)}")
+            yield _Change(f"{what}, {quote(other)}")
             return
     missing = [name for name in expected if name not in checked]
     new = [name for name in checked if name not in expected]
     if missing:
         near = did_you_mean(str(missing[0]), map(str, new))
-        yield _Change(f"{listed(missing)} is missing", [near.strip()] if near else [])
+        yield _Change(f"{quote(missing)} is missing", [near.strip()] if near else [])
     if new:
         near = did_you_mean(str(new[0]), map(str, missing or expected))
-        yield _Change(f"{listed(new)} is new", [near.strip()] if near else [])
+        yield _Change(f"{quote(new)} is new", [near.strip()] if near else [])
 
 
 def _made_with(a: Result, b: Result) -> Iterator[str]:

@@ -15,7 +15,7 @@ from embgrad.display.colours import LEVELS, shade, tint
 from embgrad.display.lines import Line, Piece
 from embgrad.version import __version__
 
-__all__ = ["MOST_TEXT", "Html", "cell", "coloured", "join", "line_html", "page", "prose", "tag"]
+__all__ = ["MOST_TEXT", "Html", "cell", "colour", "join", "line_html", "page", "prose", "tag"]
 
 #: The largest number of characters in a text, such as a name, other than the user's running text; tokens are cut earlier.
 MOST_TEXT: Final = 10_000
@@ -123,7 +123,7 @@ def cell(*content: Any, heading: str = "", summary: str = "", notes: Sequence[st
     return tag("div", head, content, end, class_="embgrad")
 
 
-def coloured(text: Any, scale: str, level: int, more: str = "", name: str = "span", **attributes: Any) -> Html:
+def colour(text: Any, scale: str, level: int, more: str = "", name: str = "span", **attributes: Any) -> Html:
     """Return a text on the colour of a step of a scale, see `colours.shade`, with more style."""
     background = f"background:{tint(scale, level)}" if level else ""
     style = ";".join(filter(None, (more, "border-radius:3px", background)))
@@ -153,7 +153,7 @@ def _legend(line: Line) -> Any:
     end = f"{line.largest:.4g}"
     ends = [("m", f"−{end}"), ("p", f"+{end}")] if line.signed else [("n", end)]
     return [
-        (" " if index else "", coloured(text, scale, LEVELS, "padding:0 .3em"))
+        (" " if index else "", colour(text, scale, LEVELS, "padding:0 .3em"))
         for index, (scale, text) in enumerate(ends)
     ]
 
@@ -174,9 +174,9 @@ def _piece(piece: Piece, line: Line) -> Html:
     if piece.mark:
         plain = "color:inherit" if piece.mark == "deleted" else "color:inherit;text-decoration:none"
         element = "ins" if piece.mark == "added" else "del"
-        return coloured(text, scale, level, ";".join(filter(None, (plain, special))), element, title=piece.title)
+        return colour(text, scale, level, ";".join(filter(None, (plain, special))), element, title=piece.title)
     title = piece.title or _title(piece, line.signed) if piece.positions else None
-    return coloured([text, piece.note], scale, level, special, title=title)
+    return colour([text, piece.note], scale, level, special, title=title)
 
 
 def _title(piece: Piece, signed: bool) -> str:

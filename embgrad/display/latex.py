@@ -44,19 +44,19 @@ def latex(examples: Sequence[Sequence[Line]]) -> str:
 
 
 def _paragraph(line: Line) -> str:
-    label = f"\\textbf{{{escaped(line.label)}}} " if line.label else ""
+    label = f"\\textbf{{{escape(line.label)}}} " if line.label else ""
     body = "".join(_boxes(line))
     return f"{{\\noindent\\setlength{{\\fboxsep}}{{1pt}}\\raggedright\n{label}{body}\\par}}\n"
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Return the text so that LaTeX prints it; characters beyond ASCII are left to the document's fonts."""
     return "".join(SPECIAL.get(character, character) for character in printable(text))
 
 
 def _boxes(line: Line) -> Iterator[str]:
     for index, piece in enumerate(line.pieces):
-        yield escaped(piece.before) if index else ""
+        yield escape(piece.before) if index else ""
         yield _box(piece, line)
 
 
@@ -64,14 +64,14 @@ def _box(piece: Piece, line: Line) -> str:
     """Return a piece's words in boxes of its colour, with white space outside of them, so that lines can break there."""
     scale, level = shade(piece.score, line.largest, line.signed) if piece.positions else ("", 0)
     if not level:
-        return "".join(_space(part) if part.isspace() else escaped(part) for part in _parts(piece.text + piece.note))
+        return "".join(_space(part) if part.isspace() else escape(part) for part in _parts(piece.text + piece.note))
     colours = step("light", scale, level)
     start = f"\\colorbox[HTML]{{{colours.background[1:].upper()}}}{{\\strut "
     if colours.text == "#ffffff":
         start += "\\color{white}"
     if piece.text.isspace():
         return f"{start}\\textvisiblespace{{}}}}{_space(piece.text)}"
-    return "".join(_space(part) if part.isspace() else f"{start}{escaped(part)}}}" for part in _parts(piece.text))
+    return "".join(_space(part) if part.isspace() else f"{start}{escape(part)}}}" for part in _parts(piece.text))
 
 
 def _parts(text: str) -> list[str]:

@@ -10,7 +10,7 @@ from embgrad.common.text import visible_lines
 from embgrad.display.colours import shade, step
 from embgrad.display.lines import Line
 
-__all__ = ["changes_legend", "painted", "print_lines", "print_parts", "scores_legend"]
+__all__ = ["changes_legend", "paint", "print_lines", "print_parts", "scores_legend"]
 
 #: The largest digit, that of the largest score.
 MOST: Final = 9
@@ -50,11 +50,11 @@ def _parts(examples: Sequence[Sequence[Line]], coloured: bool) -> Iterator[tuple
             if width:
                 yield f"{line.label:{width}}  ", "bold"
             yield f"example {line.example}: {line.summary}; {_legend(line, coloured)}\n", "dim"
-            yield from painted(line, coloured)
+            yield from paint(line, coloured)
             yield "\n", ""
 
 
-def painted(line: Line, coloured: bool) -> Iterator[tuple[str, str]]:
+def paint(line: Line, coloured: bool) -> Iterator[tuple[str, str]]:
     """Yield the pieces of a line with their styles, in Rich's words."""
     for index, piece in enumerate(line.pieces):
         yield (piece.before if index else ""), ""

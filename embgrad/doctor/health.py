@@ -228,7 +228,7 @@ def _parts(name: str) -> tuple[Part, ...]:
     if name == "tensorflow":
         parts += _keras_of(parts)
     if name == KERAS:
-        parts.append(_chosen())
+        parts.append(_choose())
     return tuple(parts)
 
 
@@ -285,7 +285,7 @@ def _keras_of(parts: Sequence[Part]) -> list[Part]:
     return problems
 
 
-def _chosen() -> Part:
+def _choose() -> Part:
     """Return Keras's choice of a backend, with a remark on what determined it."""
     choice = keras_choice()
     advice = "KERAS_BACKEND changes it"

@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.backend.protocol import BoundModel, PointValues
-from embgrad.common.arrays import taken
+from embgrad.common.arrays import take_owned
 from embgrad.common.finite import not_finite
-from embgrad.errors import EmbgradWarning, NoGradientError, UnsupportedError, level_of_user, listed
+from embgrad.errors import EmbgradWarning, NoGradientError, UnsupportedError, level_of_user, quote
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS as DECODER_IDS
 from embgrad.inputs.extras import equals, mask_of_further
@@ -22,7 +22,7 @@ from embgrad.results.certificate import worst
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.row_sparse import RowSparse, scatter
 
-__all__ = ["assembled", "in_own_order", "joined", "warn_of_leak"]
+__all__ = ["assemble", "in_own_order", "join", "warn_of_leak"]
 
 #: The attributes of a result with one entry for each position.
 PER_POSITION: Final = ("ids", "mask", "types", "words_of")
@@ -34,7 +34,7 @@ UNKNOWN: Final = "the model's own"
 LEAST_LEAK: Final = 1e-3
 
 
-def assembled(
+def assemble(
     name: str,
     values: PointValues,
     arrangement: Arrangement,
@@ -86,13 +86,13 @@ def assembled(
     same = is_batch or (values.lookup is None and arrangement.in_order)
     return EmbeddingGradients(
         values=_by_example(gradients, split),
-        activations=taken(arrangement.to_user_axes(values.activation)),
+        activations=take_owned(arrangement.to_user_axes(values.activation)),
         objective=np.array(objective, np.float64),
         ids=np.array(arrangement.ids),
-        mask=_copied(batch.mask if same else mask),
-        types=_copied(batch.types if same else None),
+        mask=_copy(batch.mask if same else mask),
+        types=_copy(batch.types if same else None),
         tokens=batch.tokens if same else None,
-        words_of=_copied(batch.words if same else None),
+        words_of=_copy(batch.words if same else None),
         vocab=rows,
         pad_leak=leak,
         provenance={**provenance, **_order(values, arrangement, batch)},
@@ -138,7 +138,7 @@ def _pullbacks(
     if not present:
         raise _no_gradient(name, values, overridden)
     filled = [np.zeros_like(present[0]) if gradient is None else gradient for gradient in gradients]
-    pullbacks = [taken(arrangement.to_user_axes(gradient)) for gradient in filled]
+    pullbacks = [take_owned(arrangement.to_user_axes(gradient)) for gradient in filled]
     if arrangement.shared and len(pullbacks) > 1:  # each is the gradient of one example's L at the shared tensor
         combined = np.zeros_like(pullbacks[0])
         for example, pullback in enumerate(pullbacks):
@@ -163,7 +163,7 @@ def _no_gradient(name: str, values: PointValues, overridden: Sequence[str]) -> N
     where = f"the point {name!r}" + (f" ({values.lookup})" if values.lookup is not None else "")
     if overridden:
         return NoGradientError(
-            f"the objective does not depend on {where}, or only through {listed(overridden)}, whose value was overridden, so "
+            f"the objective does not depend on {where}, or only through {quote(overridden)}, whose value was overridden, so "
             "that the gradient ends there: expected a point after it; use add=... for a change through which the gradient flows"
         )
     return NoGradientError(
@@ -188,11 +188,11 @@ def _leak(gradient: np.ndarray, mask: np.ndarray | None) -> float:
     return float(np.abs(gradient[mask == 0]).max())
 
 
-def _copied(array: np.ndarray | None) -> np.ndarray | None:
+def _copy(array: np.ndarray | None) -> np.ndarray | None:
     return None if array is None else array.copy()
 
 
-def joined(pieces: Sequence[EmbeddingGradients], objective: Mapping[str, Any]) -> EmbeddingGradients:
+def join(pieces: Sequence[EmbeddingGradients], objective: Mapping[str, Any]) -> EmbeddingGradients:
     """Return one result, joined from the results of sub-batches in order.
 
     Args:
@@ -211,7 +211,7 @@ def joined(pieces: Sequence[EmbeddingGradients], objective: Mapping[str, Any]) -
     if any(piece.provenance.get("order") == UNKNOWN for piece in pieces):
         raise UnsupportedError(in_own_order(first.provenance["point"]))
 
-    def concatenated(name: str) -> Any:
+    def concatenate(name: str) -> Any:
         arrays = [getattr(piece, name) for piece in pieces]
         return None if arrays[0] is None else np.concatenate(arrays)
 
@@ -219,7 +219,7 @@ def joined(pieces: Sequence[EmbeddingGradients], objective: Mapping[str, Any]) -
     truncated = [count for piece in pieces for count in piece.provenance["truncated"]]
     return replace(
         first,
-        **{name: concatenated(name) for name in ("values", "activations", "objective", "before", *PER_POSITION)},
+        **{name: concatenate(name) for name in ("values", "activations", "objective", "before", *PER_POSITION)},
         tokens=None if first.tokens is None else tuple(row for piece in pieces for row in piece.tokens or ()),
         pad_leak=max(piece.pad_leak for piece in pieces),
         provenance={

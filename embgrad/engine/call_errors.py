@@ -13,13 +13,13 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel, Request
 from embgrad.common.arrays import to_numpy
 from embgrad.engine.encoder_decoders import takes_decoder
-from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, listed
+from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, quote
 from embgrad.inputs.batch import CONVENTIONS, TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, MASK, NAMES
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objective import Objective
 
-__all__ = ["explained_decoder", "explained_errors", "explained_forward", "explained_pullback"]
+__all__ = ["explain_decoder", "explain_errors", "explain_forward", "explain_pullback"]
 
 #: The errors by which code says that it has no backward pass; others are the model's own.
 LACKING: Final = (RuntimeError, AssertionError, NotImplementedError)
@@ -29,7 +29,7 @@ OF_MEMORY: Final = re.compile(r"memory|\bOOM\b|exhausted", re.I)
 
 
 @contextlib.contextmanager
-def explained_errors(
+def explain_errors(
     bound: BoundModel,
     batch: TokenBatch,
     *,
@@ -71,7 +71,7 @@ def explained_errors(
 
 
 @contextlib.contextmanager
-def explained_decoder(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
+def explain_decoder(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
     """Explain an error of an encoder-decoder that was called without decoder ids.
 
     Nothing is refused before the call, since some encoder-decoders derive decoder ids from the encoder's, as BART does.
@@ -95,18 +95,18 @@ def explained_decoder(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explained_forward(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
+def explain_forward(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
     """Explain an error of a forward pass on the whole batch: an example that is too long, or missing decoder ids.
 
     Raises:
         BatchError: a cause was found.
     """
-    with explained_errors(bound, batch), explained_decoder(bound, batch):
+    with explain_errors(bound, batch), explain_decoder(bound, batch):
         yield
 
 
 @contextlib.contextmanager
-def explained_pullback(bound: BoundModel, run: Callable[[Request], Any], request: Request) -> Iterator[None]:
+def explain_pullback(bound: BoundModel, run: Callable[[Request], Any], request: Request) -> Iterator[None]:
     """Explain an error of a pass with gradients in evaluation mode, where the same pass without them raises none.
 
     A model may take a faster path in evaluation mode that has no backward pass, as some recurrent and reversible models do.
@@ -144,7 +144,7 @@ def _sub_batch_message(bound: BoundModel, batch: TokenBatch, size: int | None, f
     sub_batch = batch[: size or -1]
     if not 0 < len(sub_batch) < len(batch) or bound.accepts(sub_batch) or not bound.accepts(batch):
         return None
-    extras = f" (of its further inputs, {listed(batch.extras)}, only arrays are sliced)" if batch.extras else ""
+    extras = f" (of its further inputs, {quote(batch.extras)}, only arrays are sliced)" if batch.extras else ""
     return (
         f"the model takes all {len(batch)} examples at once, and raised {type(failure).__name__} for {len(sub_batch)} of "
         f"them{extras}: batch_size=... and split=... need a model that accepts any number of examples. Omit them, or slice the "
@@ -185,13 +185,13 @@ def _form_message(bound: BoundModel, batch: TokenBatch, failure: Exception) -> s
     """Return the message for inputs of another form than the model, or the user's function that calls it, takes."""
     if bound.call is not None and isinstance(failure, KeyError) and _is_raised_by(bound.call, failure):
         inputs = batch.inputs()
-        names = listed(inputs) if isinstance(inputs, Mapping) else ""
+        names = quote(inputs) if isinstance(inputs, Mapping) else ""
         return f"call=... reads the input {failure.args[0]!r}, and the batch's inputs are {names}: expected one of these names"
     missing = _missing_input(batch, failure) if bound.call is None else None
     if missing is not None:
         return (
             f"the model {type(bound.model).__name__} reads the input {missing!r}, and the batch's inputs are "
-            f"{listed(batch.inputs())}: give it in the batch's dict, or make the model's own inputs of these in "
+            f"{quote(batch.inputs())}: give it in the batch's dict, or make the model's own inputs of these in "
             "call=lambda model, inputs: ..., where ids may also be packed into one row, without padding"
         )
     is_dict = batch.convention in CONVENTIONS
@@ -294,7 +294,7 @@ def _with_length(example: TokenBatch, count: int) -> TokenBatch:
 
     Only their number differs, so that a type or a label that the model does not accept does not look like a length.
     """
-    extras = {name: _repeated(value, example.shape[1], count) for name, value in example.extras.items()}
+    extras = {name: _repeat(value, example.shape[1], count) for name, value in example.extras.items()}
     return example.replace(
         ids=np.full((1, count), example.ids[0, 0]),
         mask=None if example.mask is None else np.ones((1, count), np.int64),
@@ -305,7 +305,7 @@ def _with_length(example: TokenBatch, count: int) -> TokenBatch:
     )
 
 
-def _repeated(value: Any, positions: int, count: int) -> Any:
+def _repeat(value: Any, positions: int, count: int) -> Any:
     return np.repeat(to_numpy(value)[:, :1], count, axis=1) if _has_positions(value, positions) else value
 
 

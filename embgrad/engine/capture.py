@@ -11,8 +11,8 @@ import numpy as np
 
 from embgrad.backend.protocol import BoundModel
 from embgrad.backend.registry import bind
-from embgrad.common.arrays import owned
-from embgrad.common.keywords import explained
+from embgrad.common.arrays import copy_owned
+from embgrad.common.keywords import explain_arguments
 from embgrad.common.tolerance import coarsest
 from embgrad.engine.descent import with_roles_of_user_pass
 from embgrad.engine.options import expect_one_name
@@ -38,7 +38,7 @@ from embgrad.model_points.names import point_of
 from embgrad.model_points.points import WORD, Lookup, Point
 from embgrad.model_points.recorder import PassRecorder
 from embgrad.results.gradients import EmbeddingGradients
-from embgrad.results.row_sparse import RowSparse, added
+from embgrad.results.row_sparse import RowSparse, add
 
 __all__ = ["Tap", "capture"]
 
@@ -183,8 +183,8 @@ class Tap:
 
     def end(self, watch: PassRecorder, values: Mapping[str, np.ndarray], compute_dtype: str) -> _Pass:
         """See `embgrad.backend.Listener`."""
-        key = self._resolved(watch)
-        record, batch = watch.recorded(key), watch.batch
+        key = self._resolve(watch)
+        record, batch = watch.record_of(key), watch.batch
         shape, lookups = values[key].shape, watch.lookups
         arrangement = self._axes.arrangement(record, shape, batch, by_role=self._by_role, lookups=lookups)
         lookup = record if isinstance(record, Lookup) else None
@@ -205,7 +205,7 @@ class Tap:
         """See `embgrad.backend.Listener`."""
         self._outside[path] = None
 
-    def _resolved(self, watch: PassRecorder) -> str:
+    def _resolve(self, watch: PassRecorder) -> str:
         try:
             key = next(iter(watch.resolve().values()))
         except AmbiguousPointError as error:
@@ -218,12 +218,12 @@ class Tap:
 
     def _piece(self, passed: _Pass, gradient: np.ndarray) -> EmbeddingGradients:
         arrangement, batch = passed.arrangement, passed.batch
-        values = owned(arrangement.to_user_axes(gradient))
+        values = copy_owned(arrangement.to_user_axes(gradient))
         masked = batch.mask is not None and arrangement.is_batch and values.shape[:2] == batch.shape
         leak = float(np.abs(values[batch.mask == 0]).max()) if masked and batch.padded else 0.0
         return EmbeddingGradients(
             values=values,
-            activations=owned(arrangement.to_user_axes(passed.activation)),
+            activations=copy_owned(arrangement.to_user_axes(passed.activation)),
             objective=None,
             ids=np.array(arrangement.ids),
             mask=None if batch.mask is None or not arrangement.is_batch else batch.mask.copy(),
@@ -240,14 +240,14 @@ class Tap:
         if self._total is None:
             self._total = new
         elif isinstance(new, RowSparse) and isinstance(self._total, RowSparse):
-            self._total = added(self._total, new)
+            self._total = add(self._total, new)
         elif isinstance(new, np.ndarray) and isinstance(self._total, np.ndarray) and new.shape == self._total.shape:
             self._total = self._total + new
         else:
             self._unequal = (np.shape(self._total), new.shape)
 
 
-@explained
+@explain_arguments
 def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContextManager[Tap]:
     """Capture the gradient at a point while the user's own loop runs, as a context manager that yields a `Tap`.
 
@@ -306,7 +306,7 @@ class _Capture(UserPasses[Tap]):
         )
 
 
-def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+def _join(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Concatenate the examples of all arrays; pad shorter second axes with zeros."""
     if arrays[0].ndim == 1:
         return np.concatenate(arrays)
@@ -328,18 +328,18 @@ def _one_step(pieces: Sequence[EmbeddingGradients]) -> EmbeddingGradients:
             f"{', '.join(str(piece.values.shape) for piece in pieces)}, which cannot be joined into one step: name another point"
         )
 
-    def joined(name: str, otherwise: Callable[[EmbeddingGradients], np.ndarray] | None = None) -> Any:
+    def join(name: str, otherwise: Callable[[EmbeddingGradients], np.ndarray] | None = None) -> Any:
         arrays = [(piece, getattr(piece, name)) for piece in pieces]
         if otherwise is None and any(array is None for _, array in arrays):
             return None
-        return _joined([otherwise(piece) if array is None and otherwise else array for piece, array in arrays])
+        return _join([otherwise(piece) if array is None and otherwise else array for piece, array in arrays])
 
     uneven = len({piece.ids.shape[1:] for piece in pieces}) > 1
     masked = uneven or any(piece.mask is not None for piece in pieces)
     return replace(
         first,
-        **{name: joined(name) for name in ("values", "activations", "ids", "types")},
-        mask=joined("mask", lambda piece: np.ones(piece.ids.shape, np.int64)) if masked else None,
+        **{name: join(name) for name in ("values", "activations", "ids", "types")},
+        mask=join("mask", lambda piece: np.ones(piece.ids.shape, np.int64)) if masked else None,
         pad_leak=max(piece.pad_leak for piece in pieces),
         provenance={
             **first.provenance,

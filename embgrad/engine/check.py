@@ -13,14 +13,14 @@ from embgrad.common.metrics import length, lengths
 from embgrad.engine.check_examples import rerun, warning_of
 from embgrad.engine.finite_differences import Precision, differences, precision_of, tolerances
 from embgrad.engine.question import Question
-from embgrad.engine.run import located_for, objective_with, run_question
+from embgrad.engine.run import locate_for, objective_with, run_question
 from embgrad.engine.table_gradients import gradients_of_table, sum_tolerance, why_no_sum
 from embgrad.errors import CertificationError, EmbgradWarning, UnsupportedError, level_of_user
 from embgrad.model_points.axes import Located
 from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["certified"]
+__all__ = ["certify"]
 
 #: The largest relative uncertainty of the slope in the gradient's own direction with which it still counts as a test.
 ROUGH: Final = 0.2
@@ -45,7 +45,7 @@ MOST_EXAMPLES: Final = 8
 KINKS: Final = 10.0
 
 
-def certified(question: Question, results: Mapping[str, EmbeddingGradients]) -> dict[str, EmbeddingGradients]:
+def certify(question: Question, results: Mapping[str, EmbeddingGradients]) -> dict[str, EmbeddingGradients]:
     """Return the results with their certificates.
 
     Raises:
@@ -54,7 +54,7 @@ def certified(question: Question, results: Mapping[str, EmbeddingGradients]) -> 
             zero.
     """
     _expect_testable(question)
-    located = located_for(question)
+    located = locate_for(question)
     _expect_whole(question, located)
     whole = {name: precision_of(result.provenance["compute_dtype"]) for name, result in results.items()}
     sums = {name: sum_tolerance(result.provenance["compute_dtype"]) for name, result in results.items()}
@@ -175,7 +175,7 @@ class _Trial:
         if not self.question.options.split or len(self.result.values) != count:
             lines = [line for name, change in self._directions() for line in self._along(name, change, None)]
             judged = _judge(lines, self.result.values.size, self.precision)
-            return judged, (), _excused(lines, judged)
+            return judged, (), _excuse(lines, judged)
         lines_of = dict(
             enumerate(zip(*(self._along(*direction, range(count)) for direction in self._directions()), strict=True))
         )
@@ -190,7 +190,7 @@ class _Trial:
         for example in sorted(lines_of.keys() - set(skipped)):
             slopes = _judge(lines_of[example], self.result.values[0].size, self.precision)
             tested += slopes
-            if any(map(_is_rough_own, slopes)) or _excused(lines_of[example], slopes):
+            if any(map(_is_rough_own, slopes)) or _excuse(lines_of[example], slopes):
                 untested.append(example)
         start = self.question.examples.start or 0
         return tested, tuple(start + example for example in sorted(untested)), []
@@ -281,7 +281,7 @@ def _judge(lines: Sequence[_Line], entries: int, precision: Precision) -> list[S
     return judged
 
 
-def _excused(lines: Sequence[_Line], judged: Sequence[Slope]) -> list[Slope]:
+def _excuse(lines: Sequence[_Line], judged: Sequence[Slope]) -> list[Slope]:
     """Return the slopes that a kink or stairs has excused, for a gradient of zeros, which has no direction of its own."""
     measured = [line for line in lines if line.moves]
     if any(line.is_own for line in measured):

@@ -13,9 +13,9 @@ from embgrad.common.metrics import lengths
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.company import differs, tolerance_of
 from embgrad.engine.question import Question
-from embgrad.errors import CertificationError, UnsupportedError, brief, listed
+from embgrad.errors import CertificationError, UnsupportedError, brief, quote
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.resized import resized
+from embgrad.inputs.resized import resize
 from embgrad.model_points.axes import Located
 from embgrad.objectives.native import NativeObjective
 from embgrad.results.certificate import Certificate
@@ -189,7 +189,7 @@ class _Trial:
                 position = np.broadcast_to(own.position, (1,))
                 own.position = np.where(position < 0, position, (columns < position).sum())
         types = None if self.batch.types is None else self.batch.types[examples][:, columns]
-        shorter = resized(
+        shorter = resize(
             self.batch,
             examples,
             self.batch.ids[examples][:, columns],
@@ -276,7 +276,7 @@ def warning_of(name: str, made: Reruns, certificate: Certificate, far: float, *,
     if not apart or split:
         return None
     how, figure = max(apart.items(), key=lambda item: item[1])
-    kept = f", or on {listed(made.changed)}, which the model keeps from call to call" if made.changed else ""
+    kept = f", or on {quote(made.changed)}, which the model keeps from call to call" if made.changed else ""
     return (
         f"check=True: {how}, an example has another gradient at {name!r} (relative difference {figure:.2g}): examples depend on "
         f"one another{kept}. Give split=True for the gradient of each example's own objective, or run examples one at a time"

@@ -13,7 +13,7 @@ from embgrad.errors import ObjectiveError
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.toolkit.recorded_changes import changes_recorded
 
-__all__ = ["Company", "changed_values", "company_of", "differs", "rows_of_test", "tolerance_of"]
+__all__ = ["Company", "change_values", "company_of", "differs", "rows_of_test", "tolerance_of"]
 
 #: The largest accepted change of an objective, relative to the objectives and to how they change with their own examples.
 TOLERANCES: Final = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
@@ -52,7 +52,7 @@ def company_of(evaluate: Evaluate, own: EmbeddingGradients, size: int | None, fi
         first: runs the first pass, see `rows_of_test`, with further rows behind these; None for `evaluate`.
     """
     count, values = len(own.objective), np.asarray(own.activations, np.float64)
-    changed, tolerance = changed_values(values), tolerance_of(own.provenance["compute_dtype"])
+    changed, tolerance = change_values(values), tolerance_of(own.provenance["compute_dtype"])
 
     def is_another(examples: np.ndarray, moved: np.ndarray, run: Evaluate = evaluate) -> bool:
         """Return whether an objective changes with the values of others, those at the indices where `moved` is true."""
@@ -100,7 +100,7 @@ def rows_of_test(count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     return np.append(0, np.arange(kept)), np.append(True, np.arange(kept) % 2 == 1)
 
 
-def changed_values(values: np.ndarray) -> np.ndarray:
+def change_values(values: np.ndarray) -> np.ndarray:
     """Return other values, (example, position, dim): each is a share of its own, so that directions and lengths change."""
     return values * np.random.default_rng(0).random(values.shape)
 

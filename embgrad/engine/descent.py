@@ -13,7 +13,7 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel, Change, Request, Run
 from embgrad.common.tolerance import unit_roundoff
 from embgrad.common.tracebacks import errors_of_model
-from embgrad.errors import AmbiguousPointError, listed
+from embgrad.errors import AmbiguousPointError, quote
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.other_ids import with_other_ids
 from embgrad.model_points.descent import Chain, Reached
@@ -61,14 +61,14 @@ def with_roles_of_text(
     chains = reached.chains(alone=bound.call is None and not batch.extras)
     if not chains:
         return list(resolved)
-    memory = bound.remembered(_known)
+    memory = bound.memory_of(_known)
     known = {} if memory is None else memory.setdefault(_form(bound, batch), {})
     rows = min((lookup.rows for lookup in reached.lookups), default=0)
     others = None if reached.words() and bound.supports("add") else with_other_ids(batch, rows) or batch
     passes = _Passes(
         lambda run, request: bound.run(run, replace(request, call=bound.call)), reached, chains, known, others
     )
-    return _with_words(passes.settled(lookups=names is None or any(map(needs_added, names))), resolved)
+    return _with_words(passes.settle(lookups=names is None or any(map(needs_added, names))), resolved)
 
 
 def with_roles_of_user_pass(
@@ -93,7 +93,7 @@ def with_roles_of_user_pass(
     if again is None or not reached.words():
         raise AmbiguousPointError(f"{_several(reached, chains)}: name a module by its path")
     passes = _Passes(lambda _, request: again(request), reached, chains, {})
-    return passes.settled(lookups=any(map(needs_added, names)))
+    return passes.settle(lookups=any(map(needs_added, names)))
 
 
 def with_certain_roles(
@@ -104,7 +104,7 @@ def with_certain_roles(
         return with_roles_of_text(bound, batch, reached, resolved, None)
     except AmbiguousPointError:
         assert isinstance(reached, Reached)
-        return _with_words(_without(reached, reached.chains(alone=False), _added(reached)), resolved)
+        return _with_words(_without(reached, reached.chains(alone=False), _find_added(reached)), resolved)
 
 
 def _with_words(points: Sequence[Point], resolved: Sequence[Point]) -> list[Point]:
@@ -153,7 +153,7 @@ class _Passes:
         self._unchanged: dict[str, np.ndarray] = {}
         self._rounding = 0.0
 
-    def settled(self, *, lookups: bool) -> list[Point]:
+    def settle(self, *, lookups: bool) -> list[Point]:
         """Return the points with the roles of the text.
 
         Args:
@@ -164,7 +164,7 @@ class _Passes:
         """
         try:
             foreign = self._foreign()
-            apart = [key for key in _added(self._reached) if not self._leads(key)] if lookups else []
+            apart = [key for key in _find_added(self._reached) if not self._leads(key)] if lookups else []
         except AmbiguousPointError:
             raise
         except errors_of_model() as failure:
@@ -178,7 +178,7 @@ class _Passes:
         """Return the chains that do not take the ids."""
         keys = [self._reached.key(chain) for chain in self._chains]
         if any(key not in self._known for key in keys):
-            changed = self._changed(keys, self._reached.words())
+            changed = self._find_changed(keys, self._reached.words())
             self._known.update({key: self._expect_decided(key, changes) for key, changes in changed.items()})
         return [chain for chain, key in zip(self._chains, keys, strict=True) if not self._known[key]]
 
@@ -187,14 +187,14 @@ class _Passes:
         if lookup not in self._known:
             keys = [self._reached.key(chain) for chain in self._chains]
             entries = [key for key in keys if self._known[key]]
-            changed = self._changed(keys, [lookup])
+            changed = self._find_changed(keys, [lookup])
             if any(changes for key, changes in changed.items() if not self._known[key]):
                 self._known[lookup] = False
             else:
                 self._known[lookup] = not entries or any(self._expect_decided(key, changed[key]) for key in entries)
         return self._known[lookup]
 
-    def _changed(self, keys: Sequence[str], lookups: Sequence[str]) -> dict[str, bool | None]:
+    def _find_changed(self, keys: Sequence[str], lookups: Sequence[str]) -> dict[str, bool | None]:
         """Return by key whether the tensors at points change with the rows of the lookups; without lookups, with the ids.
 
         None is for a tensor that changes as little as rounding may differ from pass to pass.
@@ -230,7 +230,7 @@ class _Passes:
         return changes
 
 
-def _added(reached: Reached) -> list[str]:
+def _find_added(reached: Reached) -> list[str]:
     """Return the keys of the lookups that may be those by position or by type."""
     fitting = with_role_by_position(reached.batch, reached.lookups)
     return [lookup.key for lookup in fitting if lookup.layout is None]
@@ -242,7 +242,7 @@ def _without(reached: Reached, chains: Collection[Chain], lookups: Collection[st
 
 
 def _several(reached: Reached, chains: Sequence[Chain]) -> str:
-    paths = listed([split_name(reached.key(chain)).path for chain in chains])
+    paths = quote([split_name(reached.key(chain)).path for chain in chains])
     return f"the layers may be those of the text or of another input, in {paths}"
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from embgrad.backend.protocol import BoundModel, Call, PointValues, Request, Weight
 from embgrad.backend.registry import bind
-from embgrad.common.arrays import owned
-from embgrad.common.keywords import explained
-from embgrad.engine.call_errors import explained_errors
+from embgrad.common.arrays import copy_owned
+from embgrad.common.keywords import explain_arguments
+from embgrad.engine.call_errors import explain_errors
 from embgrad.engine.locate import locate
 from embgrad.engine.options import expect_one_name
 from embgrad.engine.weights import weights_of
@@ -30,7 +30,7 @@ POSITIONS: Final = 4096
 ROWS: Final = 16384
 
 
-@explained
+@explain_arguments
 def embedding_table(
     model: Any,
     batch: Any,
@@ -61,7 +61,7 @@ def embedding_table(
     expect_one_name(at, "make a call for each table")
     tokens = batch_of(batch, tokenizer, max_length, model)
     bound = bind(model, call)
-    with explained_errors(bound, tokens):
+    with explain_errors(bound, tokens):
         return table_of(bound, tokens, at)
 
 
@@ -125,7 +125,9 @@ def table_reader(bound: BoundModel, tokens: TokenBatch, at: str = WORD) -> Table
         )
     repeated = tokens.take(np.arange(max(1, POSITIONS // tokens.shape[1])) % len(tokens))
     batch = repeated if bound.accepts(repeated) else tokens
-    return TableReader(lookup.rows, lookup.dim, lambda indices: _passed(bound, batch, np.asarray(indices), point.key))
+    return TableReader(
+        lookup.rows, lookup.dim, lambda indices: _pass_rows(bound, batch, np.asarray(indices), point.key)
+    )
 
 
 def word_table_reader(bound: BoundModel, tokens: TokenBatch, function: str) -> TableReader:
@@ -157,14 +159,14 @@ def _weight(bound: BoundModel, lookup: Lookup, output: np.ndarray) -> Weight | N
         return None
     shape = (lookup.rows, lookup.dim)
     candidates = [weight for weight in weights_of(bound.model) if tuple(weight.shape) == shape]
-    expected = owned(output).reshape(-1, lookup.dim)
+    expected = copy_owned(output).reshape(-1, lookup.dim)
     for weight in sorted(candidates, key=lambda weight: weight.module != lookup.path):
         if np.array_equal(weight.rows(lookup.indices.ravel()), expected, equal_nan=True):
             return weight
     return None
 
 
-def _passed(bound: BoundModel, batch: TokenBatch, indices: np.ndarray, key: str) -> np.ndarray:
+def _pass_rows(bound: BoundModel, batch: TokenBatch, indices: np.ndarray, key: str) -> np.ndarray:
     """Return the outputs of the lookup of the ids for these ids, from passes on batches of the same shape."""
     pieces = []
     for start in range(0, len(indices), batch.ids.size):
@@ -174,5 +176,5 @@ def _passed(bound: BoundModel, batch: TokenBatch, indices: np.ndarray, key: str)
         read = values.lookup.indices.ravel()
         order = np.argsort(read, kind="stable")
         places = order[np.searchsorted(read, wanted, sorter=order)]
-        pieces.append(owned(values.activation.reshape(-1, values.lookup.dim)[places]))
+        pieces.append(copy_owned(values.activation.reshape(-1, values.lookup.dim)[places]))
     return np.concatenate(pieces)

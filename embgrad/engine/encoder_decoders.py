@@ -102,7 +102,7 @@ def further_text(bound: BoundModel, batch: TokenBatch) -> FurtherText | None:
     form = (batch.convention, tuple(candidates), tuple(map(type, as_parts(bound.model))))
     if known is not None and form in known:
         return known[form]
-    text = _looked_up(bound, batch[:PROBED], candidates)
+    text = _look_up(bound, batch[:PROBED], candidates)
     # A text that equals the ids is not distinguished from them.
     if known is not None and (
         text is not None or not any(equals(batch.extras[name], batch.ids) for name in candidates)
@@ -120,7 +120,7 @@ def _memory_of(bound: BoundModel) -> dict[Hashable, FurtherText | None] | None:
         return None
 
 
-def _looked_up(bound: BoundModel, batch: TokenBatch, candidates: Sequence[str]) -> FurtherText | None:
+def _look_up(bound: BoundModel, batch: TokenBatch, candidates: Sequence[str]) -> FurtherText | None:
     try:
         points = bound.points(batch)
     except errors_of_model():  # the model may accept no other number of examples

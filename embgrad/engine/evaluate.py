@@ -10,10 +10,10 @@ import numpy as np
 
 from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
-from embgrad.common.keywords import explained
+from embgrad.common.keywords import explain_arguments
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress
-from embgrad.engine.options import checked_options
+from embgrad.engine.options import check_options
 from embgrad.engine.probe import with_shared
 from embgrad.engine.question import Question
 from embgrad.engine.run import objectives_of
@@ -22,7 +22,7 @@ from embgrad.inputs.conventions import batch_of
 from embgrad.model_points.points import WORD
 from embgrad.objectives.objectives import as_objectives
 
-__all__ = ["evaluate", "evaluated", "evaluated_each"]
+__all__ = ["evaluate", "evaluate_each", "evaluate_question"]
 
 
 @overload
@@ -59,7 +59,7 @@ def evaluate(
 ) -> np.ndarray: ...
 
 
-@explained
+@explain_arguments
 def evaluate(
     model: Any,
     batch: Any,
@@ -91,28 +91,30 @@ def evaluate(
     Raises:
         EmbgradError: as `gradients` raises, but for errors of gradients.
     """
-    options = checked_options(WORD, training=training, override=override, add=add)
+    options = check_options(WORD, training=training, override=override, add=add)
     tokens = batch_of(batch, tokenizer, max_length, model)
     size = count_or_none(batch_size, "batch_size")
     objectives, is_list = as_objectives(objective)
     question = Question(bind(model, call), tokens, objectives, replace(options, names=()), pullback=False)
-    values = evaluated_each(question, size, progress)
+    values = evaluate_each(question, size, progress)
     return values if is_list else values[0]
 
 
-def evaluated(question: Question, batch_size: int | None = None, progress: Progress | bool | None = None) -> np.ndarray:
+def evaluate_question(
+    question: Question, batch_size: int | None = None, progress: Progress | bool | None = None
+) -> np.ndarray:
     """Return the objective of each example, float64, (example,), from sub-batches of at most `batch_size` examples.
 
     Raises:
         EmbgradError: as `evaluate` raises.
     """
-    return evaluated_each(question, batch_size, progress)[0]
+    return evaluate_each(question, batch_size, progress)[0]
 
 
-def evaluated_each(
+def evaluate_each(
     question: Question, batch_size: int | None = None, progress: Progress | bool | None = None
 ) -> list[np.ndarray]:
-    """Return for each objective of the question what `evaluated` returns of one, from the same forward passes."""
+    """Return for each objective of the question what `evaluate_question` returns of one, from the same forward passes."""
     batch = question.batch
     is_square = bool(question.options.named) and len(batch) == batch.shape[1]  # a probe shows which axis is which
     if batch.extras and (batch_size is not None or is_square):

@@ -10,13 +10,13 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel, Request
 from embgrad.common.arrays import to_numpy, whole_numbers
 from embgrad.engine.encoder_decoders import parameters_of_call, takes_decoder
-from embgrad.engine.keras_generate import generated_by_keras_hub, is_keras_hub
-from embgrad.errors import EmbgradError, OutputError, UnsupportedError, brief, listed
+from embgrad.engine.keras_generate import generate_by_keras_hub, is_keras_hub
+from embgrad.errors import EmbgradError, OutputError, UnsupportedError, brief, quote
 from embgrad.inputs.alignment import Alignment
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, MASK, NAMES, decoder_names
 
-__all__ = ["generated"]
+__all__ = ["generate_tokens"]
 
 #: The inputs that a continuation does not need.
 UNNEEDED: Final = frozenset({"labels"})
@@ -25,7 +25,7 @@ UNNEEDED: Final = frozenset({"labels"})
 OF_BATCH: Final = ("input_ids", "attention_mask", "token_type_ids", "inputs", *(ids for ids, _ in NAMES))
 
 
-def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any) -> tuple[TokenBatch, int]:
+def generate_tokens(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any) -> tuple[TokenBatch, int]:
     """Return the batch with the tokens that the model generates, and the position of the first of these.
 
     The model runs in evaluation mode, without gradients. A causal model is given the prompts padded on the left, as its method
@@ -52,10 +52,10 @@ def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any
     encoder_decoder = bool(takes_decoder(bound.model))
     if is_keras_hub(bound.model):
         _expect_plain(batch, encoder_decoder, starts=True)
-        return generated_by_keras_hub(bound, batch, options)
+        return generate_by_keras_hub(bound, batch, options)
     _expect_plain(batch, encoder_decoder)
     prompts = _prompts(bound, batch, padded_left=not encoder_decoder)
-    returned = _returned(bound, prompts, arguments)
+    returned = _call_generate(bound, prompts, arguments)
     ids = _ids(getattr(returned, "sequences", returned))
     expected = 0 if encoder_decoder else prompts.shape[1]
     if ids is None or ids.ndim != 2 or len(ids) != len(batch) or ids.shape[1] <= expected:
@@ -116,7 +116,7 @@ def _expect_plain(batch: TokenBatch, encoder_decoder: bool, *, starts: bool = Fa
         others = [name for name in batch.extras if name not in UNNEEDED | of_decoder]
     if others:
         raise UnsupportedError(
-            f"the batch has {listed(others)} beside the prompts, and generate=... continues these alone: leave it out, or give "
+            f"the batch has {quote(others)} beside the prompts, and generate=... continues these alone: leave it out, or give "
             "all inputs of prompts and continuations as the batch, and the positions of the continuations as targets"
         )
 
@@ -129,26 +129,26 @@ def _prompts(bound: BoundModel, batch: TokenBatch, *, padded_left: bool) -> Toke
     takes_mask = batch.mask is not None or "attention_mask" in names
     takes_types = batch.types is not None and "token_type_ids" in names
     return TokenBatch(
-        move.moved(batch.ids),
-        move.moved(batch.real.astype(np.int64)) if takes_mask else None,
-        move.moved(batch.types) if takes_types and batch.types is not None else None,
+        move.move(batch.ids),
+        move.move(batch.real.astype(np.int64)) if takes_mask else None,
+        move.move(batch.types) if takes_types and batch.types is not None else None,
         extras={} if padded_left else {name: value for name, value in batch.extras.items() if name not in UNNEEDED},
         convention="huggingface" if takes_mask and batch.convention == "ids" else batch.convention,
         mask_is_bool=batch.mask_is_bool,
     )
 
 
-def _returned(bound: BoundModel, prompts: TokenBatch, arguments: Mapping[str, Any]) -> Any:
+def _call_generate(bound: BoundModel, prompts: TokenBatch, arguments: Mapping[str, Any]) -> Any:
     """Return what the model's method `generate` returns for native inputs."""
     returned: list[Any] = []
     generates = getattr(bound.backend, "generates", None)
     if generates is not None and generates(bound.model):
         with bound.backend.alone(bound.model):
             inputs = {name: np.asarray(value, np.int32) for name, value in prompts.to_huggingface().items()}
-            return _called(bound.model, inputs, arguments)
+            return _call_function(bound.model, inputs, arguments)
 
     def generate(model: Any, inputs: Any) -> Any:
-        returned.append(_called(model, inputs, arguments))
+        returned.append(_call_function(model, inputs, arguments))
         return returned[-1]
 
     try:
@@ -159,7 +159,7 @@ def _returned(bound: BoundModel, prompts: TokenBatch, arguments: Mapping[str, An
     return returned[-1]
 
 
-def _called(model: Any, inputs: Any, arguments: Mapping[str, Any]) -> Any:
+def _call_function(model: Any, inputs: Any, arguments: Mapping[str, Any]) -> Any:
     try:
         return (
             model.generate(**inputs, **arguments)

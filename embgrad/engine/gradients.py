@@ -11,13 +11,13 @@ import numpy as np
 
 from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
-from embgrad.common.keywords import explained
+from embgrad.common.keywords import explain_arguments
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress
-from embgrad.engine.assemble import joined, warn_of_leak
-from embgrad.engine.call_errors import explained_decoder, explained_errors, explained_forward
+from embgrad.engine.assemble import join, warn_of_leak
+from embgrad.engine.call_errors import explain_decoder, explain_errors, explain_forward
 from embgrad.engine.descent import with_certain_roles
-from embgrad.engine.options import Keywords, checked_options
+from embgrad.engine.options import Keywords, check_options
 from embgrad.engine.probe import with_shared
 from embgrad.engine.question import Question
 from embgrad.engine.run import expect_examples_first, run_question
@@ -25,7 +25,7 @@ from embgrad.engine.sub_batches import run_in_sub_batches
 from embgrad.errors import EmbgradWarning, level_of_user
 from embgrad.inputs.conventions import batch_of
 from embgrad.model_points.points import WORD, Point
-from embgrad.objectives.objectives import as_objectives, at_index, described
+from embgrad.objectives.objectives import as_objectives, at_index, describe
 from embgrad.results.gradients import EmbeddingGradients
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def gradients(
 ) -> dict[str, EmbeddingGradients]: ...
 
 
-@explained
+@explain_arguments
 def gradients(
     model: Any,
     batch: Any,
@@ -141,7 +141,7 @@ def gradients(
         CertificationError: with `check`, the result is wrong.
         UnsupportedError: the backend cannot do this for this model.
     """
-    options = checked_options(
+    options = check_options(
         at,
         training=training,
         pads=pads,
@@ -198,8 +198,8 @@ def results_of_each(
     by_example = count > 1 and (options.split or question.is_cut(batch_size))
     if by_example:
         with (
-            explained_errors(bound, batch, sub_batches=True, size=batch_size),
-            explained_decoder(bound, batch),
+            explain_errors(bound, batch, sub_batches=True, size=batch_size),
+            explain_decoder(bound, batch),
         ):
             expect_examples_first(question, batch_size)
 
@@ -207,7 +207,7 @@ def results_of_each(
     if options.compile:
         _warn_of_uncompiled([by_name for results in pieces for by_name in results])
     joint = [
-        {name: joined([by_name[name] for by_name in results], described(objective)) for name in options.names}
+        {name: join([by_name[name] for by_name in results], describe(objective)) for name in options.names}
         for objective, results in zip(question.objectives, zip(*pieces, strict=True), strict=True)
     ]
     if batch.padded and not question.quiet:
@@ -216,7 +216,7 @@ def results_of_each(
     return joint
 
 
-@explained
+@explain_arguments
 def points(
     model: Any, batch: Any, *, tokenizer: Any = None, max_length: int | None = None, call: Call | None = None
 ) -> list[Point]:
@@ -233,7 +233,7 @@ def points(
     """
     bound = bind(model, call)
     tokens = batch_of(batch, tokenizer, max_length, model)
-    with explained_forward(bound, tokens):
+    with explain_forward(bound, tokens):
         reached = bound.points(tokens)
         reached = with_certain_roles(bound, tokens, reached, reached)
     return [point for point in reached if point.listed]
@@ -241,12 +241,12 @@ def points(
 
 def _run_certified(question: Question) -> list[dict[str, EmbeddingGradients]]:
     """Return the results of each objective of a sub-batch, tested."""
-    from embgrad.engine.check import certified  # much code, for few calls
+    from embgrad.engine.check import certify  # much code, for few calls
 
     checked, results = [], run_question(question)
     for index, by_name in enumerate(results):
         with at_index(index, len(results)):
-            checked.append(certified(question.only(index), by_name))
+            checked.append(certify(question.only(index), by_name))
     return checked
 
 

@@ -117,7 +117,7 @@ def warn_of_unused(unused: Sequence[str], batch: TokenBatch, masked_id: int | No
 
 def _table_by_column(bound: BoundModel, example: TokenBatch, start: int) -> str | None:
     """Return the path of a table whose rows at real positions change when the padding is removed; None where none does."""
-    known = bound.remembered(_by_column) if bound.call is None else None
+    known = bound.memory_of(_by_column) if bound.call is None else None
     form = (example.convention, example.types is None, tuple(example.extras))
     if known is not None and form in known:
         return known[form]

@@ -11,7 +11,7 @@ from embgrad.common.arrays import to_numpy
 from embgrad.errors import PointError, PointNotReachedError, UnsupportedError, brief
 from embgrad.model_points.axes import Arrangement
 
-__all__ = ["BroadcastArray", "checked_changes", "checked_option", "prepared"]
+__all__ = ["BroadcastArray", "check_changes", "check_option", "prepare"]
 
 #: The kinds of dtypes that hold real numbers.
 REAL: Final = "biuf"
@@ -26,17 +26,17 @@ class BroadcastArray(NamedTuple):
     array: np.ndarray
 
 
-def checked_changes(**options: Any) -> dict[str, dict[str, Any]]:
+def check_changes(**options: Any) -> dict[str, dict[str, Any]]:
     """Return the options `override`, `add` and `edit` by name, each a dict of functions and float64 arrays by point.
 
     Raises:
         PointError: an option is not a dict of names, or a value is neither a function nor an array.
     """
-    return {option: {} if value is None else checked_option(value, option) for option, value in options.items()}
+    return {option: {} if value is None else check_option(value, option) for option, value in options.items()}
 
 
-def checked_option(changes: Any, option: str) -> dict[str, Any]:
-    """Return one of the options, as `checked_changes` does."""
+def check_option(changes: Any, option: str) -> dict[str, Any]:
+    """Return one of the options, as `check_changes` does."""
     example = "lambda grad: grad * 0" if option == "edit" else "array"
     if not isinstance(changes, Mapping) or not all(isinstance(name, str) and name for name in changes):
         raise PointError(
@@ -64,7 +64,7 @@ def _array(value: Any, name: str, option: str) -> np.ndarray:
     return np.array(_real(option, name, array), dtype=np.float64)
 
 
-def prepared(
+def prepare(
     option: str,
     name: str,
     change: Any,

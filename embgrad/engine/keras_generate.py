@@ -12,14 +12,14 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel
 from embgrad.common.arrays import to_numpy, whole_numbers
 from embgrad.engine.encoder_decoders import takes_decoder
-from embgrad.errors import EmbgradError, UnsupportedError, brief, listed
-from embgrad.inputs.alignment import aligned
+from embgrad.errors import EmbgradError, UnsupportedError, brief, quote
+from embgrad.inputs.alignment import align
 from embgrad.inputs.batch import CONVENTIONS, TokenBatch
 from embgrad.inputs.conventions import as_batch
 from embgrad.inputs.decoder import IDS, NAMES, decoder_of, with_decoder_ids
 from embgrad.keras.inputs import is_keras
 
-__all__ = ["generated_by_keras_hub", "is_keras_hub", "prompts_of_texts"]
+__all__ = ["generate_by_keras_hub", "is_keras_hub", "prompts_of_texts"]
 
 #: keras-hub's own options that a continuation takes.
 OPTIONS: Final = ("max_length", "stop_token_ids")
@@ -53,7 +53,7 @@ def prompts_of_texts(model: Any, texts: Any) -> TokenBatch | None:
     return as_batch(made)
 
 
-def generated_by_keras_hub(bound: BoundModel, batch: TokenBatch, options: Any) -> tuple[TokenBatch, int]:
+def generate_by_keras_hub(bound: BoundModel, batch: TokenBatch, options: Any) -> tuple[TokenBatch, int]:
     """Return the batch with the tokens that a model of keras-hub generates, and the position of the first of these.
 
     Prompts of other lengths end at the same position, with padding before them. The model keeps its sampler, the state of its
@@ -73,7 +73,7 @@ def generated_by_keras_hub(bound: BoundModel, batch: TokenBatch, options: Any) -
     wrong = [name for name in options if name not in OPTIONS] if isinstance(options, Mapping) else []
     if wrong:
         raise EmbgradError(
-            f"generate has the option {brief(wrong[0])}: expected {listed(OPTIONS)} for a model of keras-hub, whose sampler is "
+            f"generate has the option {brief(wrong[0])}: expected {quote(OPTIONS)} for a model of keras-hub, whose sampler is "
             "set by model.compile(sampler=...)"
         )
     prompts = _prompts(model, batch)
@@ -86,7 +86,7 @@ def generated_by_keras_hub(bound: BoundModel, batch: TokenBatch, options: Any) -
     kept = min(width, prompts.shape[1])
     ids[:, :kept] = np.where(prompts.real, prompts.ids, fill)[:, :kept]
     real = np.arange(width) < lengths[:, None]
-    whole, is_kept = _generated(bound, batch, ids, real, stops, greedy=not isinstance(options, Mapping))
+    whole, is_kept = _generate(bound, batch, ids, real, stops, greedy=not isinstance(options, Mapping))
     if whole is None or whole.shape != ids.shape or not np.array_equal(whole[real], ids[real]):
         raise UnsupportedError(
             f"{type(model).__name__} generated {'no ids' if whole is None else f'ids of shape {whole.shape}'} for prompts that "
@@ -117,7 +117,7 @@ def _prompts(model: Any, batch: TokenBatch) -> TokenBatch:
         UnsupportedError: these are not known.
     """
     if not takes_decoder(model):
-        return aligned(batch.replace(extras={}))[0]
+        return align(batch.replace(extras={}))[0]
     start = decoder_of(batch)
     if start is None:
         preprocess = getattr(getattr(model, "preprocessor", None), "generate_preprocess", None)
@@ -129,7 +129,7 @@ def _prompts(model: Any, batch: TokenBatch) -> TokenBatch:
         empty = preprocess({"encoder_text": [""], "decoder_text": [""]})
         ids, mask = (to_numpy(empty[name]).astype(np.int64) for name in KERAS_HUB)
         start = TokenBatch(ids.repeat(len(batch), 0), mask.repeat(len(batch), 0))
-    return aligned(start)[0]
+    return align(start)[0]
 
 
 def _counts(model: Any, options: Any, lengths: np.ndarray, width: int) -> np.ndarray:
@@ -171,7 +171,7 @@ def _stops(model: Any, options: Any) -> tuple[int, ...] | None:
     return tuple(ids.tolist()) or None
 
 
-def _generated(
+def _generate(
     bound: BoundModel,
     batch: TokenBatch,
     ids: np.ndarray,
@@ -196,7 +196,7 @@ def _generated(
         encoder = (batch.ids.astype(np.int32), batch.real)
         inputs = dict(zip((*CONVENTIONS["keras_hub_seq2seq"][:2], *KERAS_HUB), (*encoder, ids, real), strict=True))
     *_, name, mask = inputs
-    with _left_as_found(bound, greedy=greedy) as model:
+    with _leave_as_found(bound, greedy=greedy) as model:
         function = model.make_generate_function()
         try:
             returned = function(
@@ -204,7 +204,7 @@ def _generated(
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UnsupportedError(
-                f"the generation of {type(model).__name__} raised {type(error).__name__} for {listed(inputs)}: {error}. Give the "
+                f"the generation of {type(model).__name__} raised {type(error).__name__} for {quote(inputs)}: {error}. Give the "
                 "prompts with their continuations as the batch, and the positions of the continuations as targets"
             ) from error
         return whole_numbers(np.array(keras.ops.convert_to_numpy(returned[name]))), np.array(
@@ -213,7 +213,7 @@ def _generated(
 
 
 @contextlib.contextmanager
-def _left_as_found(bound: BoundModel, *, greedy: bool) -> Iterator[Any]:
+def _leave_as_found(bound: BoundModel, *, greedy: bool) -> Iterator[Any]:
     """Yield the model, with a greedy sampler if asked for; its sampler, random numbers and compiled function stay its own."""
     model = bound.model
     with bound.backend.alone(model):

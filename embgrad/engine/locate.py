@@ -20,7 +20,7 @@ from embgrad.engine.probe import (
     with_layout,
     word_resolved,
 )
-from embgrad.errors import AmbiguousPointError, listed
+from embgrad.errors import AmbiguousPointError, quote
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.axes import Located, axis_of_examples, of_lookup, of_module
 from embgrad.model_points.descent import Reached
@@ -87,7 +87,7 @@ class Meanings:
     times: Mapping[str, int]
     order: Sequence[str]
 
-    def expected(self, changed: Iterable[str], reduced: Iterable[str], batch: TokenBatch) -> dict[str, Located] | None:
+    def expect(self, changed: Iterable[str], reduced: Iterable[str], batch: TokenBatch) -> dict[str, Located] | None:
         """Return the points as they should be arranged in a batch, so that changes can be prepared.
 
         The result is None if the arrangement is not known of a point whose values are changed, or reduced in other axes than the
@@ -102,7 +102,7 @@ class Meanings:
             for name, meaning in self.points.items()
         }
 
-    def located(self, bound: BoundModel, batch: TokenBatch, run: Run) -> dict[str, Located]:
+    def locate(self, bound: BoundModel, batch: TokenBatch, run: Run) -> dict[str, Located]:
         """Return the points as they are arranged in a run that made the same calls, and read them by their keys.
 
         Raises:
@@ -118,7 +118,7 @@ class Meanings:
         axes = {name: meaning.axis(batch) for name, meaning in self.points.items()}
         if run.lookups is not None:
             lookups = [Point(lookup.key, (), lookup.shape, lookup, lookup.key) for lookup in run.lookups]
-            return _arranged(bound, points, batch, lookups, axes)
+            return _arrange(bound, points, batch, lookups, axes)
         before = [meaning.located for meaning in self.points.values()]
         changed = frozenset(
             point.key for point in before if point.lookup is not None and not point.arrangement.is_batch
@@ -136,7 +136,7 @@ _not_recorded: WeakKeyDictionary[Any, dict[Hashable, bool]] = WeakKeyDictionary(
 
 def meanings(bound: BoundModel, names: Iterable[str], batch: TokenBatch) -> Meanings | None:
     """Return what the names meant in an earlier pass on a batch of the same form; None where it is not known."""
-    known = (bound.remembered(_meanings) or {}).get(_form(batch)) if bound.call is None else None
+    known = (bound.memory_of(_meanings) or {}).get(_form(batch)) if bound.call is None else None
     if known is None or any(name not in known.points for name in names):
         return None
     return replace(known, points={name: known.points[name] for name in names})
@@ -153,14 +153,14 @@ def are_roles(bound: BoundModel, names: Sequence[str], batch: TokenBatch) -> boo
 
 def forget_meanings(bound: BoundModel) -> None:
     """Drop what names meant in earlier passes, after a pass contradicted it."""
-    known = bound.remembered(_meanings)
+    known = bound.memory_of(_meanings)
     if known is not None:
         known.clear()
 
 
 def expected_points(bound: BoundModel, names: Iterable[str]) -> tuple[str, ...]:
     """Return the keys of the points that names probably mean; none where that, or a pass that records all points, is unknown."""
-    if bound.remembered(_not_recorded):
+    if bound.memory_of(_not_recorded):
         return ()
     paths = dict.fromkeys(bound.backend.paths(bound.model))
     keys = [expected_keys(name, paths) for name in names]
@@ -169,7 +169,7 @@ def expected_points(bound: BoundModel, names: Iterable[str]) -> tuple[str, ...]:
 
 def cannot_record(bound: BoundModel) -> None:
     """Remember that no pass of the model can record all points and read some."""
-    known = bound.remembered(_not_recorded)
+    known = bound.memory_of(_not_recorded)
     if known is not None:
         known["pass"] = True
 
@@ -189,14 +189,14 @@ def locate_in_pass(
         PointError: a name means no point, or several.
     """
     points = reached if isinstance(reached, list) else list(reached)
-    named = _named(bound, names, batch, points)
-    located = _arranged(bound, named, batch, points)
+    named = _name(bound, names, batch, points)
+    located = _arrange(bound, named, batch, points)
     if isinstance(reached, Reached):
-        _remember(bound, batch, reached, _meant(named, located, batch))
+        _remember(bound, batch, reached, _find_meant(named, located, batch))
     return located
 
 
-def _meant(
+def _find_meant(
     named: Mapping[str, tuple[Point, bool]], located: Mapping[str, Located], batch: TokenBatch
 ) -> dict[str, Meaning]:
     return {name: Meaning(point, located[name], len(batch)) for name, (point, _) in named.items()}
@@ -204,7 +204,7 @@ def _meant(
 
 def _remember(bound: BoundModel, batch: TokenBatch, reached: Reached, meant: Mapping[str, Meaning]) -> None:
     """Remember what names mean, beside what others meant in a pass that made the same calls."""
-    memory = bound.remembered(_meanings) if bound.call is None else None
+    memory = bound.memory_of(_meanings) if bound.call is None else None
     if memory is None:
         return
     if len(memory) >= MOST_FORMS:
@@ -212,13 +212,13 @@ def _remember(bound: BoundModel, batch: TokenBatch, reached: Reached, meant: Map
     form, paths = _form(batch), bound.backend.paths(bound.model)
     before = memory.get(form)
     if before is not None:
-        again = _made(before.points, reached, paths)
+        again = _make_meanings(before.points, reached, paths)
         if (again.times, again.order) == (before.times, before.order):
             meant = {**before.points, **meant}
-    memory[form] = _made(meant, reached, paths)
+    memory[form] = _make_meanings(meant, reached, paths)
 
 
-def _made(meant: Mapping[str, Meaning], reached: Reached, paths: Iterable[str]) -> Meanings:
+def _make_meanings(meant: Mapping[str, Meaning], reached: Reached, paths: Iterable[str]) -> Meanings:
     """Return what names meant, with the calls that another pass has to make for them to mean the same.
 
     What is called inside of a layer cannot change what is a layer, and is not compared unless it is named itself.
@@ -249,20 +249,20 @@ def meanings_in_sub_batch(bound: BoundModel, names: Iterable[str], batch: TokenB
     The result is None where only the whole batch can show it.
     """
     wanted = tuple(names)
-    examples = _unsorted(batch) or list(range(PROBED))
+    examples = _unsort(batch) or list(range(PROBED))
     if batch.shape[1] == len(examples) or len(batch) < 2 * PROBED:
         return None
     try:
         sub_batch = batch.take(examples)
         reached = bound.points(sub_batch)
-        named = _named(bound, wanted, sub_batch, reached)
-        meant = _meant(named, _arranged(bound, named, sub_batch, reached), sub_batch)
+        named = _name(bound, wanted, sub_batch, reached)
+        meant = _find_meant(named, _arrange(bound, named, sub_batch, reached), sub_batch)
     except errors_of_model():  # it may accept no other number of examples: the whole batch gives the better message
         return None
     if not isinstance(reached, Reached):
         return Meanings(meant, _times(bound, reached), ())
     _remember(bound, batch, reached, meant)
-    return _made(meant, reached, bound.backend.paths(bound.model))
+    return _make_meanings(meant, reached, bound.backend.paths(bound.model))
 
 
 def word_of(bound: BoundModel, lookup: Lookup, batch: TokenBatch) -> Located:
@@ -281,10 +281,10 @@ def expect_each_once(option: str, names: Iterable[str], located: Mapping[str, Lo
     keys = {name: located[name].key for name in names}
     twice = [name for name, key in keys.items() if list(keys.values()).count(key) > 1]
     if twice:
-        raise AmbiguousPointError(f"{option} names one point several times, as {listed(twice)}: name it once")
+        raise AmbiguousPointError(f"{option} names one point several times, as {quote(twice)}: name it once")
 
 
-def _named(
+def _name(
     bound: BoundModel, names: Sequence[str], batch: TokenBatch, points: list[Point]
 ) -> dict[str, tuple[Point, bool]]:
     """Return the points that names mean, and whether these are roles."""
@@ -299,7 +299,7 @@ def _named(
     return {name: point_of(name, points, words, batch) for name in names}
 
 
-def _arranged(
+def _arrange(
     bound: BoundModel,
     named: Mapping[str, tuple[Point, bool]],
     batch: TokenBatch,
@@ -355,7 +355,7 @@ def _times(bound: BoundModel, points: Iterable[Point]) -> dict[str, int]:
     return times
 
 
-def _unsorted(batch: TokenBatch) -> list[int] | None:
+def _unsort(batch: TokenBatch) -> list[int] | None:
     """Return a long, a short and the long example again, which no order by length leaves as they are; None where all are equal.
 
     A model that sorts its examples by length does so in this sub-batch as well, whatever the examples' order.
@@ -367,5 +367,5 @@ def _unsorted(batch: TokenBatch) -> list[int] | None:
 
 def _form(batch: TokenBatch) -> Hashable:
     """Return the properties of a batch, without its number of examples, that can decide how a model is called."""
-    sortable = _unsorted(batch) is not None
+    sortable = _unsort(batch) is not None
     return (batch.shape[1], batch.convention, batch.mask is None, batch.types is None, tuple(batch.extras), sortable)

@@ -12,13 +12,13 @@ import numpy as np
 
 from embgrad.backend.protocol import BoundModel, Call
 from embgrad.backend.registry import bind
-from embgrad.common.keywords import explained
+from embgrad.common.keywords import explain_arguments
 from embgrad.common.memory_meter import MemoryMeter, process_meter
 from embgrad.common.options import count_or_none
 from embgrad.common.tracebacks import errors_of_model
-from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.call_errors import explain_errors
 from embgrad.engine.gradients import results_of
-from embgrad.engine.options import checked_options
+from embgrad.engine.options import check_options
 from embgrad.engine.probe import with_shared
 from embgrad.engine.question import Question
 from embgrad.errors import EmbgradError, ObjectiveError
@@ -43,7 +43,7 @@ PLENTY: Final = 512 * 2**20
 RUNS: Final = 2
 
 
-@explained
+@explain_arguments
 def memory(
     model: Any,
     batch: Any,
@@ -92,7 +92,7 @@ def memory(
         ObjectiveError: a function as objective does not accept some of the examples.
         EmbgradError: as `gradients` raises.
     """
-    options = checked_options(
+    options = check_options(
         at,
         training=training,
         split=split,
@@ -164,7 +164,7 @@ def _run(question: Question, count: int) -> int:
     """
     part, batch = _part(question, count), question.batch
     try:
-        with explained_errors(question.bound, batch, sub_batches=True, size=count):
+        with explain_errors(question.bound, batch, sub_batches=True, size=count):
             return sum(map(_size, results_of(part).values()))
     except EmbgradError:
         raise

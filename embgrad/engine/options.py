@@ -11,7 +11,7 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel, Call
 from embgrad.common.options import expect_flags
 from embgrad.common.progress import Progress
-from embgrad.engine.interventions import checked_changes
+from embgrad.engine.interventions import check_changes
 from embgrad.errors import BatchError, PointError, UnsupportedError, did_you_mean
 from embgrad.model_points.points import WORD
 from embgrad.objectives.native import NativeObjective
@@ -20,7 +20,7 @@ from embgrad.objectives.objectives import Objective
 __all__ = [
     "GradientOptions",
     "Keywords",
-    "checked_options",
+    "check_options",
     "expect_one_name",
     "expect_pads",
 ]
@@ -101,7 +101,7 @@ class GradientOptions:
             )
 
 
-def checked_options(
+def check_options(
     at: str | Sequence[str],
     *,
     training: bool,
@@ -122,7 +122,7 @@ def checked_options(
     names = _names(at)
     expect_pads(pads)
     expect_flags(training=training, split=split, check=check, compile=compile)
-    changes = checked_changes(override=override, add=add, edit=edit)
+    changes = check_changes(override=override, add=add, edit=edit)
     return GradientOptions(names, isinstance(at, str), training, pads, split, changes, check, compile)
 
 

@@ -32,7 +32,7 @@ def layouts_of(bound: BoundModel) -> Layouts:
 
     It is empty, and remembered by the caller alone, where the user calls the model, or the model cannot be remembered.
     """
-    known = bound.remembered(_layouts) if bound.call is None else None
+    known = bound.memory_of(_layouts) if bound.call is None else None
     return Layouts() if known is None else known.setdefault("outputs", Layouts())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from embgrad.backend.protocol import Call
-from embgrad.common.keywords import explained
+from embgrad.common.keywords import explain_arguments
 from embgrad.common.metrics import length
 from embgrad.engine.gradients import gradients
 from embgrad.engine.options import expect_one_name
@@ -95,7 +95,7 @@ class PaddingReport:
         return "\n".join(lines)
 
 
-@explained
+@explain_arguments
 def padding_report(
     model: Any,
     batch: Any,

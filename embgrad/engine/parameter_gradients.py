@@ -12,12 +12,12 @@ from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
 from embgrad.checkpoints.load_bert import WeightTarget, canonical_names
 from embgrad.common.finite import not_finite
-from embgrad.common.keywords import explained
+from embgrad.common.keywords import explain_arguments
 from embgrad.common.options import expect_flag
-from embgrad.engine.call_errors import explained_forward
+from embgrad.engine.call_errors import explain_forward
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.question import Question
-from embgrad.errors import BatchError, NoGradientError, UnsupportedError, did_you_mean, listed
+from embgrad.errors import BatchError, NoGradientError, UnsupportedError, did_you_mean, quote
 from embgrad.inputs.conventions import batch_of
 from embgrad.objectives.objectives import as_objective
 from embgrad.toolkit.signature import as_parts
@@ -66,7 +66,7 @@ class ParameterGradients(Mapping[str, np.ndarray]):
         )
 
 
-@explained
+@explain_arguments
 def parameter_gradients(
     model: Any,
     batch: Any,
@@ -102,7 +102,7 @@ def parameter_gradients(
     question = Question(bound, tokens, (as_objective(objective),), GradientOptions((), training=training))
     bound.expect_ability("parameters")
     canonical = canonical_names(bound.backend, bound.model) if names == "canonical" else None
-    with explained_forward(bound, tokens):
+    with explain_forward(bound, tokens):
         run = question.run(replace(question.request(), parameters=True))
     parameters = run.parameters or {}
     unreached = [name for name, parameter in parameters.items() if parameter.gradient is None]
@@ -112,9 +112,9 @@ def parameter_gradients(
             f"the objective depends on none of the {len(parameters)} trainable parameters of {models}: check "
             "whether they are frozen, or the output is detached"
         )
-    gradients = {name: _expect_finite(name, parameter.filled()) for name, parameter in parameters.items()}
+    gradients = {name: _expect_finite(name, parameter.fill()) for name, parameter in parameters.items()}
     if canonical is not None:
-        gradients = _renamed(gradients, canonical)
+        gradients = _rename(gradients, canonical)
         unreached = [canonical[name].source for name in unreached]
     question.warn(run.unused, run.masked_id)
     return ParameterGradients(
@@ -135,12 +135,12 @@ def _expect_finite(name: str, gradient: np.ndarray) -> np.ndarray:
     return gradient
 
 
-def _renamed(gradients: Mapping[str, np.ndarray], canonical: Mapping[str, WeightTarget]) -> dict[str, np.ndarray]:
+def _rename(gradients: Mapping[str, np.ndarray], canonical: Mapping[str, WeightTarget]) -> dict[str, np.ndarray]:
     """Return the gradients under the checkpoint's names, with matrices oriented as in the checkpoint."""
     nameless = [name for name in gradients if name not in canonical]
     if nameless:
         raise UnsupportedError(
             f"names='canonical' has no name for {len(nameless)} of the {len(gradients)} trainable parameters, "
-            f"{listed(nameless)}: expected those of a BERT encoder; omit it for the framework's own names"
+            f"{quote(nameless)}: expected those of a BERT encoder; omit it for the framework's own names"
         )
     return {canonical[name].source: canonical[name].as_in_checkpoint(gradient) for name, gradient in gradients.items()}

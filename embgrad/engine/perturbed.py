@@ -10,9 +10,9 @@ import numpy as np
 
 from embgrad.backend.protocol import BoundModel
 from embgrad.backend.registry import bind
-from embgrad.common.keywords import explained
+from embgrad.common.keywords import explain_arguments
 from embgrad.engine.descent import with_roles_of_user_pass
-from embgrad.engine.interventions import checked_option, prepared
+from embgrad.engine.interventions import check_option, prepare
 from embgrad.engine.user_passes import (
     PassAxes,
     UserPasses,
@@ -21,7 +21,7 @@ from embgrad.engine.user_passes import (
     expect_one_model,
     only_children_called,
 )
-from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError, brief, listed
+from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError, brief, quote
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.names import point_of
 from embgrad.model_points.points import WORD, Point
@@ -55,7 +55,7 @@ class Perturbation:
         self._outside: dict[str, None] = {}
 
     def __repr__(self) -> str:
-        return f"Perturbation(of {listed(self.names)}, {self.passes} forward passes)"
+        return f"Perturbation(of {quote(self.names)}, {self.passes} forward passes)"
 
     def close(self, *, raised: bool) -> None:
         """See `UserPassListener`.
@@ -73,15 +73,15 @@ class Perturbation:
         """See `embgrad.backend.PassListener`."""
         batch = batch_of(arguments, word=WORD in self._add)
         if self._points is None:
-            self._points = self._located(batch, discover, arguments)
+            self._points = self._locate(batch, discover, arguments)
         return PassRecorder(batch, [*self._points, *([WORD] if WORD in self._add else ())])
 
     def addition(self, watch: PassRecorder, key: str, value: np.ndarray) -> np.ndarray:
         """See `embgrad.backend.Perturber`."""
         name, by_role = (self._points or {}).get(key, (WORD, True))
-        record, axes = watch.recorded(key), self._axes[name]
+        record, axes = watch.record_of(key), self._axes[name]
         arrangement = axes.arrangement(record, value.shape, watch.batch, by_role=by_role, lookups=watch.lookups)
-        array = prepared("add", name, self._add[name], arrangement)(value)
+        array = prepare("add", name, self._add[name], arrangement)(value)
         if np.isnan(array).any():
             raise PointError(
                 f"add[{name!r}] is NaN in {int(np.isnan(array).sum())} of {array.size} entries: expected numbers. A gradient of "
@@ -100,7 +100,7 @@ class Perturbation:
         """See `embgrad.backend.PassListener`."""
         self._outside[path] = None
 
-    def _located(
+    def _locate(
         self, batch: TokenBatch, discover: Callable[[TokenBatch], Sequence[Point]], arguments: Mapping[str, Any]
     ) -> dict[str, tuple[str, bool]]:
         """Return by key the names of the points other than `word`, which needs no pass in advance."""
@@ -120,7 +120,7 @@ def _expect_each_once(keys: Mapping[str, str]) -> None:
     """Refuse two names of one point."""
     twice = [name for name, key in keys.items() if list(keys.values()).count(key) > 1]
     if len(twice) > 1:
-        raise AmbiguousPointError(f"add names one point several times, as {listed(twice)}: name it once")
+        raise AmbiguousPointError(f"add names one point several times, as {quote(twice)}: name it once")
 
 
 class _Perturbed(UserPasses[Perturbation]):
@@ -129,11 +129,11 @@ class _Perturbed(UserPasses[Perturbation]):
     opened_as = "with embgrad.perturbed(model, ...):"
 
     def __init__(self, bound: BoundModel, perturbation: Perturbation) -> None:
-        name = f"perturbation of {listed(perturbation.names)}"
+        name = f"perturbation of {quote(perturbation.names)}"
         super().__init__(name, perturbation, bound.backend.perturb(bound.model, perturbation))
 
 
-@explained
+@explain_arguments
 def perturbed(model: Any, add: Mapping[str, Any]) -> AbstractContextManager[Perturbation]:
     """Add arrays at points of the user's own forward passes, as a context manager: for adversarial training.
 
@@ -167,7 +167,7 @@ def perturbed(model: Any, add: Mapping[str, Any]) -> AbstractContextManager[Pert
             checkpoint.
     """
     expect_one_model(model, "perturbed; open one perturbation")
-    checked = checked_option(add, "add")
+    checked = check_option(add, "add")
     for name, value in add.items():
         _expect_constant(name, value)
     bound = bind(model)

@@ -68,7 +68,7 @@ def word_resolved(bound: BoundModel, batch: TokenBatch, points: Sequence[Point])
     if other is None:
         return list(points)
     try:
-        probed = {point.key: _followed(point) for point in bound.points(other)}
+        probed = {point.key: _follow(point) for point in bound.points(other)}
     except errors_of_model() as failure:
         raise AmbiguousPointError(
             f"'word' fits {len(lookups)} lookups, {', '.join(map(str, lookups))}, and a forward pass with other ids, which would "
@@ -85,7 +85,7 @@ def _with_probed_layout(bound: BoundModel, batch: TokenBatch, point: Point, alon
     return replace(point, lookup=lookup, roles=tuple(role for role in point.roles if role != WORD or keeps))
 
 
-def _followed(point: Point) -> tuple[str, ...]:
+def _follow(point: Point) -> tuple[str, ...]:
     """Return a point's roles in a probe, "word" only where the indices are the ids, and not these in another order by chance."""
     layout = None if point.lookup is None else point.lookup.layout
     return tuple(role for role in point.roles if role != WORD or (layout is not None and layout.determined))
@@ -112,11 +112,11 @@ def with_layout(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> Lookup:
     if lookup.layout is None or lookup.layout.gather is not None:
         return lookup
     if not lookup.layout.determined:
-        return replace(lookup, layout=_probed_layout(bound, batch, lookup))
+        return replace(lookup, layout=_probe_layout(bound, batch, lookup))
     if not layout_is_open(lookup.indices, batch.ids):
         if lookup.rows < 2 or not reads_both_ways(batch.ids, batch.real) or _reads_forward(bound, batch, lookup):
             return lookup
-        return replace(lookup, layout=_probed_layout(bound, batch, lookup) or lookup.layout)
+        return replace(lookup, layout=_probe_layout(bound, batch, lookup) or lookup.layout)
     layout = None
     if lookup.rows > 1:
         lookups = (point.lookup for point in bound.points(_with_one_other_id(batch)))
@@ -130,9 +130,9 @@ def with_layout(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> Lookup:
     return replace(lookup, layout=layout)
 
 
-def _probed_layout(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> Layout | None:
+def _probe_layout(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> Layout | None:
     """Return the layout of a lookup whose indices hold the ids, from probes; None where they show none, see `gather_of`."""
-    known = bound.remembered(_windows) if bound.call is None else None
+    known = bound.memory_of(_windows) if bound.call is None else None
     form = (lookup.key, batch.shape[1], lookup.indices.size // len(batch))
     if known is not None and form in known:
         gather = known[form].gather(batch.shape)
@@ -157,7 +157,7 @@ def _reads_forward(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> bool
 
     A probe with the first id of an example changed shows it; where the model raises, nothing contradicts the order.
     """
-    known = bound.remembered(_orders) if bound.call is None else None
+    known = bound.memory_of(_orders) if bound.call is None else None
     form = (lookup.key, batch.shape, batch.real.tobytes(), (batch.ids == 0).tobytes(), tuple(batch.extras))
     if known is not None and form in known:
         return known[form].is_batch
@@ -227,11 +227,11 @@ def order_of(bound: BoundModel, batch: TokenBatch, points: Sequence[Point]) -> O
     layouts = [lookup.layout for lookup in lookups if lookup.layout is not None]
     if layouts or not lookups:
         return Order(not lookups or any(layout.is_in_order for layout in layouts))
-    known = bound.remembered(_orders) if bound.call is None else None
+    known = bound.memory_of(_orders) if bound.call is None else None
     form = (batch.shape, batch.real.tobytes(), (batch.ids == 0).tobytes(), tuple(batch.extras))
     if known is None or form not in known:
         try:
-            order = _probed_order(bound, batch, lookups)
+            order = _probe_order(bound, batch, lookups)
         except errors_of_model():  # the model may not take other ids: then nothing shows the order
             return Order(False)
         if known is None:
@@ -240,7 +240,7 @@ def order_of(bound: BoundModel, batch: TokenBatch, points: Sequence[Point]) -> O
     return known[form]
 
 
-def _probed_order(bound: BoundModel, batch: TokenBatch, lookups: Sequence[Lookup]) -> Order:
+def _probe_order(bound: BoundModel, batch: TokenBatch, lookups: Sequence[Lookup]) -> Order:
     """Return the order where no lookup's indices are the ids: an index may follow other ids than that at its own place."""
     changed = with_other_ids(batch, min(lookup.rows for lookup in lookups))
     if changed is None:
@@ -330,7 +330,7 @@ def expect_ids_followed(bound: BoundModel, batch: TokenBatch, lookup: Lookup) ->
     if other is None:
         return
     try:
-        probed = {point.key: _followed(point) for point in bound.points(other)}
+        probed = {point.key: _follow(point) for point in bound.points(other)}
     except errors_of_model():  # the model may not accept other ids: then nothing contradicts the lookup
         return
     if WORD not in probed.get(lookup.key, (WORD,)):

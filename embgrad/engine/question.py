@@ -19,7 +19,7 @@ from embgrad.engine.input_warnings import (
     warn_of_left_padding,
     warn_of_unused,
 )
-from embgrad.engine.interventions import prepared
+from embgrad.engine.interventions import prepare
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.origins import origins
 from embgrad.engine.output_axes import expect_examples_first, layouts_of, learn_axes
@@ -30,7 +30,7 @@ from embgrad.model_points.axes import Located
 from embgrad.model_points.points import WORD
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objective import Layouts, OpenAxesError, OpenPositionsError
-from embgrad.objectives.objectives import Objective, described
+from embgrad.objectives.objectives import Objective, describe
 
 __all__ = ["Memos", "Question"]
 
@@ -186,7 +186,7 @@ class Question:
         """
 
         def change(option: str, name: str, value: Any, point: Located) -> Change:
-            function = prepared(option, name, value, point.arrangement, self.examples, self.count)
+            function = prepare(option, name, value, point.arrangement, self.examples, self.count)
             if not callable(value):
                 return FixedChange(function)
             return function if memos is None else memos[option, name].again(function)
@@ -223,7 +223,7 @@ class Question:
         options, shape = self.options, run.objectives[index].shape
         return {
             **origins(self.bound),
-            "objective": described(self.objectives[index]),
+            "objective": describe(self.objectives[index]),
             "output_shape": None if shape is None else list(shape),
             "compute_dtype": run.compute_dtype,
             "training": options.training,

@@ -13,8 +13,8 @@ import numpy as np
 
 from embgrad.backend.protocol import CannotRecordError, Change, PointValues, Reduce, Run
 from embgrad.backend.replay import CallbackMemo
-from embgrad.engine.assemble import assembled, in_own_order
-from embgrad.engine.call_errors import explained_decoder, explained_pullback
+from embgrad.engine.assemble import assemble, in_own_order
+from embgrad.engine.call_errors import explain_decoder, explain_pullback
 from embgrad.engine.locate import (
     Meanings,
     ProbeInconclusiveError,
@@ -38,7 +38,7 @@ from embgrad.objectives.objectives import at_index
 from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = [
-    *("expect_examples_first", "located_for", "objective_with", "objectives_of", "reduced_of"),
+    *("expect_examples_first", "locate_for", "objective_with", "objectives_of", "reduce_run"),
     *("run_located", "run_question"),
 ]
 
@@ -49,7 +49,7 @@ def run_question(question: Question) -> list[dict[str, EmbeddingGradients]]:
     Raises:
         EmbgradError: as `gradients` raises.
     """
-    with explained_decoder(question.bound, question.batch):
+    with explain_decoder(question.bound, question.batch):
         run, located = run_located(question)
     question.warn(run.unused, run.masked_id)
     results, count = [], len(run.objectives)
@@ -95,7 +95,7 @@ def _results_of(
         values = run.points[point.key if point.key in run.points else name]
         if names_of[point.key] > 1:  # each result owns its arrays
             values = deepcopy(values)
-        results[name] = assembled(
+        results[name] = assemble(
             name,
             values,
             point.arrangement,
@@ -117,7 +117,7 @@ def objectives_of(question: Question) -> list[np.ndarray]:
     Raises:
         EmbgradError: as `evaluate` raises.
     """
-    with explained_decoder(question.bound, question.batch):
+    with explain_decoder(question.bound, question.batch):
         run, _ = run_located(question)
     question.warn(run.unused, run.masked_id)
     return [response.values for response in run.objectives]
@@ -128,7 +128,7 @@ def _without_gradient(values: PointValues) -> PointValues:
     return replace(values, gradients=(np.zeros_like(values.activation),))
 
 
-def located_for(question: Question) -> dict[str, Located]:
+def locate_for(question: Question) -> dict[str, Located]:
     """Return all points that a question names, from a forward pass on its batch.
 
     Raises:
@@ -154,7 +154,7 @@ def expect_examples_first(question: Question, size: int | None) -> None:
     other = whole[: len(batch) + 1] if len(batch) < len(whole) else whole[:-1]
     if question.options.names == (WORD,) or not len(other) or are_roles(question.bound, question.options.names, batch):
         return
-    located = located_for(replace(question, batch=batch))
+    located = locate_for(replace(question, batch=batch))
     unknown = {
         name: located[name]
         for name in question.options.names
@@ -205,7 +205,7 @@ def run_located(question: Question, reduce: Reduce | None = None) -> tuple[Run, 
     Args:
         question: the question.
         reduce: applied to each gradient when it arrives, see `Request.reduce`, in the axes that users see where the point is
-            known before the run; its result has one entry on the last axis. See `reduced_of`.
+            known before the run; its result has one entry on the last axis. See `reduce_run`.
 
     Raises:
         EmbgradError: as `gradients` raises.
@@ -223,7 +223,7 @@ def run_located(question: Question, reduce: Reduce | None = None) -> tuple[Run, 
     located = None if options.training else _run_at_once(question, reduce, memos)
     if located is not None:
         return located
-    points = located_for(question)
+    points = locate_for(question)
     return _run_once(question, points, reduce, memos), points
 
 
@@ -251,13 +251,13 @@ def _run_at_once(question: Question, reduce: Reduce | None, memos: Memos) -> _Lo
 def _run_known(question: Question, known: Meanings, reduce: Reduce | None, memos: Memos) -> _LocatedRun | None:
     """Return a run that reads what names meant in an earlier pass; None if it does not make the calls of that pass."""
     changed, batch = question.options.changed, question.batch
-    expected = known.expected(changed, () if reduce is None else question.options.names, batch)
+    expected = known.expect(changed, () if reduce is None else question.options.names, batch)
     if expected is None:
         return None
     _expect_each_once(question, expected)
     with contextlib.suppress(ProbeInconclusiveError, AmbiguousPointError, PointNotReachedError, UnsupportedError):
         run = _run_once(question, expected, reduce, memos, known)
-        located = known.located(question.bound, batch, run)
+        located = known.locate(question.bound, batch, run)
         pairs = {name: (located[name].arrangement, expected[name].arrangement) for name in located}
         used = {*changed, *(name for name in located if reduce and not pairs[name][0].keeps_axes)}
         alike = (
@@ -283,7 +283,7 @@ def _run_recorded(question: Question) -> _LocatedRun | None:
     sets = (len(batch) if split else 1) if question.pullback else 0
     request = question.request(expected, sets=sets, several=split)
     try:
-        with explained_pullback(bound, question.run, request):
+        with explain_pullback(bound, question.run, request):
             run = question.run(replace(request, record=True))
     except (CannotRecordError, PointNotReachedError, AmbiguousPointError):
         run = None
@@ -330,11 +330,9 @@ def _run_once(
         request = replace(request, times=known.times, order=known.order or None)
     try:
         kept = (
-            None
-            if reduce is None
-            else _in_one_array(_arranged(reduce, located), len(request.objectives) * max(sets, 1))
+            None if reduce is None else _in_one_array(_arrange(reduce, located), len(request.objectives) * max(sets, 1))
         )
-        with explained_pullback(question.bound, question.run, request):
+        with explain_pullback(question.bound, question.run, request):
             return question.run(replace(request, reduce=kept))
     except (AmbiguousPointError, PointNotReachedError) as error:
         if located is not None:
@@ -361,7 +359,7 @@ def _in_one_array(reduce: Reduce, count: int) -> Reduce:
     return storing
 
 
-def _arranged(reduce: Reduce, located: Mapping[str, Located] | None) -> Reduce:
+def _arrange(reduce: Reduce, located: Mapping[str, Located] | None) -> Reduce:
     """Return a function that reduces gradients of known points in the axes that users see, and returns the tensor's own axes."""
     if located is None:
         return reduce
@@ -377,7 +375,7 @@ def _arranged(reduce: Reduce, located: Mapping[str, Located] | None) -> Reduce:
     return in_user_axes
 
 
-def reduced_of(values: PointValues, arrangement: Arrangement) -> list[np.ndarray | None]:
+def reduce_run(values: PointValues, arrangement: Arrangement) -> list[np.ndarray | None]:
     """Return the reduced gradients of a run for each set of cotangents, (example, position); None where none reaches the point.
 
     Raises:
@@ -399,7 +397,7 @@ def _without_dim(arrangement: Arrangement) -> Arrangement:
 def _run_resolved(question: Question, reduce: Reduce | None, error: PointError) -> Run:
     """Run again after no lookup, or several, had the ids as indices: a probe shows which lookup follows them."""
     try:
-        located = located_for(question)
+        located = locate_for(question)
     except PointNotReachedError:
         raise error from None  # the message of the run says more about the reason
     run = _run_once(question, located, reduce)

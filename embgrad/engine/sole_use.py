@@ -45,7 +45,7 @@ def expect_sole_use(
     Raises:
         PointNotReachedError: the objective follows the ids where the lookup's values stay.
     """
-    known = bound.remembered(_sole) if bound.call is None else None
+    known = bound.memory_of(_sole) if bound.call is None else None
     if not bound.supports("override") or (known is not None and word.key in known):
         return
     other = _with_other_tokens(batch, word.rows)

@@ -11,14 +11,14 @@ import numpy as np
 
 from embgrad.common.progress import Progress, reporter
 from embgrad.common.tracebacks import errors_of_model
-from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.call_errors import explain_errors
 from embgrad.engine.company import tolerance_of
 from embgrad.engine.question import Question
 from embgrad.engine.run import run_located
-from embgrad.errors import UnsupportedError, listed
+from embgrad.errors import UnsupportedError, quote
 from embgrad.toolkit.recorded_changes import changes_recorded
 
-__all__ = ["compared", "run_in_sub_batches"]
+__all__ = ["compare_sub_batch", "run_in_sub_batches"]
 
 T = TypeVar("T")
 
@@ -35,13 +35,13 @@ def run_in_sub_batches(
         run: takes the question for some of the examples.
 
     Raises:
-        BatchError: an error of the model is explained, see `explained_errors`.
-        UnsupportedError: a state makes the results of a sub-batch others than in the whole batch, see `compared`.
+        BatchError: an error of the model is explained, see `explain_errors`.
+        UnsupportedError: a state makes the results of a sub-batch others than in the whole batch, see `compare_sub_batch`.
     """
     batch, count = question.batch, len(question.batch)
     is_cut = question.is_cut(batch_size)
     size = min(batch_size or count, count)
-    explained = explained_errors(
+    explained = explain_errors(
         question.bound, batch, sub_batches=is_cut, size=batch_size, objectives=question.objectives
     )
     done = []
@@ -53,14 +53,14 @@ def run_in_sub_batches(
             # The other sub-batches have as many examples as the first; a model that draws random numbers computes something else
             # in each pass.
             is_compared = is_cut and not question.options.training and (not start or end - start != size)
-            with compared(question, part, start) if is_compared else contextlib.nullcontext():
+            with compare_sub_batch(question, part, start) if is_compared else contextlib.nullcontext():
                 done.append(run(part))
             report(end, count)
     return done
 
 
 @contextlib.contextmanager
-def compared(question: Question, part: Question, start: int) -> Iterator[None]:
+def compare_sub_batch(question: Question, part: Question, start: int) -> Iterator[None]:
     """Refuse a sub-batch, which is run in this context, where a state makes the objectives others than in the whole batch.
 
     A state may be kept for one number of examples alone: that of the sub-batch, or that of the batch.
@@ -80,7 +80,7 @@ def compared(question: Question, part: Question, start: int) -> Iterator[None]:
 
 
 def _expect_same_alone(question: Question, part: Question, start: int, changed: Sequence[str]) -> None:
-    """See `compared`; `changed` are the names of what the model changed in the pass on the sub-batch."""
+    """See `compare_sub_batch`; `changed` are the names of what the model changed in the pass on the sub-batch."""
     with changes_recorded() as changes:
         try:
             whole, dtype = _forward_values(question)
@@ -95,7 +95,7 @@ def _expect_same_alone(question: Question, part: Question, start: int, changed: 
         if (apart > tolerance_of(dtype) * scale).any():
             place = int(apart.argmax())
             raise UnsupportedError(
-                f"the model keeps {listed(names)} from call to call, and L of example {start + place} is "
+                f"the model keeps {quote(names)} from call to call, and L of example {start + place} is "
                 f"{own[place]:.6g} in a pass of {len(own)} examples and {values[start + place]:.6g} in one of {len(values)}: "
                 f"expected the same in both. Give batch_size={len(values)}, or reset what the model keeps before the call"
             )

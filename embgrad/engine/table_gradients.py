@@ -14,10 +14,10 @@ from embgrad.backend.protocol import Call, ParameterValues, PointValues
 from embgrad.backend.registry import bind
 from embgrad.backend.replay import agreeing
 from embgrad.common.finite import not_finite
-from embgrad.common.keywords import explained
+from embgrad.common.keywords import explain_arguments
 from embgrad.common.metrics import length
 from embgrad.common.options import expect_flag
-from embgrad.engine.call_errors import explained_forward
+from embgrad.engine.call_errors import explain_forward
 from embgrad.engine.options import GradientOptions, expect_one_name
 from embgrad.engine.probe import word_resolved
 from embgrad.engine.question import Question
@@ -100,7 +100,7 @@ class TableGradients:
         )
 
 
-@explained
+@explain_arguments
 def table_gradients(
     model: Any,
     batch: Any,
@@ -134,7 +134,7 @@ def table_gradients(
     question = Question(bound, tokens, (as_objective(objective),), GradientOptions((at,), training=training))
     for ability in ("tables", "parameters"):
         bound.expect_ability(ability)
-    with explained_forward(bound, tokens):
+    with explain_forward(bound, tokens):
         reached = bound.points(tokens)
     points = word_resolved(bound, tokens, reached)
     words = [point for point in points if WORD in point.roles]
@@ -195,7 +195,7 @@ def gradients_of_table(question: Question, path: str, points: Sequence[Point]) -
     rest, lookup = values[0].rest, values[0].lookup
     if rest is None or lookup is None:
         return None
-    through = [_scattered(value) for value in values]
+    through = [_scatter(value) for value in values]
     if rest.gradient is None and all(table is None for table in through):
         raise NoGradientError(
             f"the objective does not depend on the table {path!r}: no path in the graph leads from it to a lookup "
@@ -246,13 +246,13 @@ def why_no_sum(question: Question, ledger: TableGradients, points: Sequence[Poin
         times = np.bincount(lookup.indices.ravel(), minlength=lookup.rows)
         plain.append(rows)
         divided.append(rows / np.maximum(times, 1)[:, None])
-    taken = _taken(own, plain, tolerance)
+    taken = _take(own, plain, tolerance)
     if taken is not None:
         return BY_THE_TABLE if taken.all() else DETACHED
-    return None if _taken(own, divided, tolerance) is None else BY_FREQUENCY
+    return None if _take(own, divided, tolerance) is None else BY_FREQUENCY
 
 
-def _taken(whole: np.ndarray, arrays: Sequence[np.ndarray], tolerance: float) -> np.ndarray | None:
+def _take(whole: np.ndarray, arrays: Sequence[np.ndarray], tolerance: float) -> np.ndarray | None:
     """Return 1 or 0 for each array, so that the whole is the sum of those with 1; None where it is no such sum."""
     if not arrays:
         return None
@@ -280,10 +280,10 @@ def _own(parameters: Mapping[str, ParameterValues], names: Sequence[str]) -> np.
     sharing = [parameters[name] for name in names if name in parameters]
     if any(parameter.shape != sharing[0].shape for parameter in sharing):
         return None
-    return np.asarray(np.sum([parameter.filled() for parameter in sharing], axis=0))
+    return np.asarray(np.sum([parameter.fill() for parameter in sharing], axis=0))
 
 
-def _scattered(values: PointValues) -> np.ndarray | None:
+def _scatter(values: PointValues) -> np.ndarray | None:
     gradient, lookup = values.gradients[0], values.lookup
     assert lookup is not None
     return None if gradient is None else scatter(lookup.indices, gradient, lookup.rows).to_dense(limit=None)

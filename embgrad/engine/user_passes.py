@@ -17,7 +17,7 @@ from embgrad.errors import (
     UnknownPointError,
     UnsupportedError,
     did_you_mean,
-    listed,
+    quote,
 )
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.axes import Arrangement, of_lookup, of_module
@@ -239,7 +239,7 @@ def batch_of(arguments: Mapping[str, Any], *, word: bool) -> TokenBatch:
         if not word:
             return TokenBatch([[0]])
         raise PointNotReachedError(
-            f"the model was called without token ids: its integer arguments are {listed(arguments)}; expected token ids among "
+            f"the model was called without token ids: its integer arguments are {quote(arguments)}; expected token ids among "
             f"them. Pass them, or name another point than {WORD!r}"
         )
     ids = many[name].reshape(-1, many[name].shape[-1])
@@ -273,8 +273,8 @@ def expect_known(at: str, paths: Collection[str]) -> None:
     roles = (WORD, POSITION, TYPE, EMBEDDINGS)
     if path not in (*roles, UNNAMED_TABLE) and not LAYER_ROLE.fullmatch(path) and path not in paths:
         raise UnknownPointError(
-            f"there is no point {at!r}: expected a role, of {listed((*roles, 'layer.0'))}, or the path of a module or table, of "
-            f"{listed(paths)}.{did_you_mean(path, [*roles, 'layer.0', 'layer.-1', *paths])}"
+            f"there is no point {at!r}: expected a role, of {quote((*roles, 'layer.0'))}, or the path of a module or table, of "
+            f"{quote(paths)}.{did_you_mean(path, [*roles, 'layer.0', 'layer.-1', *paths])}"
         )
 
 
@@ -295,6 +295,6 @@ def only_children_called(model: str, paths: Collection[str], when: str, verb: st
             f"child, as in {call.format(children[0])}"
         )
     return (
-        f"the forward of {model} was never called while {when}, and those of its children {listed(children)} were: {verb} the "
+        f"the forward of {model} was never called while {when}, and those of its children {quote(children)} were: {verb} the "
         f"child that takes the ids, as in {call.format(children[0])}"
     )

@@ -14,9 +14,9 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel, Weight
 from embgrad.backend.registry import backend_for
 from embgrad.common.arrays import to_numpy
-from embgrad.errors import EmbgradError, brief, did_you_mean, listed
+from embgrad.errors import EmbgradError, brief, did_you_mean, quote
 
-__all__ = ["depth_of", "substituted", "weights_of", "weights_sums"]
+__all__ = ["depth_of", "substitute", "weights_of", "weights_sums"]
 
 #: The number of 64-bit words in a block of weights. It is odd, since equal changes to a power-of-two number of words, such as
 #: of their signs, would add up to zero.
@@ -81,7 +81,7 @@ def depth_of(model: Any) -> int:
 
 
 @contextlib.contextmanager
-def substituted(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
+def substitute(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
     """Substitute values for some weights; restore the original bits on exit, even after an exception.
 
     No other thread runs the model through embgrad while the values are substituted.
@@ -99,7 +99,7 @@ def substituted(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
     BoundModel(backend, model).expect_ability("weights")
     with backend.alone(model):
         known = {weight.name: weight for weight in backend.weights(model)}
-        checked = {name: _checked(name, value, known) for name, value in values.items()}
+        checked = {name: _check(name, value, known) for name, value in values.items()}
         original = {name: known[name].get() for name in checked}
         try:
             for name, value in checked.items():
@@ -110,10 +110,10 @@ def substituted(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
                 known[name].put(value)
 
 
-def _checked(name: str, value: Any, known: Mapping[str, Weight]) -> np.ndarray:
+def _check(name: str, value: Any, known: Mapping[str, Weight]) -> np.ndarray:
     if name not in known:
         raise EmbgradError(
-            f"the model has no weight {name!r}: expected one of {listed(known)}; embgrad.engine.weights lists them all."
+            f"the model has no weight {name!r}: expected one of {quote(known)}; embgrad.engine.weights lists them all."
             f"{did_you_mean(name, known)}"
         )
     try:

@@ -11,15 +11,15 @@ import numpy as np
 from embgrad.common.arrays import to_numpy
 from embgrad.common.options import count_or_none, expect_flag
 from embgrad.common.pytree import entries, is_nest
-from embgrad.errors import BatchError, brief, did_you_mean, listed
+from embgrad.errors import BatchError, brief, did_you_mean, quote
 from embgrad.inputs.checks import (
     Text,
-    checked_ids,
-    checked_integers,
-    checked_mask,
-    checked_offsets,
-    checked_texts,
-    checked_tokens,
+    check_ids,
+    check_integers,
+    check_mask,
+    check_offsets,
+    check_texts,
+    check_tokens,
     read_only,
 )
 from embgrad.inputs.extras import cut, is_of_each
@@ -132,26 +132,26 @@ class TokenBatch:
         shared: Iterable[str] = (),
     ) -> None:
         put = object.__setattr__
-        put(self, "ids", checked_ids(ids))
+        put(self, "ids", check_ids(ids))
         shape = self.ids.shape
-        put(self, "mask", None if mask is None else checked_mask(mask, shape))
-        put(self, "types", None if types is None else checked_integers(types, "types", shape))
-        put(self, "words", None if words is None else checked_integers(words, "words", shape, least=-1))
-        put(self, "tokens", None if tokens is None else checked_tokens(tokens, self.ids, self.mask))
+        put(self, "mask", None if mask is None else check_mask(mask, shape))
+        put(self, "types", None if types is None else check_integers(types, "types", shape))
+        put(self, "words", None if words is None else check_integers(words, "words", shape, least=-1))
+        put(self, "tokens", None if tokens is None else check_tokens(tokens, self.ids, self.mask))
         cut = np.zeros(len(self.ids), np.int64) if truncated is None else truncated
-        put(self, "truncated", checked_integers(cut, "truncated", shape[:1]))
-        put(self, "texts", None if texts is None else checked_texts(texts, len(self.ids)))
+        put(self, "truncated", check_integers(cut, "truncated", shape[:1]))
+        put(self, "texts", None if texts is None else check_texts(texts, len(self.ids)))
         put(self, "offsets", None)
         put(self, "parts", None)
         if offsets is not None or parts is not None:
-            checked = checked_offsets(offsets, parts, self.texts, shape)
+            checked = check_offsets(offsets, parts, self.texts, shape)
             put(self, "offsets", checked[0])
             put(self, "parts", checked[1])
-        put(self, "extras", MappingProxyType(_checked_extras(extras)))
-        put(self, "convention", _known_convention(convention))
+        put(self, "extras", MappingProxyType(_check_extras(extras)))
+        put(self, "convention", _find_convention(convention))
         expect_flag(mask_is_bool, "mask_is_bool")
         put(self, "mask_is_bool", bool(mask_is_bool) and mask is not None)
-        put(self, "shared", _checked_shared(shared, self.extras))
+        put(self, "shared", _check_shared(shared, self.extras))
         self._expect_no_collision()
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -191,7 +191,7 @@ class TokenBatch:
         if self.truncated.any():
             parts.append(f"{int(self.truncated.sum())} tokens cut off {int((self.truncated > 0).sum())} examples")
         if self.extras:
-            parts.append(f"also {listed(self.extras)}")
+            parts.append(f"also {quote(self.extras)}")
         return f"TokenBatch({', '.join(parts)})"
 
     @property
@@ -253,7 +253,7 @@ class TokenBatch:
         """
         if not isinstance(examples, slice):
             raise TypeError(f"a TokenBatch is cut by a slice of examples, not by {type(examples).__name__}")
-        return self._selected(examples)
+        return self._select(examples)
 
     def take(self, examples: Any) -> TokenBatch:
         """Return the batch of the examples with these indices, in their order; an index may occur several times.
@@ -271,9 +271,9 @@ class TokenBatch:
         outside = indices.ndim != 1 or not indices.size or indices.dtype.kind not in "iu"
         if outside or indices.min() < 0 or indices.max() >= len(self):
             raise BatchError(f"examples is {brief(examples)}: expected indices from 0 to {len(self) - 1}")
-        return self._selected(indices)
+        return self._select(indices)
 
-    def _selected(self, examples: slice | np.ndarray) -> TokenBatch:
+    def _select(self, examples: slice | np.ndarray) -> TokenBatch:
         numbers = np.arange(len(self))[examples]
         fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         if not numbers.size:
@@ -307,11 +307,11 @@ class TokenBatch:
 
     def to_huggingface(self) -> dict[str, np.ndarray]:
         """Return a dict of `input_ids`, and of `attention_mask` and `token_type_ids` where given, int64."""
-        return self._named("huggingface", np.int64, complete=False)
+        return self._name("huggingface", np.int64, complete=False)
 
     def to_tfhub(self) -> dict[str, np.ndarray]:
         """Return a dict of `input_word_ids`, `input_mask` and `input_type_ids`, int32; the format requires all three."""
-        return self._named("tfhub", np.int32, complete=True)
+        return self._name("tfhub", np.int32, complete=True)
 
     def to_keras_hub(self) -> dict[str, np.ndarray]:
         """Return a dict of `token_ids` and `padding_mask`, which the format requires, and of `segment_ids` where given, int32.
@@ -320,7 +320,7 @@ class TokenBatch:
         it receives others than it declares.
         """
         mask = np.ones_like(self.ids) if self.mask is None else self.mask
-        return self.replace(mask=mask)._named("keras_hub", np.int32, complete=False)
+        return self.replace(mask=mask)._name("keras_hub", np.int32, complete=False)
 
     def to_gluonnlp(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (ids, types, valid lengths): int32, int32, float32 of shape (example,); the format requires all three.
@@ -335,7 +335,7 @@ class TokenBatch:
             self.lengths().astype(np.float32),
         )
 
-    def packed(self) -> tuple[np.ndarray, np.ndarray]:
+    def pack(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids at real positions in one row, int64, and where in it each example begins, int64, shape (example,)."""
         return self.ids[self.real], np.append(0, self.real.sum(1).cumsum()[:-1])
 
@@ -345,14 +345,14 @@ class TokenBatch:
         A dict has no keys for values that were not given. gluonnlp's triple always has types; they are zeros then.
         """
         if self.convention == PACKED:
-            ids, starts = self.packed()
+            ids, starts = self.pack()
             return {"input_ids": ids, "offsets": starts, **self.extras}
         if self.convention == "ids":
             return self.ids
         if self.convention == "gluonnlp":
             return self.to_gluonnlp()
         dtype = np.int64 if self.convention == "huggingface" else np.int32
-        inputs: dict[str, Any] = self._named(self.convention, dtype, complete=False)
+        inputs: dict[str, Any] = self._name(self.convention, dtype, complete=False)
         if self.mask_is_bool:
             inputs[CONVENTIONS[self.convention][1]] = self.model_mask()
         return {**inputs, **self.extras}
@@ -371,7 +371,7 @@ class TokenBatch:
     def _fields(self) -> dict[str, Any]:
         return {**{name: getattr(self, name) for name in self.__slots__}, "extras": dict(self.extras)}
 
-    def _named(self, convention: str, dtype: Any, *, complete: bool) -> dict[str, np.ndarray]:
+    def _name(self, convention: str, dtype: Any, *, complete: bool) -> dict[str, np.ndarray]:
         ids, mask, types = CONVENTIONS[convention]
         named = {ids: self.ids, mask: self.mask, types: self.types}
         if complete:
@@ -380,7 +380,7 @@ class TokenBatch:
         return {key: _cast(value, key, dtype) for key, value in named.items() if value is not None}
 
 
-def _checked_extras(extras: Any) -> dict[str, Any]:
+def _check_extras(extras: Any) -> dict[str, Any]:
     if extras is None:
         return {}
     if not isinstance(extras, Mapping) or not all(isinstance(name, str) for name in extras):
@@ -390,21 +390,21 @@ def _checked_extras(extras: Any) -> dict[str, Any]:
     return dict(extras)
 
 
-def _checked_shared(shared: Any, extras: Mapping[str, Any]) -> frozenset[str]:
+def _check_shared(shared: Any, extras: Mapping[str, Any]) -> frozenset[str]:
     names = [shared] if isinstance(shared, str) or not isinstance(shared, Iterable) else list(shared)
     for name in names:
         if not isinstance(name, str) or name not in extras:
             raise BatchError(
-                f"shared names {name!r}: expected names of extras{f', which are {listed(extras)}' if extras else ''}."
+                f"shared names {name!r}: expected names of extras{f', which are {quote(extras)}' if extras else ''}."
                 f"{did_you_mean(str(name), extras)}"
             )
     return frozenset(names)
 
 
-def _known_convention(name: str) -> str:
+def _find_convention(name: str) -> str:
     known = [*CONVENTIONS, "gluonnlp", "ids", PACKED]
     if not isinstance(name, str) or name not in known:
-        raise BatchError(f"convention is {name!r}: expected one of {listed(known)}.{did_you_mean(str(name), known)}")
+        raise BatchError(f"convention is {name!r}: expected one of {quote(known)}.{did_you_mean(str(name), known)}")
     return name
 
 

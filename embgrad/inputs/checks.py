@@ -14,12 +14,12 @@ __all__ = [
     "IGNORED",
     "Text",
     "as_array",
-    "checked_ids",
-    "checked_integers",
-    "checked_mask",
-    "checked_offsets",
-    "checked_texts",
-    "checked_tokens",
+    "check_ids",
+    "check_integers",
+    "check_mask",
+    "check_offsets",
+    "check_texts",
+    "check_tokens",
     "is_text",
     "read_only",
 ]
@@ -31,7 +31,7 @@ IGNORED: Final = -100
 Text: TypeAlias = "str | tuple[str, ...]"
 
 
-def checked_ids(ids: Any) -> np.ndarray:
+def check_ids(ids: Any) -> np.ndarray:
     """Return token ids as a read-only int64 array, (example, position)."""
     if is_text(ids):
         raise BatchError("ids are text: expected token ids; build the batch with embgrad.encode(texts, tokenizer)")
@@ -43,10 +43,10 @@ def checked_ids(ids: Any) -> np.ndarray:
     if array.ndim != 2:
         hint = "; for one example write [ids]" if array.ndim == 1 else ""
         raise BatchError(f"ids have shape {array.shape}: expected two axes, (example, position){hint}")
-    return checked_integers(array, "ids", array.shape)
+    return check_integers(array, "ids", array.shape)
 
 
-def checked_mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
+def check_mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Return a mask as a read-only int64 array."""
     array = as_array(mask, "mask")
     _expect_shape(array, "mask", shape)
@@ -64,7 +64,7 @@ def checked_mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
     return read_only(array.astype(np.int64))
 
 
-def checked_integers(values: Any, name: str, shape: tuple[int, ...], least: int = 0) -> np.ndarray:
+def check_integers(values: Any, name: str, shape: tuple[int, ...], least: int = 0) -> np.ndarray:
     """Return whole numbers of that shape, none below `least`, as a read-only int64 array."""
     array = as_array(values, name)
     _expect_shape(array, name, shape)
@@ -74,7 +74,7 @@ def checked_integers(values: Any, name: str, shape: tuple[int, ...], least: int 
     wrong = np.argwhere(whole < least)
     if wrong.size:
         raise BatchError(
-            f"{name} holds {whole[tuple(wrong[0])]} at {_named_index(wrong[0])}: expected no number below {least}"
+            f"{name} holds {whole[tuple(wrong[0])]} at {_find_index(wrong[0])}: expected no number below {least}"
             + ("; pad with an id of the table, and mask=0 there" if name == "ids" else "")
         )
     return read_only(whole)
@@ -88,10 +88,10 @@ def _not_whole(array: np.ndarray, name: str) -> str:
     wrong = np.argwhere(~np.isfinite(array) | (np.floor(array) != array) | (np.abs(array) >= limit))[0]
     value = array[tuple(wrong)]
     why = f", and {array.dtype} rounds whole numbers above {limit:.0f}" if abs(value) >= limit else ""
-    return f"{name} holds {value} at {_named_index(wrong)}{why}: {expected}; pass an integer array"
+    return f"{name} holds {value} at {_find_index(wrong)}{why}: {expected}; pass an integer array"
 
 
-def checked_tokens(
+def check_tokens(
     tokens: Sequence[Sequence[str]], ids: np.ndarray, mask: np.ndarray | None
 ) -> tuple[tuple[str, ...], ...]:
     """Return the tokens as tuples, one token for each position."""
@@ -109,7 +109,7 @@ def checked_tokens(
     return tuple(tuple(map(str, example)) for example in examples)
 
 
-def checked_texts(texts: Any, count: int) -> tuple[Text, ...]:
+def check_texts(texts: Any, count: int) -> tuple[Text, ...]:
     """Return the texts of so many examples: a str for each, or a tuple of two."""
     if not isinstance(texts, (list, tuple)) or len(texts) != count:
         raise BatchError(
@@ -122,7 +122,7 @@ def checked_texts(texts: Any, count: int) -> tuple[Text, ...]:
     return tuple(text if isinstance(text, str) else tuple(text) for text in texts)
 
 
-def checked_offsets(
+def check_offsets(
     offsets: Any, parts: Any, texts: tuple[Text, ...] | None, shape: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return offsets, (example, position, 2), and parts, (example, position), int64, -1 where there are no characters.
@@ -143,8 +143,8 @@ def checked_offsets(
             f"offsets is given without parts, and example {is_pair.argmax()} is a pair: expected parts, 0 or 1 for the text "
             "that a position's offsets count in, and -1 for none"
         )
-    spans = checked_integers(offsets, "offsets", (*shape, 2), least=-1)
-    numbers = np.zeros(shape, np.int64) if parts is None else checked_integers(parts, "parts", shape, least=-1)
+    spans = check_integers(offsets, "offsets", (*shape, 2), least=-1)
+    numbers = np.zeros(shape, np.int64) if parts is None else check_integers(parts, "parts", shape, least=-1)
     wrong = np.argwhere(numbers > is_pair[:, None])
     if wrong.size:
         example, position = wrong[0]
@@ -195,7 +195,7 @@ def _expect_shape(array: np.ndarray, name: str, shape: tuple[int, ...]) -> None:
         raise BatchError(f"{name} has shape {array.shape}: expected {shape}, {like}")
 
 
-def _named_index(index: np.ndarray) -> str:
+def _find_index(index: np.ndarray) -> str:
     names = ("example", "position")
     return ", ".join(f"{name} {int(i)}" for name, i in zip(names, index, strict=False))
 

@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.errors import BatchError
 from embgrad.inputs.batch import TokenBatch
 
-__all__ = ["Encoded", "Padding", "expect_tokens", "padded"]
+__all__ = ["Encoded", "Padding", "expect_tokens", "pad"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ def expect_tokens(there: bool) -> None:
         )
 
 
-def padded(encoded: Sequence[Encoded], padding: Padding, least: int = 0) -> TokenBatch:
+def pad(encoded: Sequence[Encoded], padding: Padding, least: int = 0) -> TokenBatch:
     """Return the examples as one batch, padded to the longest example and to at least `least` positions.
 
     Raises:
@@ -94,20 +94,20 @@ def padded(encoded: Sequence[Encoded], padding: Padding, least: int = 0) -> Toke
 
     def numbers(name: str, filler: int) -> np.ndarray | None:
         rows = of_each(name)
-        return None if rows is None else _filled(np.fromiter(chain.from_iterable(rows), np.int64), real, filler)
+        return None if rows is None else _fill(np.fromiter(chain.from_iterable(rows), np.int64), real, filler)
 
     texts, tokens = of_each("texts"), of_each("tokens")
     rows, indices = of_each("offsets"), of_each("parts")
     offsets = parts = None
     if rows is not None and indices is not None:
-        offsets = _filled(np.concatenate(rows), real, -1)
+        offsets = _fill(np.concatenate(rows), real, -1)
         flat = (-1 if part is None else part for row in indices for part in row)
-        parts = _filled(np.fromiter(flat, np.int64), real, -1)
+        parts = _fill(np.fromiter(flat, np.int64), real, -1)
     return TokenBatch(
         numbers("ids", padding.id),
         real,
         numbers("types", padding.type),
-        tokens=None if tokens is None else _filled_tokens(tokens, padding, longest),
+        tokens=None if tokens is None else _fill_tokens(tokens, padding, longest),
         words=numbers("words", -1),
         truncated=[example.truncated for example in encoded],
         texts=None if texts is None else [text[0] if len(text) == 1 else text for text in texts],
@@ -117,14 +117,14 @@ def padded(encoded: Sequence[Encoded], padding: Padding, least: int = 0) -> Toke
     )
 
 
-def _filled(numbers: np.ndarray, real: np.ndarray, filler: int) -> np.ndarray:
+def _fill(numbers: np.ndarray, real: np.ndarray, filler: int) -> np.ndarray:
     """Return an int64 array with the numbers at real positions, in order, and the filler at the others."""
     array = np.full((*real.shape, *numbers.shape[1:]), filler, np.int64)
     array[real] = numbers
     return array
 
 
-def _filled_tokens(rows: Sequence[Sequence[str]], padding: Padding, longest: int) -> list[list[str]]:
+def _fill_tokens(rows: Sequence[Sequence[str]], padding: Padding, longest: int) -> list[list[str]]:
     gaps = [[padding.token] * (longest - len(row)) for row in rows]
     if padding.side == "left":
         return [[*gap, *row] for row, gap in zip(rows, gaps, strict=True)]

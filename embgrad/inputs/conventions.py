@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.common.arrays import whole_numbers
-from embgrad.errors import BatchError, brief, did_you_mean, listed
+from embgrad.errors import BatchError, brief, did_you_mean, quote
 from embgrad.inputs.batch import CONVENTIONS, ID_NAMES, MASK_NAMES, PACKED, TYPE_NAMES, TokenBatch
-from embgrad.inputs.checks import as_array, checked_ids, is_text
+from embgrad.inputs.checks import as_array, check_ids, is_text
 from embgrad.inputs.encode import encode, is_of_huggingface, is_tokenizer, with_known_tokens, with_tokens
 from embgrad.inputs.fast_tokenizers import words_of
 from embgrad.inputs.keras_hub import inner_tokenizer, preprocessor_of
@@ -223,12 +223,12 @@ def _from_mapping(mapping: Mapping[str, Any], model: Any) -> TokenBatch:
     if not id_keys:
         near = next((hint for key in mapping if (hint := did_you_mean(str(key), known))), "")
         raise BatchError(
-            f"the batch is a dict with the keys {listed(mapping)}, and none of them holds the token ids: expected one "
-            f"of {listed(known)}.{near} For other names pass embgrad.TokenBatch(ids=...) and call=..."
+            f"the batch is a dict with the keys {quote(mapping)}, and none of them holds the token ids: expected one "
+            f"of {quote(known)}.{near} For other names pass embgrad.TokenBatch(ids=...) and call=..."
         )
     if len(id_keys) > 1:
         raise BatchError(
-            f"the batch is a dict with token ids under {listed(id_keys)}: expected only one of these keys; remove the others"
+            f"the batch is a dict with token ids under {quote(id_keys)}: expected only one of these keys; remove the others"
         )
     convention = known[id_keys[0]]
     ids, mask, types = CONVENTIONS[convention]
@@ -253,7 +253,7 @@ def _own_name_of_ids(mapping: Mapping[str, Any], model: Any) -> str | None:
     A Keras model declares its inputs; that of the ids has a known name, or is the only one for whole numbers of two axes. Of
     another model's parameters it is the first with a known name, or else the first, as when the model is called.
     """
-    names = _declared_names(model)
+    names = _find_declared_names(model)
     if names is not None:
         fitting = [name for name in names if _holds_ids(mapping.get(name)) and name not in (*MASK_NAMES, *TYPE_NAMES)]
         fitting = [name for name in ID_NAMES if name in fitting] or fitting
@@ -263,7 +263,7 @@ def _own_name_of_ids(mapping: Mapping[str, Any], model: Any) -> str | None:
     return first if first is not None and _holds_ids(mapping.get(first)) else None
 
 
-def _declared_names(model: Any) -> list[str] | None:
+def _find_declared_names(model: Any) -> list[str] | None:
     """Return the names of the inputs of a functional Keras model; None for other models."""
     inputs = getattr(model, "inputs", None)
     names = [getattr(entry, "name", None) for entry in inputs] if isinstance(inputs, (list, tuple)) else []
@@ -327,7 +327,7 @@ def _with_encodings(batch: TokenBatch, encodings: Any) -> TokenBatch:
 
 
 def _from_triple(ids: Any, types: Any, valid_length: Any) -> TokenBatch:
-    checked = checked_ids(ids)
+    checked = check_ids(ids)
     lengths = whole_numbers(as_array(valid_length, "valid_length"))
     if lengths is None or lengths.shape != (len(checked),) or (lengths < 1).any() or (lengths > checked.shape[1]).any():
         raise BatchError(

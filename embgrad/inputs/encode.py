@@ -10,9 +10,9 @@ import numpy as np
 
 from embgrad.common.arrays import to_numpy, whole_numbers
 from embgrad.common.options import count_or_none
-from embgrad.errors import BatchError, EmbgradWarning, brief, did_you_mean, level_of_user, listed
+from embgrad.errors import BatchError, EmbgradWarning, brief, did_you_mean, level_of_user, quote
 from embgrad.inputs.batch import CONVENTIONS, TokenBatch
-from embgrad.inputs.collate import Encoded, Padding, padded
+from embgrad.inputs.collate import Encoded, Padding, pad
 from embgrad.inputs.fast_tokenizers import (
     padding_of_huggingface,
     padding_of_tokenizers,
@@ -21,13 +21,13 @@ from embgrad.inputs.fast_tokenizers import (
 )
 from embgrad.inputs.keras_hub import inner_tokenizer, is_of_keras_hub, padding_of_keras_hub, with_keras_hub
 from embgrad.inputs.special_tokens import special_ids
-from embgrad.inputs.tfhub import is_preprocessor, preprocessed
+from embgrad.inputs.tfhub import is_preprocessor, preprocess
 
 __all__ = [
     "BERT_SPECIAL",
     "as_example",
     "encode",
-    "encoded",
+    "encode_examples",
     "expect_id",
     "is_of_huggingface",
     "is_tokenizer",
@@ -78,12 +78,12 @@ def encode(
         )
     expect_id(pad_id)
     padding = padding_of(tokenizer)
-    unpadded = encoded(examples, tokenizer, max_length)
+    unpadded = encode_examples(examples, tokenizer, max_length)
     warn_of_doubled(unpadded, tokenizer)
     padding = Padding(
         padding.id if pad_id is None else pad_id, padding.type, padding.token, padding_side or padding.side
     )
-    return padded(unpadded, padding)
+    return pad(unpadded, padding)
 
 
 def with_tokens(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
@@ -155,8 +155,8 @@ def padding_of(tokenizer: Any) -> Padding:
     return _encoder_of(tokenizer)[1]
 
 
-def encoded(examples: list[tuple[str, ...]], tokenizer: Any, max_length: int | None = None) -> list[Encoded]:
-    """Return each example before padding, see `encode`; `padded` makes a batch of any of those that were encoded together.
+def encode_examples(examples: list[tuple[str, ...]], tokenizer: Any, max_length: int | None = None) -> list[Encoded]:
+    """Return each example before padding, see `encode`; `pad` makes a batch of any of those that were encoded together.
 
     Raises:
         BatchError: see `encode`.
@@ -318,9 +318,7 @@ def _with_callable(tokenizer: Any, examples: list[tuple[str, ...]], max_length: 
             "max_length is not supported for a callable: expected a tokenizer object; cut the ids in the callable itself"
         )
     outputs = (
-        preprocessed(tokenizer, examples)
-        if is_preprocessor(tokenizer)
-        else (tokenizer(*example) for example in examples)
+        preprocess(tokenizer, examples) if is_preprocessor(tokenizer) else (tokenizer(*example) for example in examples)
     )
     return [_from_output(output, number, examples[number]) for number, output in enumerate(outputs)]
 
@@ -332,7 +330,7 @@ def _from_output(output: Any, number: int, example: tuple[str, ...]) -> Encoded:
     if convention is None:
         known = [keys[0] for keys in CONVENTIONS.values()]
         raise BatchError(
-            f"the tokenizer returned a dict with the keys {listed(output)}: expected the ids under one of {listed(known)}"
+            f"the tokenizer returned a dict with the keys {quote(output)}: expected the ids under one of {quote(known)}"
         )
     keys = CONVENTIONS[convention]
     ids = _ids_of(output[keys[0]], number)

@@ -64,7 +64,7 @@ def apart(tokenizer: Any) -> Any:
     inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(inner, "encode_batch") or not hasattr(inner, "to_str"):
         return tokenizer
-    inner_copy = _copied(inner)
+    inner_copy = _copy(inner)
     if inner_copy is None:
         return tokenizer
     if inner is tokenizer:
@@ -85,7 +85,7 @@ def description_of(tokenizer: Any) -> str | None:
     return description
 
 
-def _copied(tokenizer: Any) -> Any | None:
+def _copy(tokenizer: Any) -> Any | None:
     """Return a copy of a `tokenizers.Tokenizer`; None where it cannot be copied."""
     description = description_of(tokenizer)
     if description is None:
@@ -158,7 +158,7 @@ def with_tokenizers(tokenizer: Any, examples: list[tuple[str, ...]], max_length:
     limits = dict(truncation or {})
     if max_length is not None:
         limits = {"max_length": max_length, **{name: limits[name] for name in ("direction",) if name in limits}}
-    with _translate_errors(), _unlimited(tokenizer, bool(truncation or tokenizer.padding or limits)) as unlimited:
+    with _translate_errors(), _without_limits(tokenizer, bool(truncation or tokenizer.padding or limits)) as unlimited:
         whole = encodings = unlimited.encode_batch(inputs)
         if limits and any(len(encoding.ids) > limits["max_length"] for encoding in whole):
             unlimited.enable_truncation(**limits)
@@ -183,7 +183,7 @@ def with_tokenizers(tokenizer: Any, examples: list[tuple[str, ...]], max_length:
 
 
 @contextlib.contextmanager
-def _unlimited(tokenizer: Any, limited: bool) -> Iterator[Any]:
+def _without_limits(tokenizer: Any, limited: bool) -> Iterator[Any]:
     """Yield the tokenizer without padding and truncation: a copy, or the tokenizer itself where it cannot be copied.
 
     Args:
@@ -193,7 +193,7 @@ def _unlimited(tokenizer: Any, limited: bool) -> Iterator[Any]:
     if not limited:
         yield tokenizer
         return
-    unlimited = _copied(tokenizer)
+    unlimited = _copy(tokenizer)
     with _setting, _preserve_settings(tokenizer) if unlimited is None else contextlib.nullcontext():
         unlimited = tokenizer if unlimited is None else unlimited
         unlimited.no_padding()

@@ -68,7 +68,7 @@ def with_keras_hub(tokenizer: Any, examples: list[tuple[str, ...]], max_length: 
         numbers = [number for number, example in enumerate(examples) if len(example) == count]
         if numbers:
             columns = [[examples[number][part] for number in numbers] for part in range(count)]
-            made = _packed(tokenizer, columns[0] if count == 1 else tuple(columns))
+            made = _pack(tokenizer, columns[0] if count == 1 else tuple(columns))
             for row, number in enumerate(numbers):
                 packed[number] = _row(tokenizer, {key: array[row] for key, array in made.items()}, examples[number])
     return [packed[number] for number in range(len(examples))]
@@ -87,7 +87,7 @@ def _split(tokenizer: Any, example: tuple[str, ...], number: int, max_length: in
     )
 
 
-def _packed(preprocessor: Any, texts: Any) -> Mapping[str, np.ndarray]:
+def _pack(preprocessor: Any, texts: Any) -> Mapping[str, np.ndarray]:
     """Return the arrays that a preprocessor makes of texts, (example, position)."""
     name = type(preprocessor).__name__
     try:

@@ -10,14 +10,14 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.common.arrays import to_numpy, whole_numbers
-from embgrad.common.pytree import entries, every, mapped
+from embgrad.common.pytree import entries, every, map_nest
 from embgrad.errors import BatchError, UnsupportedError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.extras import cut
 
 __all__ = [
     *("expect_resizable_input", "has_positions", "input_after_move"),
-    *("is_copy_of_ids", "resized", "with_numbers"),
+    *("is_copy_of_ids", "resize", "with_numbers"),
 ]
 
 #: The further input with the positions' numbers, which count from the first position again in another text.
@@ -43,7 +43,7 @@ GENERAL: Final = re.compile(
 LEAST: Final = 2
 
 
-def resized(
+def resize(
     batch: TokenBatch,
     examples: np.ndarray,
     ids: np.ndarray,
@@ -77,7 +77,7 @@ def resized(
     if batch.extras and not is_same:
         texts = _Texts(batch, examples, real, types)
         extras = {
-            name: taken.extras[name] if name in apart else texts.followed(name, value, instead)
+            name: taken.extras[name] if name in apart else texts.follow(name, value, instead)
             for name, value in batch.extras.items()
         }
         changes |= {"extras": extras, "shared": batch.shared - {POSITION_IDS}}
@@ -85,12 +85,12 @@ def resized(
 
 
 def expect_resizable_input(batch: TokenBatch, name: str, instead: str) -> None:
-    """Refuse to insert or delete tokens where a further input could not follow, see `resized`.
+    """Refuse to insert or delete tokens where a further input could not follow, see `resize`.
 
     Raises:
         UnsupportedError: it may describe the text, and what it is for another text is not known.
     """
-    _texts_of(batch, batch.real).followed(name, batch.extras[name], instead)
+    _texts_of(batch, batch.real).follow(name, batch.extras[name], instead)
 
 
 def has_positions(batch: TokenBatch, name: str) -> bool:
@@ -116,7 +116,7 @@ def with_numbers(batch: TokenBatch, name: str, change: Callable[[np.ndarray], np
         numbers = _whole(leaf)
         return leaf if numbers is None else _like(leaf, change(numbers))
 
-    return batch.replace(extras={**batch.extras, name: mapped(batch.extras[name], _is_leaf, changed)})
+    return batch.replace(extras={**batch.extras, name: map_nest(batch.extras[name], _is_leaf, changed)})
 
 
 def input_after_move(name: str, value: Any, batch: TokenBatch, real: np.ndarray) -> Any:
@@ -133,7 +133,7 @@ def input_after_move(name: str, value: Any, batch: TokenBatch, real: np.ndarray)
     """
     texts = _texts_of(batch, real)
     try:
-        return texts.described(name, value)
+        return texts.describe(name, value)
     except _UnknownError as error:
         raise BatchError(
             f"the further input {name!r} is {error}, and the batch is padded on the left: it may count or name positions, which "
@@ -161,7 +161,7 @@ class _Texts:
     real: np.ndarray
     types: np.ndarray | None
 
-    def followed(self, name: str, value: Any, instead: str) -> Any:
+    def follow(self, name: str, value: Any, instead: str) -> Any:
         """Return a further input of the texts.
 
         Args:
@@ -173,10 +173,10 @@ class _Texts:
             UnsupportedError: what it is for the texts is not known.
         """
         if name == POSITION_IDS:
-            return self._numbered(_position_ids(self.batch, instead))
+            return self._number_positions(_position_ids(self.batch, instead))
         of_positions = [leaf for leaf in every(value, _is_leaf) if self.has_positions(name, leaf)]
         if of_positions:
-            copy = self._copied(name, value)
+            copy = self._copy(name, value)
             if copy is None:
                 raise UnsupportedError(
                     f"the further input {name!r} has the shape {_shape(of_positions[0])}, with as many entries as the text has "
@@ -184,14 +184,14 @@ class _Texts:
                 )
             return copy
         try:
-            return self.described(name, value)
+            return self.describe(name, value)
         except _UnknownError as error:
             raise UnsupportedError(
                 f"the further input {name!r} is {error}, which may count or name positions of the text, and what it is for "
                 f"another text is not known: {instead}, or leave it out where the objective does not depend on it"
             ) from None
 
-    def described(self, name: str, value: Any) -> Any:
+    def describe(self, name: str, value: Any) -> Any:
         """Return a further input of the texts, none of whose axes is the positions.
 
         Raises:
@@ -199,16 +199,16 @@ class _Texts:
         """
         new = [self._leaf(name, _words(path), leaf) for path, leaf in _leaves(name, value)]
         if all(made is None for made in new):
-            return self._taken(name, value)
+            return self._take(name, value)
         made = iter(new)
 
         def changed(leaf: Any) -> Any:
             numbers = next(made)
-            return self._taken(name, leaf) if numbers is None else _like(leaf, numbers)
+            return self._take(name, leaf) if numbers is None else _like(leaf, numbers)
 
-        return mapped(value, _is_leaf, changed)
+        return map_nest(value, _is_leaf, changed)
 
-    def _taken(self, name: str, value: Any) -> Any:
+    def _take(self, name: str, value: Any) -> Any:
         """Return an input of the texts' examples."""
         return value if name not in self.batch.of_each else cut(name, value, len(self.batch), self.examples)
 
@@ -220,7 +220,7 @@ class _Texts:
         shape = _shape(leaf)
         return self.batch.shape[1] in shape[int(self._is_of_each(name, shape)) :]
 
-    def _copied(self, name: str, value: Any) -> np.ndarray | None:
+    def _copy(self, name: str, value: Any) -> np.ndarray | None:
         """Return the mask, the types or the positions' numbers of the texts where an input is a copy of those of the batch."""
         batch, numbers = self.batch, _whole(value)
         if numbers is None or name in batch.shared or numbers.shape != batch.shape or not hasattr(value, "shape"):
@@ -236,10 +236,10 @@ class _Texts:
         if own is not None and types is not None and np.ptp(own) and np.array_equal(numbers, own):
             return types.astype(dtype)
         if _has(_words(name), NUMBERED) and _is_numbered(numbers, batch.real) is None:
-            return self._numbered(numbers).astype(dtype)
+            return self._number_positions(numbers).astype(dtype)
         return None
 
-    def _numbered(self, numbers: np.ndarray) -> np.ndarray:
+    def _number_positions(self, numbers: np.ndarray) -> np.ndarray:
         """Return the numbers of the texts' positions, which count on from that of their examples' first real ones."""
         first = numbers[np.arange(len(numbers)), self.batch.real.argmax(1)][self.examples]
         return np.asarray(first[:, None] + np.maximum(self.real.cumsum(1) - 1, 0))
@@ -282,7 +282,7 @@ class _Texts:
             return None
         if not numbers.ndim:
             return self._number(int(numbers), is_length or is_position)
-        made = self._counted(name, words, numbers)
+        made = self._count(name, words, numbers)
         if made is not None:
             return made
         known = numbers[numbers >= 0]
@@ -301,7 +301,7 @@ class _Texts:
             raise _UnknownError(str(number))
         return np.array(self.real.shape[1] if number == width else int(self.real.sum(1).max()))
 
-    def _counted(self, name: str, words: set[str], numbers: np.ndarray) -> np.ndarray | None:
+    def _count(self, name: str, words: set[str], numbers: np.ndarray) -> np.ndarray | None:
         """Return the counts of the texts, or their last positions, where an input is these of the batch; None where it is not."""
         counts, new = self.batch.real.sum(1), self.real.sum(1)
         is_length = _has(words, LENGTH)

@@ -34,11 +34,11 @@ def text_lines(data: bytes, name: str) -> tuple[list[tuple[int, str]], int]:
             f"{name} is {encoding}: expected UTF-8; convert it, for example with iconv -f {encoding} -t UTF-8"
         )
     lines = data.removeprefix(MARK).splitlines()
-    texts = [(number, _decoded(line, name, number)) for number, line in enumerate(lines, 1) if line.strip()]
+    texts = [(number, _decode(line, name, number)) for number, line in enumerate(lines, 1) if line.strip()]
     return texts, len(lines) - len(texts)
 
 
-def _decoded(line: bytes, name: str, number: int) -> str:
+def _decode(line: bytes, name: str, number: int) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:

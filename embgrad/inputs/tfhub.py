@@ -10,7 +10,7 @@ import numpy as np
 from embgrad.common.arrays import to_numpy
 from embgrad.errors import BatchError
 
-__all__ = ["is_preprocessor", "preprocessed"]
+__all__ = ["is_preprocessor", "preprocess"]
 
 #: The packages whose callables take tensors of strings.
 PACKAGES: Final = frozenset({"keras", "tensorflow", "tensorflow_hub", "tf_keras"})
@@ -21,7 +21,7 @@ def is_preprocessor(tokenizer: object) -> bool:
     return any(base.__module__.partition(".")[0] in PACKAGES for base in type(tokenizer).__mro__)
 
 
-def preprocessed(tokenizer: Any, examples: Sequence[tuple[str, ...]]) -> list[dict[str, np.ndarray]]:
+def preprocess(tokenizer: Any, examples: Sequence[tuple[str, ...]]) -> list[dict[str, np.ndarray]]:
     """Return the preprocessing model's outputs for each example, under its own keys.
 
     Pairs are encoded with its `tokenize` and `bert_pack_inputs`, as TF Hub documents for its preprocessing models.

@@ -1,22 +1,30 @@
 """The names of `embgrad.keras` and their types: `__init__.py` imports each when it is first used."""
 
-from embgrad.keras.inputs import MASKS, MODES, cast_exactly, declared, filled, is_keras, keras_bases, told_apart
-from embgrad.keras.layers import Node, declared_order, errors_unchanged, evaluating, further_names, value_of, with_mask
+from embgrad.keras.inputs import MASKS, MODES, cast_exactly, fill, find_declared, is_keras, keras_bases, make_unique
+from embgrad.keras.layers import (
+    Node,
+    errors_unchanged,
+    evaluating,
+    further_names,
+    restore_declared_order,
+    value_of,
+    with_mask,
+)
 
 __all__ = [
     "MASKS",
     "MODES",
     "Node",
     "cast_exactly",
-    "declared",
-    "declared_order",
     "errors_unchanged",
     "evaluating",
-    "filled",
+    "fill",
+    "find_declared",
     "further_names",
     "is_keras",
     "keras_bases",
-    "told_apart",
+    "make_unique",
+    "restore_declared_order",
     "value_of",
     "with_mask",
 ]

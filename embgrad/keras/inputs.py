@@ -14,8 +14,8 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.toolkit.signature import parameters_of, plan_mapping
 
 __all__ = [
-    *("MASKS", "MODES", "cast_exactly", "declared", "declared_names", "filled", "is_keras", "keras_bases"),
-    "told_apart",
+    *("MASKS", "MODES", "cast_exactly", "find_declared", "declared_names", "fill", "is_keras", "keras_bases"),
+    "make_unique",
 ]
 
 #: Names of parameters that select training or evaluation mode.
@@ -43,7 +43,7 @@ def keras_bases(cls: type) -> frozenset[str]:
     return _known_bases[cls]
 
 
-def declared(part: Any) -> Any:
+def find_declared(part: Any) -> Any:
     """Return the inputs that a Keras model declares, or None if it declares none.
 
     The inputs are a symbolic tensor, or a list or dict of symbolic tensors or shapes.
@@ -60,13 +60,13 @@ def declared(part: Any) -> Any:
     first = next(iter(parameters_of(part.call, skip=MODES)), None)
     if first is None or first.name in IDS_ALONE:
         return None
-    spec = _called_with(part)
+    spec = _find_called_with(part)
     return spec if isinstance(spec, Mapping) else None
 
 
 def declared_names(part: Any) -> tuple[str, ...] | None:
     """Return the names of the inputs that a Keras model declares; None where it declares none by name."""
-    structure = declared(part)
+    structure = find_declared(part)
     return None if structure is None else tuple(_leaves(structure))
 
 
@@ -78,7 +78,7 @@ def _is_called_by_keras(part: Any) -> bool:
     return graph and definer.__module__.partition(".")[0] in ("keras", "tf_keras")
 
 
-def _called_with(part: Any) -> Any:
+def _find_called_with(part: Any) -> Any:
     """Return the inputs that the model was first called with or built for: specs in Keras 2, shapes in Keras 3."""
     if hasattr(part, "save_spec"):
         spec = part.save_spec()
@@ -86,13 +86,13 @@ def _called_with(part: Any) -> Any:
     return (part.get_build_config() or {}).get("input_shape") if hasattr(part, "get_build_config") else None
 
 
-def filled(structure: Any, batch: TokenBatch, convert: Callable[[str, Any, Any], Any]) -> tuple[Any, tuple[str, ...]]:
+def fill(structure: Any, batch: TokenBatch, convert: Callable[[str, Any, Any], Any]) -> tuple[Any, tuple[str, ...]]:
     """Return the batch in the structure of the declared inputs, and the names of the parts of the batch that are unused.
 
     Types that were not given are zeros and a mask is ones, or None where the input is declared as optional.
 
     Args:
-        structure: the declared inputs, as `declared` returns them.
+        structure: the declared inputs, as `find_declared` returns them.
         batch: the batch.
         convert: returns a native tensor for an input's name, value and declared dtype.
 
@@ -140,7 +140,7 @@ def _is_list(declared: Any) -> bool:
     )
 
 
-def told_apart(names: Sequence[str]) -> tuple[str, ...]:
+def make_unique(names: Sequence[str]) -> tuple[str, ...]:
     """Return unique names for outputs: the second output called `name` becomes `name#1`.
 
     In Keras 3 all outputs of a layer with several, such as an LSTM, have the layer's name.

@@ -18,12 +18,12 @@ __all__ = [
     "Node",
     "attributes",
     "bookkeeping",
-    "declared_order",
     "errors_unchanged",
     "evaluating",
+    "find_hidden",
     "further_names",
-    "hidden",
     "padding_row",
+    "restore_declared_order",
     "table_path",
     "table_paths",
     "value_of",
@@ -139,7 +139,7 @@ def bookkeeping() -> Mapping[str, type]:
 
 
 @functools.cache
-def hidden() -> frozenset[str]:
+def find_hidden() -> frozenset[str]:
     """Return the attributes of Keras layers and models in which no name of a part begins."""
     return GRAPH.union(bookkeeping())
 
@@ -187,7 +187,7 @@ def table_path(node: Node) -> str:
     return node.owner_path if is_embedding and attribute.lstrip("_") == "embeddings" and node.owner_path else node.path
 
 
-def declared_order(module: Any, returned: Any) -> Any:
+def restore_declared_order(module: Any, returned: Any) -> Any:
     """Return what a functional model returned, a dict in the order of its declared outputs: Keras sorts it on PyTorch."""
     if type(returned) is not dict or "Functional" not in keras_bases(type(module)):
         return returned

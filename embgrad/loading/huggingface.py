@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 from embgrad.checkpoints.bert_config import read_config
 from embgrad.checkpoints.load_bert import read_weights, weight_files, weight_shapes
-from embgrad.errors import BackendError, FileFormatError, UnsupportedError, brief, did_you_mean, listed
+from embgrad.errors import BackendError, FileFormatError, UnsupportedError, brief, did_you_mean, quote
 
 __all__ = ["CLOSED", "from_transformers"]
 
@@ -54,7 +54,7 @@ def from_transformers(path: Path, framework: str, architecture: str | None) -> A
     if framework == "torch":
         weight_files(path)  # raises if there are no safetensors; transformers would look for pickles
     try:
-        model, info = _tensorflow(cls, path) if framework == "tensorflow" else _pretrained(cls, path)
+        model, info = _tensorflow(cls, path) if framework == "tensorflow" else _load_pretrained(cls, path)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise FileFormatError(f"{path} cannot be loaded as a {name}: {' '.join(str(error).split())[:300]}") from error
     _expect_complete(info, path, name)
@@ -78,7 +78,7 @@ def _expect_no_code(path: Path) -> None:
                 )
 
 
-def _pretrained(cls: Any, path: Path) -> tuple[Any, Any]:
+def _load_pretrained(cls: Any, path: Path) -> tuple[Any, Any]:
     """Return the model and the loading information of Hugging Face."""
     model, info = cls.from_pretrained(str(path), **CLOSED, output_loading_info=True)
     return model, info
@@ -90,10 +90,10 @@ def _tensorflow(cls: Any, path: Path) -> tuple[Any, Any]:
     transformers 4.57 iterates over an open safetensors file to convert the weights, which safetensors 0.8 no longer permits.
     """
     if not _has_safetensors(path):
-        return _pretrained(cls, path)
+        return _load_pretrained(cls, path)
     weights = read_weights(path)
     if any("/" in name for name in weights):  # TensorFlow's names, which transformers loads without that conversion
-        return _pretrained(cls, path)
+        return _load_pretrained(cls, path)
     import transformers
     from transformers.modeling_tf_pytorch_utils import load_pytorch_state_dict_in_tf2_model
 
@@ -122,7 +122,7 @@ def _expect_complete(info: Any, path: Path, name: str) -> None:
         names = sorted(str(weight) for weight in info.get(key) or ())
         if names:
             raise FileFormatError(
-                f"{path} {what} {len(names)} weights of a {name}: {listed(names)}; they would be random numbers. Is "
+                f"{path} {what} {len(names)} weights of a {name}: {quote(names)}; they would be random numbers. Is "
                 "'architectures' in config.json right?"
             )
 
@@ -141,7 +141,7 @@ def _expect_all_used(info: Any, path: Path, name: str, prefix: str) -> None:
     lost = sorted(weight for weight in unused if _layer(weight) in layers)
     if lost:
         raise UnsupportedError(
-            f"{path} holds {len(lost)} weights that the layers of a {name} do not use: {listed(lost)}. Its results would differ "
+            f"{path} holds {len(lost)} weights that the layers of a {name} do not use: {quote(lost)}. Its results would differ "
             "from those of the trained model; try the other framework's class, or build the model yourself and pass "
             "path/to/file.py:name"
         )

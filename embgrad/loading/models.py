@@ -13,12 +13,12 @@ from typing import Any, Final
 from embgrad.backend.registry import backend_for, backend_named, is_installed, list_backends
 from embgrad.checkpoints.bert_config import read_config
 from embgrad.checkpoints.load_bert import load_bert
-from embgrad.errors import BackendError, FileFormatError, UnsupportedError, brief, listed
+from embgrad.errors import BackendError, FileFormatError, UnsupportedError, brief, quote
 from embgrad.keras.choice import KERAS, framework_named
 from embgrad.keras.inputs import is_keras
 from embgrad.loading.errors import UsageError
 from embgrad.loading.huggingface import from_transformers
-from embgrad.loading.user_objects import expect_function, imported, is_reference
+from embgrad.loading.user_objects import expect_function, import_object, is_reference
 
 __all__ = [
     "FRAMEWORKS",
@@ -161,7 +161,7 @@ def prepare_tensorflow() -> None:
 def _of_folder(path: Path, framework: str | None, ignore: Sequence[str]) -> Loaded:
     framework = _framework_of(path, framework, ignore)
     if _is_saved_model(path):
-        return Loaded(_saved_model(path), framework, str(path), path)
+        return Loaded(_load_saved_model(path), framework, str(path), path)
     if framework in ("tensorflow", KERAS):  # Keras may be the first to import TensorFlow
         prepare_tensorflow()
     return Loaded(_checkpoint(path, framework, ignore), framework, str(path), path)
@@ -181,7 +181,7 @@ def _framework_of(path: Path, framework: str | None, ignore: Sequence[str]) -> s
     if not (path / "config.json").is_file():
         raise UsageError(
             f"{path} holds neither config.json nor saved_model.pb: expected a checkpoint folder in Hugging Face's format, or a "
-            f"TensorFlow SavedModel. It holds {listed(sorted(entry.name for entry in path.iterdir()))}"
+            f"TensorFlow SavedModel. It holds {quote(sorted(entry.name for entry in path.iterdir()))}"
         )
     if framework is None:
         return _default_framework()
@@ -207,7 +207,7 @@ def _default_framework() -> str:
     )
 
 
-def _saved_model(path: Path) -> Any:
+def _load_saved_model(path: Path) -> Any:
     import tensorflow
 
     try:
@@ -248,7 +248,7 @@ def _architecture(config: dict[str, Any], path: Path) -> str | None:
 
 
 def _of_code(spelled: str, framework: str | None) -> Loaded:
-    model = imported(spelled)
+    model = import_object(spelled)
     if not _is_model(model) and callable(model):
         model = _build(model, framework)
     backend = backend_for(model)
@@ -286,7 +286,7 @@ def _build(builder: Any, framework: str | None) -> Any:
     ]
     if needed:
         raise UsageError(
-            f"{getattr(builder, '__name__', builder)} requires the arguments {listed(needed)}: expected a function that "
+            f"{getattr(builder, '__name__', builder)} requires the arguments {quote(needed)}: expected a function that "
             "returns the model and takes no arguments, or only 'framework'"
         )
     return builder()

@@ -9,14 +9,14 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from embgrad.errors import did_you_mean, listed
+from embgrad.errors import did_you_mean, quote
 from embgrad.loading.errors import UsageError
 from embgrad.loading.texts import read_bytes
 from embgrad.objectives import objectives
 from embgrad.objectives.classes import CLASSES
 from embgrad.objectives.objectives import Objective
 
-__all__ = ["labels_from", "parsed_objective"]
+__all__ = ["labels_from", "parse_objective"]
 
 #: By objective, the argument that --labels sets.
 LABELS: Final = {"CrossEntropy": "labels", "Logit": "index"}
@@ -24,7 +24,7 @@ LABELS: Final = {"CrossEntropy": "labels", "Logit": "index"}
 EXAMPLE: Final = 'Sum(output="pooled"), Logit(0) or CrossEntropy([0, 1])'
 
 
-def parsed_objective(spelled: str | None, labels: Any = None) -> Objective | None:
+def parse_objective(spelled: str | None, labels: Any = None) -> Objective | None:
     """Return the objective of --objective; a cross-entropy if only labels are given; None if neither is.
 
     Args:
@@ -41,7 +41,7 @@ def parsed_objective(spelled: str | None, labels: Any = None) -> Objective | Non
     cls = CLASSES[name]
     if labels is not None:
         if name not in LABELS:
-            raise UsageError(f"--labels applies only to {listed(LABELS)}: the objective {spelled} takes no labels")
+            raise UsageError(f"--labels applies only to {quote(LABELS)}: the objective {spelled} takes no labels")
         if args or LABELS[name] in kwargs:
             raise UsageError(
                 f"the objective {spelled} already has its {LABELS[name]}, and --labels gives others: pass only one"
@@ -91,7 +91,7 @@ def _parse_call(spelled: str) -> tuple[str, list[Any], dict[str, Any]]:
     if name not in CLASSES:
         hint = ". Scalar takes a function: use embgrad.gradients in Python" if name == "Scalar" else ""
         raise UsageError(
-            f"there is no objective {name!r} on the command line: expected one of {listed(CLASSES)}{hint}."
+            f"there is no objective {name!r} on the command line: expected one of {quote(CLASSES)}{hint}."
             f"{did_you_mean(name, CLASSES)}"
         )
     args = [_literal(node, spelled) for node in call.args] if isinstance(call, ast.Call) else []
@@ -120,7 +120,7 @@ def _expect_arguments(cls: type[Objective], args: list[Any], kwargs: dict[str, A
     unknown = [name for name in kwargs if name not in signature.parameters]
     if unknown:
         raise UsageError(
-            f"{cls.__name__} has no argument {unknown[0]!r}: expected {listed(signature.parameters)}."
+            f"{cls.__name__} has no argument {unknown[0]!r}: expected {quote(signature.parameters)}."
             f"{did_you_mean(unknown[0], signature.parameters)}"
         )
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from embgrad.common.files import once
-from embgrad.errors import FileFormatError, did_you_mean, listed
+from embgrad.errors import FileFormatError, did_you_mean, quote
 from embgrad.inputs.batch import CONVENTIONS, TokenBatch
 from embgrad.inputs.conventions import as_batch
 from embgrad.inputs.text_file import text_lines
@@ -49,7 +49,7 @@ def read_texts(
     """
     examples: list[Text] = [_decodable(text, "--text") for text in texts]
     examples += [(_decodable(first, "--pair"), _decodable(second, "--pair")) for first, second in pairs]
-    if file is None and not examples and _piped():
+    if file is None and not examples and _is_piped():
         file = "-"
     if file is not None:
         examples += _of_lines(read_bytes(file), "<stdin>" if file == "-" else file, tabs, note)
@@ -110,12 +110,12 @@ def ids_from(file: str, note: Callable[[str], None]) -> TokenBatch:
             return as_batch(content)
         hint = next((hint for key in content if (hint := did_you_mean(key, FIELDS))), "")
         raise UsageError(
-            f"{file} holds {listed(content)}: expected 'ids', and optionally 'mask', 'types' and 'tokens'.{hint}"
+            f"{file} holds {quote(content)}: expected 'ids', and optionally 'mask', 'types' and 'tokens'.{hint}"
         )
     unknown = [key for key in content if key not in FIELDS]
     if unknown:
         raise UsageError(
-            f"{file} holds {listed(unknown)}: expected 'ids', 'mask', 'types' and 'tokens'.{did_you_mean(unknown[0], FIELDS)}"
+            f"{file} holds {quote(unknown)}: expected 'ids', 'mask', 'types' and 'tokens'.{did_you_mean(unknown[0], FIELDS)}"
         )
     return _batch(content, file, note)
 
@@ -165,7 +165,7 @@ def _decodable(text: str, option: str) -> str:
     return text
 
 
-def _piped() -> bool:
+def _is_piped() -> bool:
     """Return whether stdin is a pipe, a file or a socket, and not a terminal or closed."""
     if sys.stdin is None:
         return False

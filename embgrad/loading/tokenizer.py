@@ -11,7 +11,7 @@ from embgrad.common.files import read_bounded, read_json
 from embgrad.errors import brief
 from embgrad.loading.errors import UsageError
 from embgrad.loading.huggingface import CLOSED
-from embgrad.loading.user_objects import imported, is_reference
+from embgrad.loading.user_objects import import_object, is_reference
 
 __all__ = ["MOST_TOKENIZER", "MOST_TOKENS", "MOST_VOCABULARY", "tokenizer_from", "tokenizer_of"]
 
@@ -38,7 +38,7 @@ def tokenizer_from(spelled: str) -> Any:
     if path.is_file():
         return _of_file(path)
     if is_reference(spelled):
-        tokenizer = imported(spelled)
+        tokenizer = import_object(spelled)
         return tokenizer() if isinstance(tokenizer, type) else tokenizer
     raise UsageError(
         f"--tokenizer {spelled!r} does not exist: expected a folder with tokenizer.json or vocab.txt, such a file, or "

@@ -13,7 +13,7 @@ from typing import Any
 from embgrad.errors import did_you_mean
 from embgrad.loading.errors import UsageError
 
-__all__ = ["expect_function", "imported", "is_reference"]
+__all__ = ["expect_function", "import_object", "is_reference"]
 
 
 def is_reference(spelled: str) -> bool:
@@ -44,7 +44,7 @@ def _expect_file(path: str) -> None:
         raise UsageError(f"{path} does not exist: expected a Python file, as in path/to/file.py:function")
 
 
-def imported(spelled: str) -> Any:
+def import_object(spelled: str) -> Any:
     """Import the object and return it; its module's code runs once, with `__name__` other than "__main__".
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any
 
 from embgrad.common.pytree import first
 from embgrad.inputs.batch import TokenBatch
-from embgrad.model_points.layers import Calls, ancestors, stacked
+from embgrad.model_points.layers import Calls, ancestors, find_stacks
 from embgrad.model_points.points import INPUT, Lookup, ModuleCall, Point
 
 __all__ = ["Chain", "Reached"]
@@ -42,7 +42,7 @@ class Reached(list[Point]):
         self.lookups = lookups
         self.calls = calls
 
-    def repeated_by(self, again: Callable[[Any], Any], given: Any) -> Reached:
+    def repeat_by(self, again: Callable[[Any], Any], given: Any) -> Reached:
         """Return the same points, after setting what is known of a pass of the user.
 
         Args:
@@ -92,7 +92,7 @@ class Reached(list[Point]):
             if number in reading.holding and reading.items[number] is not None and number not in around
             if call.source is not None and len(call.source_shape) == 3
         ]
-        stacks, single = stacked(reading)
+        stacks, single = find_stacks(reading)
         groups = [
             *reading.lists(blocks).values(),
             *(stack.blocks for stack in stacks),

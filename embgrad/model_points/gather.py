@@ -49,7 +49,7 @@ def gather_of(read: Read, batch: TokenBatch, lookup: Lookup) -> np.ndarray | Non
         batch: the batch.
         lookup: the lookup, in a pass on the batch, whose indices hold the ids.
     """
-    for fixed in _fixed(batch, lookup):
+    for fixed in _draw_fixed(batch, lookup):
         try:
             gather = _gather(read, batch, lookup, fixed)
         except errors_of_model():  # the model may not take other ids: then nothing shows the order
@@ -92,7 +92,7 @@ def reproduces(gather: np.ndarray, indices: np.ndarray, batch: TokenBatch) -> bo
     return gather.max() < indices.size and np.array_equal(indices.ravel()[gather[looked_up]], batch.ids[looked_up])
 
 
-def _fixed(batch: TokenBatch, lookup: Lookup) -> Iterator[np.ndarray]:
+def _draw_fixed(batch: TokenBatch, lookup: Lookup) -> Iterator[np.ndarray]:
     """Yield for each attempt the positions whose ids stay as they are."""
     yield np.zeros(batch.shape, bool)
     padding = {*batch.ids[~batch.real].tolist(), 0, lookup.padding}
@@ -112,7 +112,7 @@ def _gather(read: Read, batch: TokenBatch, lookup: Lookup, fixed: np.ndarray) ->
         digits[-1:] = [digits[-1] % len(alphabet), digits[-1] // len(alphabet)]
     # In the last pass the first digit is another one: indices that stay the same in it are not of the batch's ids.
     passes = [*digits, (digits[0] + 1) % len(alphabet)]
-    numbered = [_numbered(read(_with_ids(batch, changed, alphabet[digit])), lookup, alphabet) for digit in passes]
+    numbered = [_number(read(_with_ids(batch, changed, alphabet[digit])), lookup, alphabet) for digit in passes]
     if any(array is None for array in numbered):
         return None
     *seen, moved = (array for array in numbered if array is not None)
@@ -125,7 +125,7 @@ def _gather(read: Read, batch: TokenBatch, lookup: Lookup, fixed: np.ndarray) ->
         return None
     gather = np.full(batch.ids.size, -1)
     gather[changed[numbers[follows]]] = np.flatnonzero(follows)
-    return _completed(gather.reshape(batch.shape), fixed, np.flatnonzero(~follows), lookup, batch)
+    return _complete(gather.reshape(batch.shape), fixed, np.flatnonzero(~follows), lookup, batch)
 
 
 def _alphabet(batch: TokenBatch, lookup: Lookup, fixed: np.ndarray) -> np.ndarray:
@@ -144,7 +144,7 @@ def _with_ids(batch: TokenBatch, where: np.ndarray, ids: np.ndarray) -> TokenBat
     return batch.replace(ids=replaced, tokens=None)
 
 
-def _numbered(indices: np.ndarray | None, lookup: Lookup, alphabet: np.ndarray) -> np.ndarray | None:
+def _number(indices: np.ndarray | None, lookup: Lookup, alphabet: np.ndarray) -> np.ndarray | None:
     """Return for each index of a pass on other ids the number of its id in the alphabet; -1 for other ids."""
     if indices is None or indices.shape != lookup.indices.shape:
         return None
@@ -153,7 +153,7 @@ def _numbered(indices: np.ndarray | None, lookup: Lookup, alphabet: np.ndarray) 
     return np.where(alphabet[numbers] == flat, numbers, -1)
 
 
-def _completed(
+def _complete(
     gather: np.ndarray, fixed: np.ndarray, rest: np.ndarray, lookup: Lookup, batch: TokenBatch
 ) -> np.ndarray | None:
     """Return the numbers of the indices with those of the ids that stayed as they are; None where nothing shows them.
@@ -175,13 +175,13 @@ def _completed(
     completed = {
         tuple(filled.ravel()): filled
         for transposed in (False, True)
-        for filled in _filled(gather, rest, lookup.indices.size // len(batch), transposed)
+        for filled in _fill(gather, rest, lookup.indices.size // len(batch), transposed)
         if reproduces(filled, lookup.indices, batch)
     }
     return next(iter(completed.values())) if len(completed) == 1 else None
 
 
-def _filled(gather: np.ndarray, rest: np.ndarray, length: int, transposed: bool) -> Iterator[np.ndarray]:
+def _fill(gather: np.ndarray, rest: np.ndarray, length: int, transposed: bool) -> Iterator[np.ndarray]:
     """Yield the numbers of the indices with those that are missing: in their example's row, as the others stand in it.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from embgrad.model_points.points import ModuleCall
 
-__all__ = ["NUMBERED", "Calls", "Stack", "ancestors", "is_decoders", "stacked"]
+__all__ = ["NUMBERED", "Calls", "Stack", "ancestors", "find_stacks", "is_decoders"]
 
 #: A number at the end of a path, alone or after a separator: `layer.0`, `layer_._0`, `block_1`.
 NUMBERED: Final = re.compile(r"(?:^|[._/])(\d+)$")
@@ -198,7 +198,7 @@ class _Group:
     certain: bool = True
 
 
-def stacked(calls: Calls, marked: Collection[int] = ()) -> tuple[list[Stack], list[int]]:
+def find_stacks(calls: Calls, marked: Collection[int] = ()) -> tuple[list[Stack], list[int]]:
     """Find the stacks of at least two blocks, and the calls that may be a model's only layer.
 
     Args:

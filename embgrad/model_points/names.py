@@ -12,7 +12,7 @@ from embgrad.errors import (
     PointNotReachedError,
     UnknownPointError,
     did_you_mean,
-    listed,
+    quote,
 )
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.layers import NUMBERED
@@ -153,13 +153,13 @@ def _unknown(name: str, path: str, points: Sequence[Point], batch: TokenBatch) -
     if path in (POSITION, TYPE) and batch.shape[1] == 1 and without_role:
         return UnknownPointError(
             f"there is no point {name!r}: in a batch with one position, only a table's name can identify the {path} "
-            f"lookup, and no table has such a name. Use more positions, or the native path of a lookup, of {listed(without_role)}"
+            f"lookup, and no table has such a name. Use more positions, or the native path of a lookup, of {quote(without_role)}"
         )
     if path in LACKING:
         away = "" if layers or path == TYPE else _blocks_away(points, batch)
         lacking = f"{away}, so no point is {path!r} for each of the batch's positions" if away else LACKING[path]
         return UnknownPointError(
-            f"there is no point {name!r}: the model {lacking}; expected one of {listed(roles)}, or a native path"
+            f"there is no point {name!r}: the model {lacking}; expected one of {quote(roles)}, or a native path"
         )
     paths = list(dict.fromkeys(point.path for point in points if point.listed))
     known = [*roles, WORD, *paths, *(other for point in points for other in point.also)]
@@ -167,7 +167,7 @@ def _unknown(name: str, path: str, points: Sequence[Point], batch: TokenBatch) -
         (f" (its {mark} is not a floating tensor)" for mark in (INPUT, OUTPUT) if name.endswith(f":{mark}")), ""
     )
     return UnknownPointError(
-        f"there is no point {name!r}{side}: expected a role, of {listed(roles)}, or a path, of {listed(paths)}; "
+        f"there is no point {name!r}{side}: expected a role, of {quote(roles)}, or a path, of {quote(paths)}; "
         f"embgrad.points(model, batch) lists all.{did_you_mean(path, known)}"
     )
 
@@ -184,7 +184,7 @@ def _no_layers(points: Sequence[Point], batch: TokenBatch) -> str:
     lists = _lists(point for point in points if point.path in holding and point.shape[:2] == batch.shape)
     if not lists:
         return missing
-    candidates = ", ".join(_spanned(paths) for paths in lists[:3])
+    candidates = ", ".join(_span(paths) for paths in lists[:3])
     return (
         f"{missing} (found {candidates}, but these do not follow one another, differ in kind, are parts of layers or do not take "
         "the ids)"
@@ -206,7 +206,7 @@ def _blocks_away(points: Sequence[Point], batch: TokenBatch) -> str:
     if not lists:
         return ""
     return (
-        f"has blocks, {_spanned(lists[0])}, at {shapes[lists[0][0]][1]} positions, where the batch has {positions} (they are "
+        f"has blocks, {_span(lists[0])}, at {shapes[lists[0][0]][1]} positions, where the batch has {positions} (they are "
         "padded or pooled inside)"
     )
 
@@ -226,5 +226,5 @@ def _ends(path: str) -> Iterator[int]:
     return (number for number, mark in enumerate(path) if mark in "./")
 
 
-def _spanned(paths: Sequence[str]) -> str:
+def _span(paths: Sequence[str]) -> str:
     return repr(paths[0]) if len(paths) == 1 else f"{paths[0]!r} to {paths[-1]!r}"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.errors import AmbiguousPointError, BatchError, EmbgradError, PointNotReachedError, listed
+from embgrad.errors import AmbiguousPointError, BatchError, EmbgradError, PointNotReachedError, quote
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.descent import Reached
 from embgrad.model_points.points import (
@@ -196,7 +196,7 @@ class PassRecorder:
         if self.everything:
             self.lookups[-1] = replace(self.lookups[-1], token=self._tokens[tensor])
 
-    def replaced(self, tensor: Any, new: Any) -> None:
+    def replace_tensor(self, tensor: Any, new: Any) -> None:
         """Record that the model continues with another tensor, so that it is known as the same one."""
         if self.everything:
             self._tokens.put(new, self._tokens[tensor])
@@ -265,16 +265,16 @@ class PassRecorder:
 
     def points(self) -> Reached:
         """Return the points that the pass reached, lookups first, each in order."""
-        lookups = self.looked_up()
+        lookups = self.find_lookups()
         return Reached(points_of(self.batch, lookups, self.calls), self.batch, lookups, self.calls)
 
-    def looked_up(self) -> list[Lookup]:
+    def find_lookups(self) -> list[Lookup]:
         """Return the lookups in order; those of the ids have their rivals, see `Lookup.rival`."""
         return [
             lookup if lookup.layout is None else replace(lookup, rival=self._rival(lookup)) for lookup in self.lookups
         ]
 
-    def recorded(self, key: str) -> Lookup | ModuleCall:
+    def record_of(self, key: str) -> Lookup | ModuleCall:
         """Return the recorded lookup or call that a key identifies."""
         name = split_name(key)
         if name.side is None:
@@ -318,7 +318,7 @@ class PassRecorder:
         named = list(dict.fromkeys(kinds))
         if not any("embed" in kind.lower() for kind in named):
             raise PointNotReachedError(
-                f"the model raised {type(failure).__name__} before any lookup, and none of its modules, {listed(named)}, is "
+                f"the model raised {type(failure).__name__} before any lookup, and none of its modules, {quote(named)}, is "
                 "an embedding: expected a text model, which looks up its ids in a table"
             ) from failure
 

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.inputs.batch import TokenBatch
-from embgrad.model_points.layers import Calls, Stack, ancestors, is_decoders, stacked
+from embgrad.model_points.layers import Calls, Stack, ancestors, find_stacks, is_decoders
 from embgrad.model_points.points import INPUT, OUTPUT, WORD, Lookup, ModuleCall, Point
 
 __all__ = ["EMBEDDINGS", "LAYER", "POSITION", "TYPE", "points_of", "with_role_by_position"]
@@ -50,7 +50,7 @@ def points_of(
     stack = _layers(batch, reading, lookups)
     lookups = _without_slices(lookups, calls, stack.blocks)
     away = _away(batch, reading, lookups, stack.blocks)
-    before = _made_before(reading, lookups, stack.blocks[-1:] if away is None else [away])
+    before = _find_made_before(reading, lookups, stack.blocks[-1:] if away is None else [away])
     added = {POSITION: _position(batch, before), TYPE: _type(batch, before)}
     words = sum(lookup.layout is not None for lookup in lookups)
     for role, candidate in added.items():
@@ -150,7 +150,7 @@ def _without_slices(
     ]
 
 
-def _made_before(calls: Calls, lookups: Sequence[Lookup], last: Sequence[int]) -> Sequence[Lookup]:
+def _find_made_before(calls: Calls, lookups: Sequence[Lookup], last: Sequence[int]) -> Sequence[Lookup]:
     """Return the lookups made before the last layer, if there is one: a decoder's positions are not the encoder's."""
     last_token = calls.all[last[0]].token if last else None
     return [lookup for lookup in lookups if last_token is None or lookup.token is None or lookup.token < last_token]
@@ -160,16 +160,16 @@ def _position(batch: TokenBatch, lookups: Sequence[Lookup]) -> Lookup | None:
     """Return the first lookup whose indices increase by one at real positions; None where there is none."""
     fitting = [lookup for lookup in lookups if _counts_up(lookup, batch)]
     if any(row.sum() > 1 for row in batch.real):
-        return _preferred(fitting, POSITION, decided=True)
+        return _prefer(fitting, POSITION, decided=True)
     # With one real position in each example any lookup fits. Masked positions then decide, where their indices count up too.
     throughout = [lookup for lookup in fitting if any(map(_goes_up_throughout, _per_position(lookup.indices, batch)))]
-    return _preferred(fitting, POSITION, decided=False) or _preferred(throughout, POSITION, decided=True)
+    return _prefer(fitting, POSITION, decided=False) or _prefer(throughout, POSITION, decided=True)
 
 
 def _type(batch: TokenBatch, lookups: Sequence[Lookup]) -> Lookup | None:
     """Return the first lookup whose indices are the batch's types, or zeros where it has none."""
     fitting = [lookup for lookup in lookups if _are_types(lookup, batch)]
-    return _preferred(fitting, TYPE, decided=batch.shape[1] > 1 or bool(_types(batch).any()))
+    return _prefer(fitting, TYPE, decided=batch.shape[1] > 1 or bool(_types(batch).any()))
 
 
 def _types(batch: TokenBatch) -> np.ndarray:
@@ -186,7 +186,7 @@ def with_role_by_position(batch: TokenBatch, lookups: Sequence[Lookup]) -> list[
     return [lookup for lookup in lookups if _counts_up(lookup, batch) or _are_types(lookup, batch)]
 
 
-def _preferred(fitting: Sequence[Lookup], role: str, decided: bool) -> Lookup | None:
+def _prefer(fitting: Sequence[Lookup], role: str, decided: bool) -> Lookup | None:
     """Return the first lookup whose table is named like the role; else, if indices suffice, the first that may have the role."""
     other = TYPE if role == POSITION else POSITION
     named = [lookup for lookup in fitting if SPELLED[role].search(lookup.path.lower())]
@@ -240,7 +240,7 @@ def _layers(batch: TokenBatch, calls: Calls, lookups: Sequence[Lookup]) -> Stack
     makers = {
         lookup.parent for lookup in lookups if lookup.layout is not None or any(lookup is other for other in added)
     }
-    stacks, single = stacked(calls, {number for maker in makers for number in ancestors(calls.all, maker)})
+    stacks, single = find_stacks(calls, {number for maker in makers for number in ancestors(calls.all, maker)})
     outer = _outermost(calls, [stack for stack in stacks if not calls.holding.isdisjoint(stack.blocks)])
     alone = [Stack([number], certain=True) for number in single]
     if not outer:
@@ -308,12 +308,12 @@ def _is_in_pieces(calls: Calls, layers: Stack, stacks: Sequence[Stack]) -> bool:
             continue
         if start < first and len(stack.blocks) == 1 and not calls.is_inside(first, stack.blocks):
             return True
-        if start > last and calls.all[start].source in _made_of(calls, last, start):
+        if start > last and calls.all[start].source in _find_made_of(calls, last, start):
             return True
     return False
 
 
-def _made_of(calls: Calls, last: int, until: int) -> set[int | None]:
+def _find_made_of(calls: Calls, last: int, until: int) -> set[int | None]:
     """Return the tokens of a call's output and of the tensors that other calls computed from it, up to another call."""
     tokens = {calls.all[last].token}
     for call in calls.all[last + 1 : until]:

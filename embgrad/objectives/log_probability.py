@@ -11,13 +11,13 @@ from embgrad.common.options import expect_flag
 from embgrad.errors import ObjectiveError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import IGNORED
-from embgrad.inputs.encode import as_example, encoded
+from embgrad.inputs.encode import as_example, encode_examples
 from embgrad.inputs.special_tokens import special_ids
 from embgrad.objectives.objective import Objective
 from embgrad.objectives.probabilities import refuse_probabilities, surprisals
 from embgrad.objectives.selection import (
     Rows,
-    chosen_entries,
+    choose_entries,
     entries,
     expect_inside,
     expect_one_per_example,
@@ -194,7 +194,7 @@ class LogProbability(Objective):
             return expect_inside(padded[padded != IGNORED], rows, name)
         if labels.ndim == 2 and rows.positions is not None:
             return expect_inside(labels[rows.examples, rows.positions + int(self.shift)], rows, name)
-        return chosen_entries(labels, rows, name)
+        return choose_entries(labels, rows, name)
 
 
 def _special(tokenizer: Any) -> frozenset[int]:
@@ -209,7 +209,7 @@ def ids_of_text(text: Any, tokenizer: Any) -> list[int]:
     """
     special = _special(tokenizer)
     ids = list(
-        encoded([as_example(text, 0)], tokenizer)[0].ids
+        encode_examples([as_example(text, 0)], tokenizer)[0].ids
     )  # without a warning of special tokens, which are cut off
     while ids and ids[0] in special:
         ids = ids[1:]

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.common.finite import not_finite
-from embgrad.errors import ObjectiveError, listed
+from embgrad.errors import ObjectiveError, quote
 
 __all__ = ["NativeObjective", "expect_of_outputs", "native_values"]
 
@@ -46,7 +46,7 @@ def expect_of_outputs(function: Any) -> None:
     """
     cls = function if isinstance(function, (type, FunctionType)) else type(function)
     name = getattr(cls, "__qualname__", str(cls))
-    needed = _needed(function)
+    needed = _find_needed(function)
     if LOSSES.fullmatch(str(cls.__module__)) or (cls.__module__ == FUNCTIONAL and len(needed) > 1):
         raise ObjectiveError(
             f"the objective is {name}, a loss of the framework's own, which needs a target beside the output: expected "
@@ -57,12 +57,12 @@ def expect_of_outputs(function: Any) -> None:
         raise ObjectiveError(f"the objective is the class {name}: expected an instance, or a function")
     if len(needed) > 1:
         raise ObjectiveError(
-            f"the objective {name} takes {len(needed)} arguments, {listed(needed)}: expected a function of what the model "
+            f"the objective {name} takes {len(needed)} arguments, {quote(needed)}: expected a function of what the model "
             f"returned alone, as lambda output: {name}(output, ...)"
         )
 
 
-def _needed(function: Any) -> list[str]:
+def _find_needed(function: Any) -> list[str]:
     """Return the names of a function's parameters without defaults, as far as its signature is known."""
     try:
         parameters = inspect.signature(

@@ -238,14 +238,14 @@ class Objective(ABC):
         positions = positions_of((shape[0], shape[axis]), batch, self.output)
         if shape[axis] != positions.shape[1] or not positions.padded:
             return None
-        axes = self._known_axes() if self.axes is None else self.axes
+        axes = self._find_axes() if self.axes is None else self.axes
         if axes is None:
             raise OpenAxesError(self.output, shape, axis)
         if axis in axes and is_undecided((shape[0], shape[axis]), batch, self.output):
             raise undecided_error(shape, batch)
         return positions.real if axis in axes else None
 
-    def _known_axes(self) -> tuple[int, ...] | None:
+    def _find_axes(self) -> tuple[int, ...] | None:
         """Return the axes that are positions by the output's name; None where it does not say."""
         if self.output in SCORES:
             return (1,)

@@ -18,7 +18,7 @@ from embgrad.objectives.objective import Objective
 from embgrad.objectives.probabilities import are_probabilities, refuse_probabilities, surprisals
 from embgrad.objectives.selection import (
     Rows,
-    chosen_entries,
+    choose_entries,
     entries,
     expect_inside,
     expect_one_per_example,
@@ -38,7 +38,7 @@ __all__ = [
     "as_objective",
     "as_objectives",
     "at_index",
-    "described",
+    "describe",
 ]
 
 
@@ -128,7 +128,7 @@ class Logit(Objective):
         return ("index", *super()._argument_names())
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        chosen = chosen_entries(self.index, rows, "index")
+        chosen = choose_entries(self.index, rows, "index")
         return entries(rows.values, chosen), one_hot(rows.values, chosen)
 
 
@@ -166,8 +166,8 @@ class Margin(Objective):
         return ("index", "against", *super()._argument_names())
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        plus = chosen_entries(self.index, rows, "index")
-        minus = _largest_other(rows, plus) if self.against is None else chosen_entries(self.against, rows, "against")
+        plus = choose_entries(self.index, rows, "index")
+        minus = _largest_other(rows, plus) if self.against is None else choose_entries(self.against, rows, "against")
         values = entries(rows.values, plus) - entries(rows.values, minus)
         return values, one_hot(rows.values, plus) - one_hot(rows.values, minus)
 
@@ -201,7 +201,7 @@ class CrossEntropy(Objective):
     def __init__(self, labels: Any, of: str = "logits", *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
         self.labels = np.atleast_1d(whole(labels, "labels"))
-        self.of = _checked_of(of)
+        self.of = _check_of(of)
 
     def _argument_names(self) -> tuple[str, ...]:
         return ("labels", "of", *super()._argument_names())
@@ -233,7 +233,7 @@ class CrossEntropy(Objective):
                 "Sum(), or give a callable with the binary cross-entropy"
             )
         if self.labels.ndim == 1:
-            return chosen_entries(self.labels, rows, "label")
+            return choose_entries(self.labels, rows, "label")
         if rows.positions is None or self.position is not None:
             raise ObjectiveError(
                 f"labels have shape {self.labels.shape}: expected one label for each example, of which "
@@ -270,7 +270,7 @@ class Probability(Objective):
     def __init__(self, label: Any, of: str = "logits", *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
         self.label = whole(label, "label")
-        self.of = _checked_of(of)
+        self.of = _check_of(of)
 
     def _argument_names(self) -> tuple[str, ...]:
         return ("label", "of", *super()._argument_names())
@@ -289,7 +289,7 @@ class Probability(Objective):
                 "the output has one entry for each example: the probability of a single class is always 1; for a single logit "
                 "give a callable with the sigmoid"
             )
-        chosen = chosen_entries(self.label, rows, "label")
+        chosen = choose_entries(self.label, rows, "label")
         if self.of == "probabilities":
             _expect_probabilities(rows)
             return entries(rows.values, chosen), one_hot(rows.values, chosen)
@@ -383,7 +383,7 @@ def at_index(index: int, count: int) -> Iterator[None]:
         raise
 
 
-def _checked_of(of: Any) -> str:
+def _check_of(of: Any) -> str:
     """Return the content of an output, "logits" or "probabilities".
 
     Raises:
@@ -419,7 +419,7 @@ def _instead(value: Any) -> str:
     )
 
 
-def described(objective: Objective | NativeObjective) -> dict[str, Any]:
+def describe(objective: Objective | NativeObjective) -> dict[str, Any]:
     """Return the description of an objective for the provenance."""
     if isinstance(objective, Objective):
         return objective.describe()

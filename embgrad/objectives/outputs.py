@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from embgrad.errors import OutputError, did_you_mean, listed
+from embgrad.errors import OutputError, did_you_mean, quote
 
 __all__ = ["ROLES", "choose_output", "name_outputs"]
 
@@ -71,10 +71,10 @@ def choose_output(named: Mapping[str, Any], wanted: str | None) -> str:
             return next(iter(named))
         raise OutputError(
             f"the model has {len(named)} outputs and none of them is its logits: expected output=... in the objective; "
-            f"there are {_described(named, roles)}"
+            f"there are {_describe(named, roles)}"
         )
     raise OutputError(
-        f"the model has no output {wanted!r}: there are {_described(named, roles)}."
+        f"the model has no output {wanted!r}: there are {_describe(named, roles)}."
         f"{did_you_mean(wanted, [*named, *roles])}"
     )
 
@@ -91,11 +91,11 @@ def _of_role(named: Mapping[str, Any], role: str) -> str | None:
     return next((name for name in reversed(ROLES.get(role, ())) if name in named), None)
 
 
-def _described(named: Mapping[str, Any], roles: Mapping[str, str]) -> str:
+def _describe(named: Mapping[str, Any], roles: Mapping[str, str]) -> str:
     spelled = {name: role for role, name in roles.items()}
     return ", ".join(
         f"{name!r} (role {spelled[name]!r})" if spelled.get(name, name) != name else repr(name) for name in named
-    ) or listed(())
+    ) or quote(())
 
 
 def _entries(returned: Any) -> list[tuple[str, Any]]:

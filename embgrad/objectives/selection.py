@@ -15,7 +15,7 @@ from embgrad.inputs.batch import TokenBatch
 __all__ = [
     "Rows",
     "alike",
-    "chosen_entries",
+    "choose_entries",
     "entries",
     "expect_inside",
     "expect_one_per_example",
@@ -101,7 +101,7 @@ def resolve_positions(position: np.ndarray, batch: TokenBatch) -> np.ndarray:
     return columns
 
 
-def chosen_entries(index: np.ndarray, rows: Rows, name: str) -> np.ndarray:
+def choose_entries(index: np.ndarray, rows: Rows, name: str) -> np.ndarray:
     """Return the index of the entry that an argument chooses in each row: one number for all, or one for each example."""
     if index.ndim == 0:
         return expect_inside(np.broadcast_to(index, len(rows.values)), rows, name)

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from embgrad.attribution.method import Method
-from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean, listed
+from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean, quote
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.checks import as_array, checked_integers, checked_mask
-from embgrad.inputs.collate import Encoded, Padding, expect_tokens, padded
-from embgrad.inputs.encode import as_example, encoded, padding_of, warn_of_doubled
+from embgrad.inputs.checks import as_array, check_integers, check_mask
+from embgrad.inputs.collate import Encoded, Padding, expect_tokens, pad
+from embgrad.inputs.encode import as_example, encode_examples, padding_of, warn_of_doubled
 from embgrad.results.attribution import Attribution
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.row_sparse import RowSparse, scatter
@@ -83,14 +83,14 @@ class Block:
         return np.array([len(example.ids) for example in self.examples])
 
     @cached_property
-    def _padded(self) -> TokenBatch:
+    def _pad(self) -> TokenBatch:
         """The rows, padded to the longest, with a mask that is 1 at all of their positions."""
-        return padded(self.examples, self.padding)
+        return pad(self.examples, self.padding)
 
     @cached_property
     def batch(self) -> TokenBatch:
         """The rows, padded to the longest, as the model receives them."""
-        batch = self._padded
+        batch = self._pad
         if self.masks is not None:
             mask = np.zeros(batch.shape, np.int64)
             mask[self.real] = np.concatenate(self.masks)
@@ -100,7 +100,7 @@ class Block:
     @cached_property
     def real(self) -> np.ndarray:
         """True at the rows' positions, False at padding, (row, position)."""
-        return self._padded.real
+        return self._pad.real
 
     def take(self, chosen: np.ndarray) -> Block:
         """Return the chosen rows; an index may occur several times."""
@@ -133,7 +133,9 @@ def block_of(rows: pa.Table, inputs: Inputs, tokenizer: Any) -> Block:
     columns = [python_values(rows, name) for name in inputs.text]
     texts = [row if len(row) > 1 else row[0] for row in zip(*columns, strict=True)]
     try:
-        examples = encoded([as_example(text, row) for row, text in enumerate(texts)], tokenizer, inputs.max_length)
+        examples = encode_examples(
+            [as_example(text, row) for row, text in enumerate(texts)], tokenizer, inputs.max_length
+        )
         padding = padding_of(tokenizer)
     except EmbgradError:
         raise
@@ -164,13 +166,13 @@ def _block_of_ids(rows: pa.Table, inputs: Inputs) -> Block:
     examples = [Encoded(row, None if types is None else types[number]) for number, row in enumerate(ids)]
     is_bool = masks is not None and all(mask.dtype == bool for mask in masks)
     if masks is not None:
-        masks = [checked_mask(mask[None], (1, len(mask)))[0] for mask in masks]
+        masks = [check_mask(mask[None], (1, len(mask)))[0] for mask in masks]
     return Block(rows, inputs, examples, Padding(inputs.pad_id), masks, is_bool)
 
 
 def _integers(value: Any, name: str, row: int) -> list[int]:
     array = _vector(value, name, row)
-    integers: list[int] = checked_integers(array[None], name, (1, len(array)))[0].tolist()
+    integers: list[int] = check_integers(array[None], name, (1, len(array)))[0].tolist()
     return integers
 
 
@@ -213,7 +215,7 @@ def _values(rows: pa.Table, name: str) -> list[Any]:
     """Return a column's values as Python objects, with arrays for tensors, which Arrow would return as flat lists."""
     if name not in rows.column_names:
         raise NoColumnError(
-            f"the dataset has no column {name!r}: expected one of {listed(rows.column_names)}."
+            f"the dataset has no column {name!r}: expected one of {quote(rows.column_names)}."
             f"{did_you_mean(name, rows.column_names)}"
         )
     column = rows.column(name)
@@ -279,7 +281,7 @@ def with_columns(rows: pa.Table, results: Iterable[tuple[np.ndarray, Block, Any]
     for name in cells[0] if cells else ():
         if wanted.prefix + name in rows.column_names:
             raise EmbgradError(
-                f"the dataset has a column {wanted.prefix + name!r} already, among {listed(rows.column_names)}: rename it, or "
+                f"the dataset has a column {wanted.prefix + name!r} already, among {quote(rows.column_names)}: rename it, or "
                 "pass prefix='g_' for names that are free"
             )
         values = [entries[name] for entries in cells]

@@ -17,10 +17,10 @@ from pyarrow import fs
 from embgrad.attribution.method import Method
 from embgrad.common.options import count_or_none
 from embgrad.errors import BatchError, EmbgradError, EmbgradWarning, FileFormatError, brief, did_you_mean
-from embgrad.objectives.objectives import as_objective, described
+from embgrad.objectives.objectives import as_objective, describe
 from embgrad.ray.columns import Wanted
 from embgrad.ray.settings import OUTPUTS, Job, Pool, actor_options, settings
-from embgrad.ray.source import address_of, conformed, dataset_of, expect_parquet, plain_errors, readable, unified
+from embgrad.ray.source import address_of, conform, dataset_of, expect_parquet, plain_errors, readable, unify
 from embgrad.ray.tally import Tally, Total, expect_same_rows, tally_of
 from embgrad.ray.worker import GradientWorker, TableWorker
 from embgrad.results.file_format import plain
@@ -105,7 +105,7 @@ def gradients(
     """
     job, pool = settings(build, objective, options)
     wanted = _wanted_columns(output, kind, length, prefix, method, job)
-    return _computed(dataset_of(dataset), GradientWorker, (job, wanted), job, pool)
+    return _compute(dataset_of(dataset), GradientWorker, (job, wanted), job, pool)
 
 
 def write(
@@ -146,7 +146,7 @@ def write(
         with readable(dataset), plain_errors():
             rows, before = _with_one_schema(rows, job)
     with plain_errors():
-        computed = _computed(rows, GradientWorker, (job, wanted), job, pool)
+        computed = _compute(rows, GradientWorker, (job, wanted), job, pool)
         computed.write_parquet(address, min_rows_per_file=FILE_ROWS[output])
         after = None
         if before is not None:
@@ -198,7 +198,7 @@ def table(
             before, _ = _tally(rows, job)
     total = Total()
     with plain_errors():
-        computed = _computed(rows, TableWorker, (job,), job, pool)
+        computed = _compute(rows, TableWorker, (job,), job, pool)
         for block in computed.iter_batches(batch_format="pyarrow", batch_size=None):
             total.add_arrow(block)
     if before is not None:
@@ -241,7 +241,7 @@ def _wanted_columns(
     return Wanted(output, kind, length, prefix or "", chosen)
 
 
-def _computed(rows: Any, worker: type, arguments: tuple[Any, ...], job: Job, pool: Pool) -> Any:
+def _compute(rows: Any, worker: type, arguments: tuple[Any, ...], job: Job, pool: Pool) -> Any:
     """Return the dataset of the results that actors compute from the rows."""
     if not ray.is_initialized():
         ray.init()  # as Ray Data does: at RAY_ADDRESS, or on this machine
@@ -303,15 +303,15 @@ def _with_one_schema(rows: Any, job: Job) -> tuple[Any, Tally]:
     tally, schemas = _tally(rows, job)
     if not schemas:  # there are no rows
         return rows, tally
-    schema = unified([("a block of the dataset", block_schema) for block_schema in schemas])
+    schema = unify([("a block of the dataset", block_schema) for block_schema in schemas])
     expect_parquet(schema)
     if len(schemas) == 1:
         return rows, tally
 
-    def conform(block: pa.Table) -> pa.Table:
-        return conformed(block, schema, "the dataset")
+    def conform_block(block: pa.Table) -> pa.Table:
+        return conform(block, schema, "the dataset")
 
-    rows = rows.map_batches(conform, batch_format="pyarrow", batch_size=None)
+    rows = rows.map_batches(conform_block, batch_format="pyarrow", batch_size=None)
     return rows, _tally(rows, job)[0]  # again: raises for values that the wider type cannot hold
 
 
@@ -343,7 +343,7 @@ def _manifest(job: Job, wanted: Wanted, rows: int | None) -> bytes:
         "embgrad": __version__,
         "rows": rows,
         "point": job.point,
-        "objective": described(as_objective(job.objective)),
+        "objective": describe(as_objective(job.objective)),
         "inputs": {name: value for name, value in asdict(job.inputs).items() if value is not None},
         **{name: value for name, value in vars(wanted).items() if name != "method"},
     }

@@ -11,7 +11,7 @@ import numpy as np
 import ray
 
 from embgrad.common.options import count_or_none, expect_flag
-from embgrad.engine.options import GradientOptions, checked_options, expect_one_name
+from embgrad.engine.options import GradientOptions, check_options, expect_one_name
 from embgrad.errors import (
     BackendError,
     BatchError,
@@ -20,7 +20,7 @@ from embgrad.errors import (
     UnsupportedError,
     brief,
     did_you_mean,
-    listed,
+    quote,
 )
 from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.encode import expect_id
@@ -197,7 +197,7 @@ def _unknown(name: str) -> str:
         )
     if name == "tokenizer":
         return "the tokenizer comes with the model: expected build to return (model, tokenizer)"
-    return f"there is no option {name!r}: expected some of {listed(known, 30)}.{did_you_mean(name, known)}"
+    return f"there is no option {name!r}: expected some of {quote(known, 30)}.{did_you_mean(name, known)}"
 
 
 def _inputs(options: Mapping[str, Any]) -> Inputs:
@@ -225,7 +225,7 @@ def _inputs(options: Mapping[str, Any]) -> Inputs:
     conventions = [*CONVENTIONS, "gluonnlp", "ids"]
     if chosen.get("convention", "ids") not in conventions:
         raise BatchError(
-            f"convention is {chosen['convention']!r}: expected one of {listed(conventions)}."
+            f"convention is {chosen['convention']!r}: expected one of {quote(conventions)}."
             f"{did_you_mean(str(chosen['convention']), conventions)}"
         )
     return Inputs(**chosen)
@@ -235,7 +235,7 @@ def _gradient_options(options: Mapping[str, Any]) -> GradientOptions:
     at = options.get("at", WORD)
     expect_one_name(at, "make one run for each point")
     chosen: dict[str, Any] = {name: options.get(name, default) for name, default in OF_GRADIENTS.items()}
-    return for_all_batches(checked_options(at, training=False, split=False, **chosen))
+    return for_all_batches(check_options(at, training=False, split=False, **chosen))
 
 
 def _expect_objective(objective: Any) -> None:

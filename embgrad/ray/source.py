@@ -19,19 +19,19 @@ from pyarrow import parquet
 from ray.data.datasource import FileBasedDatasource
 
 import embgrad.errors
-from embgrad.errors import BatchError, EmbgradError, FileFormatError, brief, listed
+from embgrad.errors import BatchError, EmbgradError, FileFormatError, brief, quote
 from embgrad.inputs.text_file import MARK, text_lines
 from embgrad.ray.columns import python_values
 
 __all__ = [
     "address_of",
-    "conformed",
+    "conform",
     "dataset_of",
     "expect_parquet",
     "json_table",
     "plain_errors",
     "readable",
-    "unified",
+    "unify",
 ]
 
 #: The deepest nesting of lists and objects, which Arrow's files can hold.
@@ -74,7 +74,7 @@ def dataset_of(source: Any) -> Any:
     addresses = [address_of(path) for path in paths]
     readers = {READERS[_suffix(address)] for address in addresses}
     if len(readers) > 1:
-        raise FileFormatError(f"the files {listed(map(str, paths))} are of different formats: pass files of one format")
+        raise FileFormatError(f"the files {quote(map(str, paths))} are of different formats: pass files of one format")
     twice = next((path for path in addresses if addresses.count(path) > 1), None)
     if twice is not None:
         raise FileFormatError(
@@ -114,7 +114,7 @@ def _suffix(address: str) -> str:
     suffix = suffixes[-1] if suffixes else ""
     if suffix not in READERS:
         raise FileFormatError(
-            f"{address} ends in {suffix!r}: expected one of {listed(READERS)}; for other files make a dataset with ray.data and "
+            f"{address} ends in {suffix!r}: expected one of {quote(READERS)}; for other files make a dataset with ray.data and "
             "give that"
         )
     return suffix
@@ -160,8 +160,8 @@ def _json_lines(paths: list[str]) -> Any:
         return pa.table({"path": [path], "schema": [json_table(content, path).schema.serialize().to_pybytes()]})
 
     rows = ray.data.read_datasource(Lines(paths, types)).iter_rows()
-    schema = unified(sorted((row["path"], pa.ipc.read_schema(pa.py_buffer(row["schema"]))) for row in rows))
-    return ray.data.read_datasource(Lines(paths, lambda *file: conformed(json_table(*file), schema, file[1])))
+    schema = unify(sorted((row["path"], pa.ipc.read_schema(pa.py_buffer(row["schema"]))) for row in rows))
+    return ray.data.read_datasource(Lines(paths, lambda *file: conform(json_table(*file), schema, file[1])))
 
 
 #: The functions that read files, by the suffix of the name.
@@ -188,10 +188,10 @@ def json_table(content: bytes, path: str) -> pa.Table:
     """
     lines = [(f"{path}, line {number}", line) for number, line in text_lines(content, path)[0]]
     if lines and lines[0][1].lstrip().startswith("["):
-        entries = _parsed(path, content.removeprefix(MARK).decode())
+        entries = _parse(path, content.removeprefix(MARK).decode())
         rows = {f"{path}, object {number}": entry for number, entry in enumerate(entries, 1)}
     else:
-        rows = {where: _parsed(where, line) for where, line in lines}
+        rows = {where: _parse(where, line) for where, line in lines}
     for where, row in rows.items():
         if not isinstance(row, dict):
             raise FileFormatError(f'{where} is {brief(row)}: expected an object, such as {{"text": "a sentence"}}')
@@ -218,7 +218,7 @@ def _column(values: list[Any]) -> pa.Array | Exception:
         return error
 
 
-def _parsed(where: str, text: str) -> Any:
+def _parse(where: str, text: str) -> Any:
     try:
         value = json.loads(text, object_pairs_hook=_with_unique_names)
         if text.count("[") + text.count("{") > DEEPEST and _depth(value) > DEEPEST:
@@ -233,7 +233,7 @@ def _parsed(where: str, text: str) -> Any:
 def _with_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise ValueError(f"an object has two values of one name, among {listed(name for name, _ in pairs)}")
+        raise ValueError(f"an object has two values of one name, among {quote(name for name, _ in pairs)}")
     return values
 
 
@@ -242,7 +242,7 @@ def _depth(value: Any) -> int:
     return 0 if items is None else 1 + max(map(_depth, items), default=0)
 
 
-def unified(pieces: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
+def unify(pieces: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
     """Return the schema that holds the columns of all files or blocks.
 
     It has numbers in the wider type, nulls for missing columns, and lists for tensors where their types differ.
@@ -295,12 +295,12 @@ def _as_lists(dtype: pa.DataType) -> pa.DataType:
     return nested
 
 
-def conformed(rows: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
+def conform(rows: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     """Return the rows with the columns of the schema.
 
     Args:
-        rows: one of the files or blocks given to `unified`.
-        schema: the schema that `unified` returned.
+        rows: one of the files or blocks given to `unify`.
+        schema: the schema that `unify` returned.
         what: the name of the file or block in messages.
 
     Raises:
@@ -355,7 +355,7 @@ def readable(source: Any) -> Iterator[None]:
         paths = [source] if isinstance(source, (str, Path)) else source
         cause = re.split(ADDED, str(getattr(error, "cause", None) or error))[0].strip().partition("\n")[0]
         raise FileFormatError(
-            f"{listed(map(str, paths))} cannot be read: {cause.rstrip('.')}; expected files of Parquet, JSON lines or texts"
+            f"{quote(map(str, paths))} cannot be read: {cause.rstrip('.')}; expected files of Parquet, JSON lines or texts"
         ) from error
 
 

@@ -27,7 +27,7 @@ from embgrad.errors import (
     PointError,
     UnsupportedError,
     brief,
-    listed,
+    quote,
 )
 from embgrad.inputs.tfhub import is_preprocessor
 from embgrad.objectives.objectives import Objective, Scalar, as_objective
@@ -45,7 +45,7 @@ from embgrad.ray.settings import Job
 from embgrad.ray.tally import Total, tally_of
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.streaming.attributions import attributions_of
-from embgrad.streaming.padding_invariance import Verdict, compared_alone
+from embgrad.streaming.padding_invariance import Verdict, compare_alone
 
 __all__ = ["GradientWorker", "TableWorker", "expect_same_weights"]
 
@@ -121,9 +121,9 @@ class Worker:
         if not self._weights_checked and self._job.run is not None:  # now: a model may create weights in its first pass
             expect_same_weights(self._job.run, self._model)
             self._weights_checked = True
-        yield chosen, block, self._finished(block, result)
+        yield chosen, block, self._finish(block, result)
 
-    def _finished(self, block: Block, result: EmbeddingGradients) -> Any:
+    def _finish(self, block: Block, result: EmbeddingGradients) -> Any:
         """Return what is requested of a batch, whose gradients are the result."""
         return result
 
@@ -174,7 +174,7 @@ class Worker:
                 alone = self._gradients(block.take(np.full(count, row)), check=False)
             except errors_of_model():  # of the model; if the row is at fault, it is named later
                 continue
-            return compared_alone(
+            return compare_alone(
                 {point: result},
                 {point: alone},
                 (row, 0),
@@ -203,7 +203,7 @@ class Worker:
             row = rows.slice(number, 1)
             try:
                 block = block_of(row, self._job.inputs, self._tokenizer)
-                self._finished(block, self._gradients(block))
+                self._finish(block, self._gradients(block))
             except Exception as exception:
                 alone = _as_embgrad_error(exception)
                 return _with_message(alone, f"{row_name(row, self._job.inputs)}: {alone.message}")
@@ -218,7 +218,7 @@ class GradientWorker(Worker):
         super().__init__(job)
         self._wanted = wanted
 
-    def _finished(self, block: Block, result: EmbeddingGradients) -> Any:
+    def _finish(self, block: Block, result: EmbeddingGradients) -> Any:
         if self._wanted.method is None:
             return result
         return attributions_of(self._wanted.method, self._tokenizer, self._question(block), None)[self._job.point]
@@ -261,7 +261,7 @@ def expect_same_weights(run: str, model: Any) -> None:
     differing = [name for name in dict.fromkeys([*first, *digests]) if first.get(name) != digests.get(name)]
     if differing:
         raise BackendError(
-            f"build() returned different weights in different actors ({listed(differing)}): expected the same model in each, and "
+            f"build() returned different weights in different actors ({quote(differing)}): expected the same model in each, and "
             "in restarted ones. Load all weights inside build(), or set the seed there, for example for a classifier's new head"
         )
 
@@ -304,7 +304,7 @@ def _objective(objective: Any, rows: pa.Table) -> Any:
         return objective
     columns = Columns(rows)
     advice = (
-        f"it receives the rows' columns ({listed(columns)}); for a function of the model's outputs write "
+        f"it receives the rows' columns ({quote(columns)}); for a function of the model's outputs write "
         "objective=lambda rows: function"
     )
     try:

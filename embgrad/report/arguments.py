@@ -7,7 +7,7 @@ from typing import Any
 
 from embgrad.comparison.compare import compare
 from embgrad.comparison.result import Comparison
-from embgrad.errors import EmbgradError, PointError, did_you_mean, listed
+from embgrad.errors import EmbgradError, PointError, did_you_mean, quote
 from embgrad.model_points.points import WORD
 from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.gradients import EmbeddingGradients
@@ -127,14 +127,14 @@ def points_of(results: Mapping[str, Results], layers: Sequence[str] | None) -> l
         for point in wanted:
             if point not in common:
                 raise PointError(
-                    f"layers names {point!r}, which not all results hold: expected some of {listed(common, 40)}."
+                    f"layers names {point!r}, which not all results hold: expected some of {quote(common, 40)}."
                     f"{did_you_mean(point, common)}"
                 )
         if not wanted:
-            raise PointError(f"layers is empty: expected some of {listed(common, 40)}, or None for all")
+            raise PointError(f"layers is empty: expected some of {quote(common, 40)}, or None for all")
         return wanted
     if not common:
-        held = "; ".join(f"{label} holds {listed(by_point)}" for label, by_point in results.items())
+        held = "; ".join(f"{label} holds {quote(by_point)}" for label, by_point in results.items())
         raise PointError(f"the results have no point in common: {held}; expected results at the same points")
     return sorted(common, key=lambda point: point != WORD)
 
@@ -164,7 +164,7 @@ def comparisons_by_point(
         if label not in others:
             hint = did_you_mean(label, others)
             raise EmbgradError(
-                f"comparisons names {label!r}: expected some of the results beside the first ({first!r}): {listed(others)}.{hint}"
+                f"comparisons names {label!r}: expected some of the results beside the first ({first!r}): {quote(others)}.{hint}"
             )
         by_label[label] = _comparisons_of(label, entry, points[0])
         if restricted:
@@ -188,5 +188,5 @@ def _comparisons_of(label: str, entry: Any, point: str) -> dict[str, Comparison]
 
 def _type_text(value: object) -> str:
     if isinstance(value, Mapping) and value:
-        return f"a mapping with values of type {listed(sorted({type(item).__name__ for item in value.values()}))}"
+        return f"a mapping with values of type {quote(sorted({type(item).__name__ for item in value.values()}))}"
     return f"of type {type(value).__name__}" + (", empty" if isinstance(value, Mapping) else "")

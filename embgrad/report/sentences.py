@@ -17,7 +17,7 @@ from embgrad.display.html import Html, tag
 from embgrad.display.lines import MOST_PIECES, Line, Piece
 from embgrad.errors import BatchError
 from embgrad.results.attribution import Attribution
-from embgrad.results.gradient_display import KINDS, described, has_tokens
+from embgrad.results.gradient_display import KINDS, describe, has_tokens
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.pieces import pieces_of
 from embgrad.results.words import is_special
@@ -162,7 +162,7 @@ class Source:
         (pieces,) = pieces_of(view, "tokens", [example], True)
         differences = () if self.differences is None else self.differences[example].tolist()
         more = [f"not in {first}" if each != each else f"differs from {first} by {each:.1e}" for each in differences]
-        titled = described(result, example, pieces, self.figures, more)
+        titled = describe(result, example, pieces, self.figures, more)
         signed = result.signed if isinstance(result, Attribution) else kind == KINDS["dot"]
         return Line(self.label, "", number, tuple(titled), signed)
 
@@ -198,7 +198,7 @@ def sentences(
     examples = [_example(number, sources) for number in range(min(count, len(real)))]
     if more := len(real) - len(examples):
         notes.append(f"the last {more} of {len(real)} examples are not shown, to keep the page small")
-    return examples, [*notes, *_unpaired(sources)]
+    return examples, [*notes, *_find_unpaired(sources)]
 
 
 def _sources(results: Mapping[str, Any], differences: Mapping[str, np.ndarray]) -> list[Source]:
@@ -218,7 +218,7 @@ def _sources(results: Mapping[str, Any], differences: Mapping[str, np.ndarray]) 
     return sources
 
 
-def _unpaired(sources: Sequence[Source]) -> Iterator[str]:
+def _find_unpaired(sources: Sequence[Source]) -> Iterator[str]:
     first = sources[0].label
     for source in sources[1:]:
         more = len(source.result.ids) - len(set(source.examples.tolist()) - {-1})

@@ -116,7 +116,7 @@ class Attribution(Scores, Displayed):
         Raises:
             EmbgradError: the texts, or the tokens' offsets in them, are not known.
         """
-        texts, offsets, parts = self._located()
+        texts, offsets, parts = self._locate()
         return [
             spans_of(text, offsets[index], parts[index], self.real[index], self.scores[index], self._merge)
             for index, text in enumerate(texts)
@@ -135,7 +135,7 @@ class Attribution(Scores, Displayed):
         spans = self.spans()
         return [sentences_of(pieces, self.scores[index], self._merge) for index, pieces in enumerate(spans)]
 
-    def _located(self) -> tuple[tuple[Text, ...], np.ndarray, np.ndarray]:
+    def _locate(self) -> tuple[tuple[Text, ...], np.ndarray, np.ndarray]:
         if self.texts is None:
             raise EmbgradError(
                 "the texts of this attribution are not known, since the batch was given as ids: pass texts as the batch, with "

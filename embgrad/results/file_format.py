@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from embgrad.common.files import checked_path, once
+from embgrad.common.files import check_path, once
 from embgrad.common.safetensors import read_tensors, write_tensors
 from embgrad.common.schema import SchemaError, whole
-from embgrad.errors import EmbgradError, FileFormatError, brief, listed
+from embgrad.errors import EmbgradError, FileFormatError, brief, quote
 from embgrad.results.schema import EXPECTED, Fields
 from embgrad.results.schemas import SCHEMAS
 
@@ -52,7 +52,7 @@ def write_results(named: Mapping[str, Any], path: object, *, single: bool, durab
         EmbgradError: a result holds values that the format does not support, such as float16.
         OSError: the file cannot be written.
     """
-    target = checked_path(path)
+    target = check_path(path)
     arrays: dict[str, np.ndarray] = {}
     entries = []
     version = max(1 if single else 2, *(SCHEMAS[_kind(result)].version for result in named.values()))
@@ -83,14 +83,14 @@ def read_results(path: object) -> tuple[dict[str, Stored], bool]:
         FileFormatError: the file is incomplete, was not written by embgrad, or has a later version of the format.
         EmbgradError: `path` is not a path.
     """
-    file = checked_path(path)
+    file = check_path(path)
     arrays, metadata = read_tensors(file, _DTYPES)
-    described = _described(file, metadata)
+    described = _describe(file, metadata)
     try:
         version = described.pop("format")
         if version == 2 or (version >= 3 and "results" in described):
             return _several(arrays, described, version), False
-        return {"": _stored(arrays, described, version)}, True
+        return {"": _store(arrays, described, version)}, True
     except SchemaError as error:
         raise FileFormatError(f"{file} {error}; write or fetch it again") from error
 
@@ -124,7 +124,7 @@ def plain(value: Any) -> Any:
 # Reading
 
 
-def _described(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+def _describe(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     """Return the file's own description of its content, after checking that its version can be read."""
     foreign = f"{path} is a safetensors file, but not one of embgrad's: {EXPECTED}"
     if "embgrad_search" in metadata:
@@ -163,14 +163,14 @@ def _several(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any], ver
         if not isinstance(name, str) or name in results:
             raise SchemaError(f"names a result {brief(name)}: expected names that are text, each once")
         try:
-            results[name] = _stored(group, entry, version)
+            results[name] = _store(group, entry, version)
         except SchemaError as error:
             raise SchemaError(f"at {brief(name)} {error}") from error
     return results
 
 
-def _stored(arrays: Mapping[str, np.ndarray], entry: dict[str, Any], version: int) -> Stored:
+def _store(arrays: Mapping[str, np.ndarray], entry: dict[str, Any], version: int) -> Stored:
     kind = entry.pop("class", None) if version >= 3 else "EmbeddingGradients"
     if not isinstance(kind, str) or kind not in SCHEMAS:
-        raise SchemaError(f"holds a result of the class {brief(kind)}: expected {listed(SCHEMAS)}")
+        raise SchemaError(f"holds a result of the class {brief(kind)}: expected {quote(SCHEMAS)}")
     return Stored(kind, SCHEMAS[kind].fields_of(arrays, entry))

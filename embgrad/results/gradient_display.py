@@ -13,7 +13,7 @@ from embgrad.display.html import Html, cell, line_html
 from embgrad.display.lines import MOST_PIECES, Line, Piece, first_of
 from embgrad.results.pieces import pieces_of
 
-__all__ = ["KINDS", "described", "gradient_cell", "gradient_lines", "has_tokens", "source_of"]
+__all__ = ["KINDS", "describe", "gradient_cell", "gradient_lines", "has_tokens", "source_of"]
 
 #: The kinds of a gradient's saliency, with their names.
 KINDS: Final = {"norm": "magnitude", "dot": "signed"}
@@ -65,7 +65,7 @@ def gradient_lines(gradients: Any, kind: str, by: str, examples: Sequence[int]) 
             KINDS[kind],
             "",
             example,
-            tuple(pieces if by == "words" else described(gradients, example, pieces, figures)),
+            tuple(pieces if by == "words" else describe(gradients, example, pieces, figures)),
             signed,
         )
         for example, pieces in zip(examples, pieces_of(source, by, examples, True), strict=True)
@@ -85,7 +85,7 @@ def source_of(provenance: Mapping[str, Any]) -> str:
     return f"{model}, {provenance.get('backend', '?')} {version}".strip()
 
 
-def described(
+def describe(
     result: Any, example: int, pieces: Sequence[Piece], figures: Mapping[str, np.ndarray], more: Sequence[str] = ()
 ) -> list[Piece]:
     """Return tokens with all that is known of each as the title that a pointer on them shows.

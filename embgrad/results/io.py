@@ -80,15 +80,15 @@ def expect_results(results: object) -> Mapping[str, Result]:
     Raises:
         EmbgradError: it is not such a mapping, or is empty.
     """
-    return _expected(results, Result, "expected a result of embgrad.gradients or embgrad.attribute")
+    return _expect(results, Result, "expected a result of embgrad.gradients or embgrad.attribute")
 
 
 def _expect_stored(results: object) -> Mapping[str, Any]:
     others = "embgrad.attribute_tokens, embgrad.substitutions or embgrad.search"
-    return _expected(results, Stored, f"expected a result of embgrad.gradients, embgrad.attribute, {others}")
+    return _expect(results, Stored, f"expected a result of embgrad.gradients, embgrad.attribute, {others}")
 
 
-def _expected(results: object, classes: Any, of: str) -> Mapping[str, Any]:
+def _expect(results: object, classes: Any, of: str) -> Mapping[str, Any]:
     expected = f"{of}, or a mapping of names to results"
     if isinstance(results, (str, os.PathLike)):
         raise EmbgradError(

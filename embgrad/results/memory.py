@@ -97,15 +97,15 @@ class Memory:
         return {**fields, "activations": self.activations, "peak": self.peak, "measured": measured}
 
     def __repr__(self) -> str:
-        weights = "" if self.weights is None else f", weights {_shown(self.weights)}"
+        weights = "" if self.weights is None else f", weights {_show(self.weights)}"
         return (
-            f"Memory(peak {_shown(self.peak)} on {self.device} with batch_size={self.batch_size} of {self.examples} examples: "
-            f"{_shown(self.base)} before the call{weights}; {_shown(self.activations)} in it, {_shown(self.per_example)} for "
+            f"Memory(peak {_show(self.peak)} on {self.device} with batch_size={self.batch_size} of {self.examples} examples: "
+            f"{_show(self.base)} before the call{weights}; {_show(self.activations)} in it, {_show(self.per_example)} for "
             "each example at once)"
         )
 
 
-def _shown(size: int) -> str:
+def _show(size: int) -> str:
     """Return a number of bytes with three significant digits in the largest unit of which there is one, such as '1.25 GiB'."""
     number, unit = float(size), 0
     while number >= 1000 and unit < len(UNITS) - 1:

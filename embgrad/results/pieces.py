@@ -8,13 +8,13 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.common.text import visible
-from embgrad.common.token_text import shown_token, token_text
+from embgrad.common.token_text import show_token, token_text
 from embgrad.display.lines import Line, Piece
-from embgrad.errors import EmbgradError, brief, did_you_mean, listed
+from embgrad.errors import EmbgradError, brief, did_you_mean, quote
 from embgrad.results.spans import Span, parts_of
 from embgrad.results.words import Word, is_special
 
-__all__ = ["lines_of", "pieces_of", "unit_of", "written"]
+__all__ = ["lines_of", "pieces_of", "source_text", "unit_of"]
 
 #: The units of a text whose scores can be shown.
 UNITS: Final = ("tokens", "words", "spans", "sentences")
@@ -65,9 +65,7 @@ def unit_of(attributions: Sequence[Any], by: str | None, fallback: Sequence[str]
         EmbgradError: there is no such unit.
     """
     if by is not None and (not isinstance(by, str) or by not in UNITS):
-        raise EmbgradError(
-            f"by is {brief(by)}: expected one of {listed(UNITS)}, or None.{did_you_mean(str(by), UNITS)}"
-        )
+        raise EmbgradError(f"by is {brief(by)}: expected one of {quote(UNITS)}, or None.{did_you_mean(str(by), UNITS)}")
     has = {
         "tokens": True,
         "words": all(attribution.tokens is not None for attribution in attributions),
@@ -108,13 +106,13 @@ def _words(source: Any, example: int, words: Sequence[Word]) -> list[Piece]:
     """Return the words; as the user wrote them where their tokens' offsets are known, since tokens may be in small letters."""
     pieces = []
     for word in words:
-        text = "" if source.offsets is None else written(source, example, word.positions)
+        text = "" if source.offsets is None else source_text(source, example, word.positions)
         special = is_special(source, example, word.positions[0])
-        pieces.append(Piece(text or shown_token(word.text), word.positions, word.saliency, special, " "))
+        pieces.append(Piece(text or show_token(word.text), word.positions, word.saliency, special, " "))
     return pieces
 
 
-def written(attribution: Any, example: int, positions: Sequence[int]) -> str:
+def source_text(attribution: Any, example: int, positions: Sequence[int]) -> str:
     """Return the characters of the text that these tokens stand for, without white space around them; "" for none.
 
     White space alone is shown by signs, as in `token_text`.
@@ -141,7 +139,7 @@ def _tokens(attribution: Any, example: int) -> list[Piece]:
         token, special = tokens[position], is_special(attribution, example, position)
         joined = token.startswith("##") or (has_marks and not token.startswith(STARTS))
         before = "" if joined and pieces and not special and not pieces[-1].special else " "
-        pieces.append(Piece(shown_token(token), (position,), float(scores[position]), special, before))
+        pieces.append(Piece(show_token(token), (position,), float(scores[position]), special, before))
     return pieces
 
 
@@ -161,5 +159,5 @@ def _of_text(attribution: Any, example: int, spans: Sequence[Span], special: boo
 
 def _without_characters(attribution: Any, example: int, position: int) -> Piece:
     token = None if attribution.tokens is None else attribution.tokens[example][position]
-    text = str(attribution.ids[example, position]) if token is None else shown_token(token)
+    text = str(attribution.ids[example, position]) if token is None else show_token(token)
     return Piece(text, (position,), float(attribution.scores[example, position]), True, " ")

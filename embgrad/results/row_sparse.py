@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.common.arrays import as_asked
 from embgrad.errors import EmbgradError
 
-__all__ = ["RowSparse", "added", "common_rows", "scatter", "scatter_each"]
+__all__ = ["RowSparse", "add", "common_rows", "scatter", "scatter_each"]
 
 #: The most bytes that `to_dense` allocates unless the caller passes a limit.
 DENSE_LIMIT = 2**30
@@ -130,7 +130,7 @@ def scatter(indices: np.ndarray, vectors: np.ndarray, rows: int) -> RowSparse:
         rows: the number of rows in the table.
     """
     flat, keys = vectors.reshape(-1, vectors.shape[-1]), indices.ravel()
-    order, starts = _sorted(keys)
+    order, starts = _sort(keys)
     present = keys[order[starts]].astype(np.int64)
     return RowSparse(present, _sums(flat, order, starts), (int(rows), flat.shape[1]))
 
@@ -148,7 +148,7 @@ def scatter_each(indices: np.ndarray, vectors: np.ndarray, rows: int) -> list[Ro
         return [scatter(*example, rows) for example in zip(indices, vectors, strict=True)]
     flat = vectors.reshape(-1, vectors.shape[-1])
     keys = (indices.astype(np.int64) + np.arange(count)[:, None] * int(rows)).ravel()
-    order, starts = _sorted(keys)
+    order, starts = _sort(keys)
     owners, present = np.divmod(keys[order[starts]], int(rows))
     sums = _sums(flat, order, starts)
     bounds = np.searchsorted(owners, np.arange(count + 1))
@@ -157,13 +157,13 @@ def scatter_each(indices: np.ndarray, vectors: np.ndarray, rows: int) -> list[Ro
     return [RowSparse(present[start:end].copy(), sums[start:end].copy(), shape) for start, end in pairwise(bounds)]
 
 
-def added(first: RowSparse, second: RowSparse) -> RowSparse:
+def add(first: RowSparse, second: RowSparse) -> RowSparse:
     """Return the sum of two gradients of one table."""
     rows = np.concatenate([first.rows, second.rows])
     return scatter(rows, np.concatenate([first.values, second.values]), first.shape[0])
 
 
-def _sorted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _sort(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the stable order that sorts the keys, and the indices in it at which each key begins."""
     order = np.argsort(keys, kind="stable")
     ascending = keys[order]
@@ -173,7 +173,7 @@ def _sorted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sums(flat: np.ndarray, order: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return the sum of the vectors of each key, see `_sorted`.
+    """Return the sum of the vectors of each key, see `_sort`.
 
     Only vectors of repeated keys are widened, a block at a time.
     """

@@ -10,10 +10,10 @@ import numpy as np
 
 from embgrad.common.schema import Array, SchemaError, expect_arrays, expect_names
 from embgrad.errors import BatchError, brief
-from embgrad.inputs.checks import Text, checked_offsets, checked_texts
+from embgrad.inputs.checks import Text, check_offsets, check_texts
 
 __all__ = [
-    *("EXPECTED", "OFFSETS", "Arrays", "Fields", "Schema", "all_texts", "checked_tokens", "positions"),
+    *("EXPECTED", "OFFSETS", "Arrays", "Fields", "Schema", "all_texts", "check_tokens", "positions"),
     *("provenance_of", "provenance_of_method", "texts_of", "tokens_of"),
 ]
 
@@ -92,7 +92,7 @@ OFFSETS: Final = {
 # Fields that several classes have
 
 
-def checked_tokens(tokens: Any, shape: tuple[int, ...]) -> tuple[tuple[str, ...], ...] | None:
+def check_tokens(tokens: Any, shape: tuple[int, ...]) -> tuple[tuple[str, ...], ...] | None:
     """Return the tokens' texts, one tuple for each example.
 
     Raises:
@@ -113,16 +113,16 @@ def all_texts(what: str, tokens: list[list[Any]]) -> tuple[tuple[str, ...], ...]
 
 
 def tokens_of(name: str = "ids") -> Callable[[Any, Arrays], Any]:
-    return lambda tokens, arrays: checked_tokens(tokens, arrays[name].shape)
+    return lambda tokens, arrays: check_tokens(tokens, arrays[name].shape)
 
 
 def texts_of(texts: Any, arrays: Arrays) -> tuple[Text, ...] | None:
     """Return the texts, after checking them and the offsets of the tokens in them."""
     shape = arrays["ids"].shape
     try:
-        checked = None if texts is None else checked_texts(texts, shape[0])
+        checked = None if texts is None else check_texts(texts, shape[0])
         if "offsets" in arrays or "parts" in arrays:
-            checked_offsets(arrays.get("offsets"), arrays.get("parts"), checked, shape)
+            check_offsets(arrays.get("offsets"), arrays.get("parts"), checked, shape)
     except BatchError as error:
         raise SchemaError(f"holds texts or offsets that do not fit: {error.message}") from error
     return checked

@@ -21,7 +21,7 @@ from embgrad.results.schema import (
     Fields,
     Schema,
     all_texts,
-    checked_tokens,
+    check_tokens,
     positions,
     provenance_of,
     provenance_of_method,
@@ -192,7 +192,7 @@ def _decoder_tokens(tokens: Any, arrays: Arrays) -> tuple[tuple[str, ...], ...] 
     others = "decoder_mask" in arrays or tokens is not None
     if len(present) == 1 or (others and not present):
         raise SchemaError(f"holds a part of a decoder alone: {EXPECTED}")
-    return checked_tokens(tokens, arrays["decoder_ids"].shape) if present else None
+    return check_tokens(tokens, arrays["decoder_ids"].shape) if present else None
 
 
 def _output_tokens(tokens: Any, arrays: Arrays) -> tuple[tuple[str, ...], ...] | None:
@@ -336,7 +336,7 @@ def _batch(prefix: str) -> Callable[[Any, Arrays], TokenBatch]:
             raise SchemaError(f"holds {brief(entry)} as {side}: expected an object")
         expect_names(f"fields of {side}", entry, OTHERS)
         FLAG.check("mask_is_bool", entry["mask_is_bool"])
-        tokens, texts = checked_tokens(entry["tokens"], own["ids"].shape), entry["texts"]
+        tokens, texts = check_tokens(entry["tokens"], own["ids"].shape), entry["texts"]
         if isinstance(texts, list):
             texts = [tuple(text) if isinstance(text, list) else text for text in texts]  # JSON has no tuples
         try:

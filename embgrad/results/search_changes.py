@@ -65,7 +65,7 @@ def _changes(
     positions = tuple(np.flatnonzero(side.real[example]).tolist() for side in (before, batch))
     ids = tuple(side.ids[example, own] for side, own in zip((before, batch), positions, strict=True))
     by_position = not resized and len(ids[0]) == len(ids[1])
-    for pair in ((place, place) for place in range(len(ids[0]))) if by_position else _aligned(*ids):
+    for pair in ((place, place) for place in range(len(ids[0]))) if by_position else _align(*ids):
         held = [None if place is None else int(own[place]) for place, own in zip(pair, ids, strict=True)]
         if held[0] != held[1]:
             at = [None if place is None else own[place] for place, own in zip(pair, positions, strict=True)]
@@ -73,7 +73,7 @@ def _changes(
             yield Change(at[0], at[1], tokens[0], tokens[1])
 
 
-def _aligned(before: np.ndarray, after: np.ndarray) -> Iterator[tuple[int | None, int | None]]:
+def _align(before: np.ndarray, after: np.ndarray) -> Iterator[tuple[int | None, int | None]]:
     """Yield the pairs of indices of an alignment with the fewest differences; None stands beside an inserted or deleted one."""
     costs = _costs(before[::-1], after[::-1])[::-1, ::-1]  # [i, j]: the differences of before[i:] and after[j:]
     first, second = 0, 0

@@ -11,10 +11,10 @@ import numpy as np
 
 from embgrad.common.text import visible
 from embgrad.display.colours import LEVELS
-from embgrad.display.html import FAINT, Html, cell, coloured, page, prose, tag, text_html
+from embgrad.display.html import FAINT, Html, cell, colour, page, prose, tag, text_html
 from embgrad.display.lines import Line, Piece, examples_of, first_of
 from embgrad.display.pictures import objective_by_step
-from embgrad.display.terminal import changes_legend, painted, print_parts
+from embgrad.display.terminal import changes_legend, paint, print_parts
 from embgrad.inputs.batch import TokenBatch
 from embgrad.results.pieces import pieces_of
 from embgrad.results.search_changes import Change, names_of
@@ -136,7 +136,7 @@ class DisplayedSearch:
             EmbgradError: Matplotlib is not installed (`pip install 'embgrad[plot]'`), or there is no such example.
         """
         indices = examples_of(examples, len(self.before))
-        bounds = {bound for example in indices if (bound := _bound(self, example)) is not None}
+        bounds = {bound for example in indices if (bound := _find_bound(self, example)) is not None}
         return objective_by_step({index: self.history.objective[:, index] for index in indices}, bounds, ax)
 
 
@@ -148,7 +148,7 @@ def search_parts(search: Any, examples: Sequence[int], coloured: bool) -> Iterat
         yield f"example {line.example}: {line.summary}{outcome}\n", "dim"
         for name, side in (("before", line.before), ("after ", line.after)):
             yield f"{name}  ", "dim"
-            yield from painted(side, coloured)
+            yield from paint(side, coloured)
             yield "\n", ""
     yield f"{changes_legend(coloured)}\n", "dim"
 
@@ -162,14 +162,14 @@ def _lines_of(search: Any, examples: Sequence[int]) -> list[SearchLine]:
         before = {change.position_before: change for change in changes[example]}
         after = {change.position: change for change in changes[example]}
         old, new = (
-            Line("", "", example, tuple(_marked(piece, places, score) for piece in pieces), True)
+            Line("", "", example, tuple(_mark(piece, places, score) for piece in pieces), True)
             for pieces, places, score in zip(texts, (before, after), (-1.0, 1.0), strict=True)
         )
         lines.append(SearchLine(example, old, new, _outcome(search, example), _summary(search, example)))
     return lines
 
 
-def _marked(piece: Piece, changes: Mapping[int | None, Change], score: float) -> Piece:
+def _mark(piece: Piece, changes: Mapping[int | None, Change], score: float) -> Piece:
     """Return a token of one of the two texts, with the change that it is part of."""
     change = changes.get(piece.positions[0])
     if change is None:
@@ -230,14 +230,14 @@ def _summary(search: Any, example: int) -> str:
     )
 
 
-def _bound(search: Any, example: int) -> float | None:
+def _find_bound(search: Any, example: int) -> float | None:
     """Return L at which the search of an example stops; None where there is no rule."""
     until = search.provenance.get("until")
     return None if until is None else float(np.broadcast_to(until, len(search.before))[example])
 
 
 def _legend(score: int, text: str) -> Html:
-    return coloured(text, "p" if score > 0 else "m", LEVELS, "padding:0 .3em")
+    return colour(text, "p" if score > 0 else "m", LEVELS, "padding:0 .3em")
 
 
 def _example_html(search: Any, line: SearchLine) -> Html:
@@ -245,7 +245,7 @@ def _example_html(search: Any, line: SearchLine) -> Html:
     summary = tag(
         "span", f"example {line.example}: {line.summary}", outcome, style=f"{FAINT};flex:1 1 16em;min-width:0"
     )
-    picture = _course(search.history.objective[:, line.example].tolist(), _bound(search, line.example))
+    picture = _course(search.history.objective[:, line.example].tolist(), _find_bound(search, line.example))
     head = tag("div", summary, picture, style="font-size:.8em;display:flex;flex-wrap:wrap;gap:0 1em;align-items:center")
     texts = [
         tag(

@@ -67,7 +67,7 @@ def spans_of(
     spans = []
     for part, whole in enumerate(parts_of(text)):
         end = 0
-        for start, stop, positions in _merged(offsets, np.flatnonzero(real & (parts == part))):
+        for start, stop, positions in _merge(offsets, np.flatnonzero(real & (parts == part))):
             if start > end:
                 spans.append(Span(whole[end:start], (), 0.0, part))
             spans.append(Span(whole[start:stop], positions, float(merge(scores[list(positions)])), part))
@@ -77,7 +77,7 @@ def spans_of(
     return spans
 
 
-def _merged(offsets: np.ndarray, positions: np.ndarray) -> list[tuple[int, int, tuple[int, ...]]]:
+def _merge(offsets: np.ndarray, positions: np.ndarray) -> list[tuple[int, int, tuple[int, ...]]]:
     """Return the runs of characters with their positions, in the order of the text; those that share a character are one."""
     runs: list[tuple[int, int, tuple[int, ...]]] = []
     for position in sorted(positions.tolist(), key=lambda position: (*offsets[position].tolist(), position)):

@@ -13,7 +13,7 @@ from embgrad.common.options import count_or_none
 from embgrad.common.text import visible
 from embgrad.common.token_text import token_text
 from embgrad.display.colours import shade
-from embgrad.display.html import FAINT, SMALL, Html, cell, coloured, tag
+from embgrad.display.html import FAINT, SMALL, Html, cell, colour, tag
 from embgrad.display.lines import examples_of, first_of
 from embgrad.results.file_format import write_results
 
@@ -166,7 +166,7 @@ class Substitutions:
         )
 
 
-def _written(substitution: Substitution) -> str:
+def _find_written(substitution: Substitution) -> str:
     name = f"id {substitution.id}" if substitution.after is None else token_text(substitution.after)
     return f"{name} {substitution.score:+.3g}"
 
@@ -183,7 +183,9 @@ def _rows(result: Substitutions, example: int, most: int) -> list[tuple[int, str
 
 def lines_of(result: Substitutions, example: int, most: int = SHOWN) -> list[str]:
     """Return the lines of an example that `show` prints: a summary, and each searched position with its replacements."""
-    rows = [[str(position), name, "→", *map(_written, found)] for position, name, found in _rows(result, example, most)]
+    rows = [
+        [str(position), name, "→", *map(_find_written, found)] for position, name, found in _rows(result, example, most)
+    ]
     count = max((len(row) for row in rows), default=0)
     widths = [max(len(row[column]) for row in rows if len(row) > column) for column in range(count)]
     body = ["  ".join([row[0].rjust(widths[0]), *map(str.ljust, row[1:], widths[1:])]) for row in rows]
@@ -208,7 +210,7 @@ def _table_html(result: Substitutions, example: int) -> Html:
             tag("td", position, style=f"{_CELL};{FAINT}"),
             tag("th", name, style=_CELL),
             [
-                coloured(_written(each), *shade(each.score, largest, True), _CELL, "td", title=f"id {each.id}")
+                colour(_find_written(each), *shade(each.score, largest, True), _CELL, "td", title=f"id {each.id}")
                 for each in found
             ],
         )

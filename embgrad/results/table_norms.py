@@ -68,7 +68,7 @@ def table_products(
     products = np.zeros((len(first), len(second)))
     mine = _Entries(first)
     theirs = mine if h is None else _Entries(second)
-    for left, right in _shared(mine, theirs):
+    for left, right in _find_shared(mine, theirs):
         a, b = mine.values(left), theirs.values(right)
         inner = a @ b.transpose(0, 2, 1)
         np.add.at(products, (mine.owners[left][:, :, None], theirs.owners[right][:, None, :]), inner)
@@ -135,7 +135,7 @@ class _Entries:
         return vectors.reshape(*entries.shape, self.dim)
 
 
-def _shared(mine: _Entries, theirs: _Entries) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _find_shared(mine: _Entries, theirs: _Entries) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the entries of shared rows, (row, entries of the first) and (row, entries of the second).
 
     Each block has rows with equally many entries. Where very many tables share a row, as with a special token's, it is split

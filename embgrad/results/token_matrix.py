@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from embgrad.common.text import visible
-from embgrad.common.token_text import shown_token
+from embgrad.common.token_text import show_token
 from embgrad.display.lines import GAP, Piece, TokenMatrix, examples_of
 from embgrad.errors import EmbgradError, brief
-from embgrad.results.pieces import pieces_of, unit_of, written
+from embgrad.results.pieces import pieces_of, source_text, unit_of
 
 __all__ = ["matrix_of"]
 
@@ -34,20 +34,20 @@ def matrix_of(attribution: Any, example: Any, by: str | None, special: bool, fal
             to show, or an output is there more than once and is to be merged with others.
     """
     (index,) = _one_of(example, len(attribution.ids))
-    alone = _restricted(attribution, index)
+    alone = _restrict(attribution, index)
     if not (alone.outputs >= 0).any():
         raise EmbgradError(f"the example {index} has no output tokens: choose another example")
     sides = [alone.of_output(0), *([] if alone.decoder_ids is None else [alone.of_output(0, decoder=True)])]
-    units = [unit_of(sides[:1], by, ("tokens",) if _repeated(alone) else fallback)]
+    units = [unit_of(sides[:1], by, ("tokens",) if _repeat(alone) else fallback)]
     if len(sides) > 1:
         units.append("words" if units[0] == "words" and sides[1].tokens is not None else "tokens")
     whole = [pieces_of(side, unit, [0], True)[0] for side, unit in zip(sides, units, strict=True)]
     texts = [[piece for piece in pieces if special or not piece.special] for pieces in whole]
     outputs = _outputs(alone, sides[-1], whole[-1], units[-1])
-    return _filled(alone, index, outputs, texts)
+    return _fill(alone, index, outputs, texts)
 
 
-def _restricted(attribution: Any, example: int) -> Any:
+def _restrict(attribution: Any, example: int) -> Any:
     """Return an attribution of one of its examples."""
     of_all = {field.name: getattr(attribution, field.name) for field in fields(attribution)}
     one = {
@@ -68,7 +68,7 @@ def _outputs(alone: Any, side: Any, pieces: Sequence[Piece], unit: str) -> list[
     indices_at: dict[int, list[int]] = defaultdict(list)
     for index, position in enumerate(alone.outputs[0].tolist()):
         indices_at[position].append(index)
-    if unit != "tokens" and (repeated := _repeated(alone)):
+    if unit != "tokens" and (repeated := _repeat(alone)):
         raise EmbgradError(f"the output at position {repeated[0]} is there more than once: expected by='tokens'")
     outputs: list[tuple[Piece, list[int]]] = []
     space = ""
@@ -86,7 +86,7 @@ def _outputs(alone: Any, side: Any, pieces: Sequence[Piece], unit: str) -> list[
     return outputs
 
 
-def _repeated(alone: Any) -> list[int]:
+def _repeat(alone: Any) -> list[int]:
     """Return the positions of outputs that are there more than once, as with several other ids to compare with."""
     positions, counts = np.unique(alone.outputs[alone.outputs >= 0], return_counts=True)
     return list(positions[counts > 1].tolist())
@@ -97,21 +97,19 @@ def _output_text(
 ) -> str:
     if unit != "tokens" and positions == piece.positions:
         return piece.text
-    if unit != "tokens" and side.offsets is not None and (located := written(side, 0, positions)):
+    if unit != "tokens" and side.offsets is not None and (located := source_text(side, 0, positions)):
         return located
     text = "".join(_token(alone, index) for index in indices)
-    if alone.contrast_ids is not None and int(alone.outputs[0, indices[0]]) in _repeated(alone):
+    if alone.contrast_ids is not None and int(alone.outputs[0, indices[0]]) in _repeat(alone):
         text += f" (not {alone.contrast_ids[0, indices[0]]})"
     return text
 
 
 def _token(alone: Any, index: int) -> str:
-    return (
-        str(alone.output_ids[0, index]) if alone.output_tokens is None else shown_token(alone.output_tokens[0][index])
-    )
+    return str(alone.output_ids[0, index]) if alone.output_tokens is None else show_token(alone.output_tokens[0][index])
 
 
-def _filled(
+def _fill(
     alone: Any, example: int, outputs: Sequence[tuple[Piece, list[int]]], texts: Sequence[Sequence[Piece]]
 ) -> TokenMatrix:
     columns = [piece for text in texts for piece in text if piece.positions]
@@ -124,7 +122,7 @@ def _filled(
     causal = np.arange(len(columns)) >= (0 if alone.decoder_scores is None else split)
     if alone.decoder_scores is not None:
         sides.append((alone.decoder_scores[0], columns[split:]))
-    scores = np.concatenate([_summed(sums, values, rows, pieces) for values, pieces in sides], axis=1)
+    scores = np.concatenate([_sum_up(sums, values, rows, pieces) for values, pieces in sides], axis=1)
     first = np.array([piece.positions[0] for piece in columns])
     last = np.array([piece.positions[-1] for piece, _ in outputs])
     totals = iter(sums.reduce(scores, axis=0).tolist())
@@ -144,7 +142,7 @@ def _filled(
     )
 
 
-def _summed(sums: np.ufunc, values: np.ndarray, rows: Sequence[Sequence[int]], columns: Sequence[Piece]) -> np.ndarray:
+def _sum_up(sums: np.ufunc, values: np.ndarray, rows: Sequence[Sequence[int]], columns: Sequence[Piece]) -> np.ndarray:
     """Return the scores of groups of outputs and of positions, each group put together by a ufunc."""
     if not columns:
         return np.zeros((len(rows), 0))

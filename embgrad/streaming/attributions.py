@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from embgrad.attribution.attribute import attributed, method_from
+from embgrad.attribution.attribute import attribute_by, method_from
 from embgrad.attribution.method import Method
 from embgrad.attribution.passes import passes_through
-from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.call_errors import explain_errors
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.question import Question
 from embgrad.errors import UnsupportedError
@@ -34,8 +34,8 @@ def attributions_of(method: Method, tokenizer: Any, question: Question, size: in
     passes = passes_through(
         bound, question.batch, question.objective, name, options.pads, size, training=options.training
     )
-    with explained_errors(bound, passes.batch):
-        return {name: attributed(passes, method, tokenizer)}
+    with explain_errors(bound, passes.batch):
+        return {name: attribute_by(passes, method, tokenizer)}
 
 
 def expect_of_attributions(options: GradientOptions, others: Sequence[str] = ()) -> None:

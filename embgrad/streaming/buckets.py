@@ -10,13 +10,13 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.collate import Padding, padded
+from embgrad.inputs.collate import Padding, pad
 from embgrad.results.attribution import Attribution
 from embgrad.results.certificate import worst
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.streaming.source import Portion
 
-__all__ = ["Group", "Piece", "grouped", "restored"]
+__all__ = ["Group", "Piece", "group_portions", "restore"]
 
 Results = Mapping[str, EmbeddingGradients] | Mapping[str, Attribution]
 
@@ -54,7 +54,7 @@ class Group:
     pieces: tuple[Piece, ...]
 
 
-def grouped(
+def group_portions(
     portions: Generator[Portion, None, None], size: int, window: int | None, padding: Padding, finished: int = 0
 ) -> Generator[Group, None, None]:
     """Yield the portions in groups, each with the batches in which its examples are run.
@@ -68,28 +68,28 @@ def grouped(
     """
     with contextlib.closing(portions):
         if window is None:
-            yield from (_unsorted_group(portion, finished) for portion in portions)
+            yield from (_group_unsorted(portion, finished) for portion in portions)
         else:
-            yield from _sorted_groups(portions, size, window, padding, finished)
+            yield from _group_sorted(portions, size, window, padding, finished)
 
 
-def _unsorted_group(portion: Portion, finished: int) -> Group:
+def _group_unsorted(portion: Portion, finished: int) -> Group:
     if portion.batch is None or portion.number < finished:
         return Group((portion,), ())
     return Group((portion,), (Piece(portion.batch, tuple((0, row) for row in range(portion.count))),))
 
 
-def _sorted_groups(
+def _group_sorted(
     portions: Iterable[Portion], size: int, window: int, padding: Padding, finished: int
 ) -> Generator[Group, None, None]:
     pending: list[Portion] = []
     for portion in portions:
         pending.append(portion)
         if len(pending) == per_window(window, size):
-            yield _sorted_group(pending, size, padding, finished)
+            yield _sort_group(pending, size, padding, finished)
             pending = []
     if pending:
-        yield _sorted_group(pending, size, padding, finished)
+        yield _sort_group(pending, size, padding, finished)
 
 
 def per_window(window: int, size: int) -> int:
@@ -97,7 +97,7 @@ def per_window(window: int, size: int) -> int:
     return -(-window // size)
 
 
-def _sorted_group(portions: Sequence[Portion], size: int, padding: Padding, finished: int) -> Group:
+def _sort_group(portions: Sequence[Portion], size: int, padding: Padding, finished: int) -> Group:
     if any(portion.batch is None for portion in portions):
         return Group(tuple(portions), ())
     members = [(number, row) for number, portion in enumerate(portions) for row in range(portion.count)]
@@ -111,7 +111,7 @@ def _sorted_group(portions: Sequence[Portion], size: int, padding: Padding, fini
             chosen = similar[start : start + size]
             if any(portions[number].number >= finished for number, _ in chosen):
                 texts = [portions[number].texts[row] for number, row in chosen]
-                pieces.append(Piece(padded(texts, padding, empty), tuple(chosen)))
+                pieces.append(Piece(pad(texts, padding, empty), tuple(chosen)))
     return Group(tuple(portions), tuple(pieces))
 
 
@@ -127,7 +127,7 @@ def _batch_properties(portion: Portion, row: int) -> tuple[Any, ...]:
     return text.types is None, text.tokens is None, text.words is None, text.convention, empty
 
 
-def restored(
+def restore(
     group: Group,
     results: Sequence[Results],
     number: int,
@@ -155,7 +155,7 @@ def restored(
     portion = group.portions[number]
     origins = [origin_of_row[row] for row in range(portion.count)]
     return {
-        name: _restored(
+        name: _restore(
             name,
             portion,
             [(results[index][name], position) for index, position in origins],
@@ -168,7 +168,7 @@ def restored(
     }
 
 
-def _restored(
+def _restore(
     name: str,
     portion: Portion,
     rows: Sequence[tuple[Any, int]],
@@ -186,7 +186,7 @@ def _restored(
             continue
         rows_of_key = [getattr(result, key)[row] for result, row in rows]
         if by_position or (key == "ids" and has_batch_ids):
-            arrays[key] = _stacked(rows_of_key, batch.shape[1], padding.side)
+            arrays[key] = _stack(rows_of_key, batch.shape[1], padding.side)
         else:
             arrays[key] = np.stack(rows_of_key)
     if has_batch_ids and np.array_equal(np.where(batch.real, arrays["ids"], batch.ids), batch.ids):
@@ -234,7 +234,7 @@ def _method(rows: Sequence[tuple[Attribution, int]]) -> dict[str, Any]:
     return together
 
 
-def _stacked(arrays: Sequence[np.ndarray], length: int, side: str) -> np.ndarray:
+def _stack(arrays: Sequence[np.ndarray], length: int, side: str) -> np.ndarray:
     """Return the arrays stacked and brought to the length of the batch: padding is cut off, or filled with zeros."""
     stacked = np.zeros((len(arrays), length, *arrays[0].shape[1:]), arrays[0].dtype)
     for row, array in enumerate(arrays):

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from embgrad.common.arrays import is_tensor, widened
+from embgrad.common.arrays import is_tensor, widen
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import padding_of
 from embgrad.inputs.fast_tokenizers import description_of
@@ -169,7 +169,7 @@ def _array_of(value: Any) -> np.ndarray | None:
     if not is_tensor(value) or not hasattr(type(value), "shape"):
         return None
     try:
-        array = np.asarray(widened(value))
+        array = np.asarray(widen(value))
     except Exception:  # of any class
         return None
     return None if array.dtype == object and not array.ndim else array

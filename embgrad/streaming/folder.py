@@ -8,7 +8,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from embgrad.common.files import checked_path
+from embgrad.common.files import check_path
 from embgrad.errors import EmbgradError, FileFormatError, brief
 from embgrad.results.attribution import Attribution
 from embgrad.results.gradients import EmbeddingGradients
@@ -37,7 +37,7 @@ def open_stream(folder: str | os.PathLike[str]) -> StreamFolder:
         FileFormatError: the manifest was not written by embgrad, or by a later version.
         EmbgradError: `folder` is not a path.
     """
-    path = checked_path(folder, "folder")
+    path = check_path(folder, "folder")
     return StreamFolder(path, read_manifest(path))
 
 
@@ -170,7 +170,7 @@ def tables_of(folder: Path, manifest: Manifest) -> dict[str, Total]:
     """
     if not manifest.shards:
         return {name: Total() for name in manifest.names}
-    path = _checked_file(folder, manifest.shards[-1])
+    path = _check_file(folder, manifest.shards[-1])
     sums = load_tables(path)
     if tuple(sums) != manifest.names:
         raise FileFormatError(
@@ -185,7 +185,7 @@ def read_shard(folder: Path, manifest: Manifest, shard: Shard) -> list[Any]:
     Raises:
         FileFormatError: the shard is missing, does not match the manifest, or is broken.
     """
-    path = _checked_file(folder, shard)
+    path = _check_file(folder, shard)
     is_whole = manifest.keep == "all" or manifest.of_attributions
     contents: Any = load(path) if is_whole else load_saliencies(path)
     expected = [f"{number} {name}" for number in range(shard.results) for name in manifest.names]
@@ -200,7 +200,7 @@ def read_shard(folder: Path, manifest: Manifest, shard: Shard) -> list[Any]:
     ]
 
 
-def _checked_file(folder: Path, shard: Shard) -> Path:
+def _check_file(folder: Path, shard: Shard) -> Path:
     """Return the path of a shard's file after checking the file's digest."""
     path = folder / shard.file
     if not path.is_file():

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from embgrad.common.files import opened, read_json, write_whole
+from embgrad.common.files import open_regular, read_json, write_whole
 from embgrad.common.schema import FLAG, OBJECT, TEXT, Rule, SchemaError, expect_object, list_of, whole
-from embgrad.errors import FileFormatError, brief, listed
+from embgrad.errors import FileFormatError, brief, quote
 
 __all__ = ["FORMAT", "KEEP", "Manifest", "Shard", "file_digest", "read_manifest", "write_manifest"]
 
@@ -36,7 +36,7 @@ _SHARD: Final = {
     **dict.fromkeys(("source", "sha256"), _DIGEST),
 }
 _MANIFEST: Final = {
-    "keep": Rule(lambda value: value in KEEP, f"one of {listed(KEEP)}"),
+    "keep": Rule(lambda value: value in KEEP, f"one of {quote(KEEP)}"),
     "names": Rule(lambda value: list_of(TEXT).accepts(value) and value != [], "the names of the points"),
     "single": FLAG,
     "run": OBJECT,
@@ -139,7 +139,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path} has format {version}, and this embgrad reads up to {FORMAT}: install a newer embgrad"
         )
     try:
-        return _checked(entries)
+        return _check(entries)
     except SchemaError as error:
         raise FileFormatError(f"{path} {error}; write the folder again") from error
 
@@ -147,13 +147,13 @@ def read_manifest(folder: Path) -> Manifest:
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
     sha256 = hashlib.sha256()
-    with opened(path) as file:
+    with open_regular(path) as file:
         while block := file.read(2**20):
             sha256.update(block)
     return sha256.hexdigest()
 
 
-def _checked(entries: Mapping[str, Any]) -> Manifest:
+def _check(entries: Mapping[str, Any]) -> Manifest:
     expect_object("manifest", entries, _MANIFEST)
     for entry in entries["shards"]:
         expect_object("shards", entry, _SHARD)

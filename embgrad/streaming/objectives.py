@@ -89,11 +89,9 @@ class Objectives:
             ObjectiveError: the arguments are for fewer examples, or the user's function returned no objective.
         """
         if isinstance(self.argument, Labelled):
-            return _checked(
-                self.argument.make(labels, batch) if self.argument.with_batch else self.argument.make(labels)
-            )
+            return _check(self.argument.make(labels, batch) if self.argument.with_batch else self.argument.make(labels))
         if isinstance(self.argument, PerBatch):
-            return _checked(self.argument.make(batch))
+            return _check(self.argument.make(batch))
         if self.count is None:
             return self.argument
         if examples.max() >= self.count:
@@ -132,7 +130,7 @@ def _count(objective: Any) -> int | None:
     return next(iter(counts.values()), None)
 
 
-def _checked(objective: Any) -> Any:
+def _check(objective: Any) -> Any:
     if isinstance(objective, (Labelled, PerBatch)):
         raise ObjectiveError(f"the function returned {brief(objective)}: expected an objective for one batch")
     if not isinstance(objective, Scalar):

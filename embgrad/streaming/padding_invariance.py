@@ -12,7 +12,7 @@ from embgrad.common.metrics import length
 from embgrad.common.tolerance import tolerance_of
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["Difference", "Verdict", "compared_alone", "follows_positions"]
+__all__ = ["Difference", "Verdict", "compare_alone", "follows_positions"]
 
 #: The relative difference allowed between an example's results with and without padding, for every dtype: models of any dtype
 #: compute position angles in float32. Where padding matters it is far larger, 0.5 to 1 for a BERT or GPT-2 padded on the left.
@@ -55,7 +55,7 @@ class Verdict:
     difference: Difference | None = None
 
 
-def compared_alone(
+def compare_alone(
     beside: Results, alone: Results, rows: tuple[int, int], side: str, again: Callable[[], Results]
 ) -> Verdict:
     """Compare an example's results with and without padding.

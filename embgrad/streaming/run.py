@@ -21,21 +21,21 @@ from embgrad.engine.gradients import results_of as gradients_of
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.question import Question
 from embgrad.engine.weights import weights_sums
-from embgrad.errors import BatchError, EmbgradError, EmbgradWarning, FileFormatError, brief, level_of_user, listed
+from embgrad.errors import BatchError, EmbgradError, EmbgradWarning, FileFormatError, brief, level_of_user, quote
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.collate import padded
-from embgrad.objectives.objectives import as_objective, described
-from embgrad.streaming.buckets import Group, Piece, grouped, per_window, restored
+from embgrad.inputs.collate import pad
+from embgrad.objectives.objectives import as_objective, describe
+from embgrad.streaming.buckets import Group, Piece, group_portions, per_window, restore
 from embgrad.streaming.folder import read_shard
 from embgrad.streaming.manifest import Manifest
 from embgrad.streaming.objectives import Objectives
-from embgrad.streaming.padding_invariance import compared_alone, follows_positions
+from embgrad.streaming.padding_invariance import compare_alone, follows_positions
 from embgrad.streaming.prefetch import Ahead
 from embgrad.streaming.run_identity import identity, weights_digest
 from embgrad.streaming.sorting import expect_restorable, expect_same, expect_sortable
 from embgrad.streaming.source import Portion, Source
 from embgrad.streaming.totals import Total
-from embgrad.streaming.writer import Writer, stored_part
+from embgrad.streaming.writer import Writer, select_stored
 
 __all__ = ["Plan", "State", "results_of"]
 
@@ -53,7 +53,7 @@ class State:
         totals: the sums of table gradients, by the names of the points, where they are requested.
         report: the function that receives the progress.
         examples: the number of examples that are done.
-        padding_checked: whether padding is known not to change the model's results, see `compared_alone`.
+        padding_checked: whether padding is known not to change the model's results, see `compare_alone`.
         by_position: whether the second axis is the position, for the points where this is known.
         reader: the thread that reads the source; None where the consumer's own thread reads it.
         weights_recorded: whether the weights behind the written results are recorded.
@@ -118,7 +118,7 @@ def results_of(plan: Plan, state: State) -> Generator[Any, None, None]:
     finished = 0 if manifest is None else manifest.results
     skipped = finished if plan.window is None else finished - finished % per_window(plan.window, plan.source.size)
     portions = plan.source.portions(skipped)
-    groups = Ahead(grouped(portions, plan.source.size, plan.window, plan.source.padding, finished), plan.ahead)
+    groups = Ahead(group_portions(portions, plan.source.size, plan.window, plan.source.padding, finished), plan.ahead)
     state.reader = groups.thread
     try:
         report(0, plan.total)
@@ -160,7 +160,7 @@ def _group_results(plan: Plan, state: State, group: Group, finished: int) -> Gen
         if portion.number < finished:
             continue
         results = batch_results[0] if plan.window is None else _in_order(plan, state, group, batch_results, number)
-        stored = {name: stored_part(plan.keep, result) for name, result in results.items()}
+        stored = {name: select_stored(plan.keep, result) for name, result in results.items()}
         for name, total in state.totals.items():
             total.add(results[name].table())
         if state.writer is not None:
@@ -234,7 +234,7 @@ def _check_padding(plan: Plan, state: State, group: Group, number: int, results:
 
     beside, alone, rows = (results, probe_results, (row, 0)) if without_padding else (probe_results, results, (0, row))
     owner, index = piece.members[row]
-    verdict = compared_alone(beside, alone, rows, plan.source.padding.side, again)
+    verdict = compare_alone(beside, alone, rows, plan.source.padding.side, again)
     state.padding_checked = expect_same(group.portions[owner].start + index, verdict)
 
 
@@ -255,7 +255,7 @@ def _run_alone(
     owner, index = piece.members[row]
     refusal: Exception | None = None
     for count in dict.fromkeys((1, len(piece.batch))):
-        batch = padded([group.portions[owner].texts[index]] * count, plan.source.padding, length)
+        batch = pad([group.portions[owner].texts[index]] * count, plan.source.padding, length)
         try:
             return batch, _run(plan, replace(group, pieces=(Piece(batch, (piece.members[row],) * count),)), 0)
         except errors_of_model() as error:  # of any class: the model does not accept the batch
@@ -284,7 +284,7 @@ def _in_order(
         or state.by_position.get(name, follows_positions([results[name] for results in batch_results]))
         for name in batch_results[0]
     }
-    return restored(group, batch_results, number, by_position, described(objective), plan.window, plan.source.padding)
+    return restore(group, batch_results, number, by_position, describe(objective), plan.window, plan.source.padding)
 
 
 def _write(
@@ -315,7 +315,7 @@ def _record_weights(plan: Plan, writer: Writer, *, first: bool) -> None:
         ]
         if changed or (not first and digest != run["weights"]):
             raise EmbgradError(
-                f"the model's weights have changed since the stream began ({listed(changed) or 'before its first result'}), and "
+                f"the model's weights have changed since the stream began ({quote(changed) or 'before its first result'}), and "
                 f"{writer.folder} holds results of the former ones. Repeat the call with these, or name another folder"
             )
 

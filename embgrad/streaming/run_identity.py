@@ -13,7 +13,7 @@ from embgrad.engine.options import GradientOptions
 from embgrad.engine.origins import model_name
 from embgrad.engine.weights import weights_of
 from embgrad.errors import EmbgradError, UnsupportedError, brief
-from embgrad.objectives.objectives import Objective, as_objective, described
+from embgrad.objectives.objectives import Objective, as_objective, describe
 from embgrad.streaming.digest import UnreadableError, digest_of, name_of, tokenizer_digest, update
 from embgrad.streaming.objectives import Labelled, Objectives, PerBatch
 from embgrad.streaming.source import Source
@@ -72,7 +72,7 @@ class Names:
         """Return the description of an objective with a digest of it; or the name of a function, see `of`."""
         if not isinstance(objective, Objective):
             native: Any = as_objective(objective)
-            return f"{described(native)['class']} {self.of_function('the objective', native.function)}"
+            return f"{describe(native)['class']} {self.of_function('the objective', native.function)}"
         description = repr(objective.describe())
         shown = description if len(description) <= LONGEST else f"{objective!r}"[:LONGEST]
         return self.of("the objective", objective, lambda own: f"{shown} {digest_of(_of_embgrad(own).describe())}")

@@ -14,7 +14,7 @@ from embgrad.common.safetensors import read_tensors, write_tensors
 from embgrad.common.schema import OBJECT, Array, SchemaError, expect_arrays, expect_names
 from embgrad.errors import FileFormatError
 from embgrad.results.gradients import EmbeddingGradients
-from embgrad.results.schema import checked_tokens
+from embgrad.results.schema import check_tokens
 
 __all__ = ["Saliencies", "load_saliencies", "save_saliencies"]
 
@@ -103,7 +103,7 @@ def load_saliencies(path: Path) -> dict[str, Saliencies]:
             prefix = f"{number}."
             entry_arrays = {key.removeprefix(prefix): arrays.pop(key) for key in list(arrays) if key.startswith(prefix)}
             name = entry.pop("name")
-            saliencies[str(name)] = _checked(entry_arrays, entry)
+            saliencies[str(name)] = _check(entry_arrays, entry)
         if arrays or len(saliencies) != len(entries):
             raise ValueError("it holds arrays of no result, or a name twice")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -111,7 +111,7 @@ def load_saliencies(path: Path) -> dict[str, Saliencies]:
     return saliencies
 
 
-def _checked(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Saliencies:
+def _check(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Saliencies:
     expect_names("fields", entry, _FIELDS)
     expect_arrays(arrays, _ARRAYS)
     if arrays["objective"].ndim > 1:
@@ -119,6 +119,6 @@ def _checked(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Sali
     OBJECT.check("provenance", entry["provenance"])
     return Saliencies(
         **{name: arrays.get(name) for name in _ARRAYS},  # type: ignore[arg-type]
-        tokens=checked_tokens(entry["tokens"], arrays["ids"].shape),
+        tokens=check_tokens(entry["tokens"], arrays["ids"].shape),
         provenance=entry["provenance"],
     )

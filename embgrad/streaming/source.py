@@ -14,9 +14,9 @@ import numpy as np
 from embgrad.errors import BatchError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import is_text
-from embgrad.inputs.collate import Encoded, Padding, padded
+from embgrad.inputs.collate import Encoded, Padding, pad
 from embgrad.inputs.conventions import as_batch, batch_of
-from embgrad.inputs.encode import as_example, encoded, padding_of, warn_of_doubled
+from embgrad.inputs.encode import as_example, encode_examples, padding_of, warn_of_doubled
 from embgrad.inputs.fast_tokenizers import apart
 from embgrad.streaming.digest import UnreadableError
 from embgrad.toolkit.rng import user_code_beside
@@ -122,7 +122,7 @@ class Source:
             text, label = self._split_item(item, start + len(texts))
             text = text.rstrip("\r\n") if is_file and isinstance(text, str) else text
             texts.append(as_example(text, start + len(texts)))
-            labels.append(_copied(label))
+            labels.append(_copy(label))
             if len(texts) == self.size:
                 yield self._portion(number, start, texts, labels, hasher, number < skipped)
                 number, start, texts, labels = number + 1, start + len(texts), [], []
@@ -138,13 +138,13 @@ class Source:
         if skipped:
             return Portion(number, start, len(texts), digest=digest)
         try:
-            examples = encoded(texts, self.tokenizer, self.max_length)
+            examples = encode_examples(texts, self.tokenizer, self.max_length)
             warn_of_doubled(examples, self.tokenizer)
         except Exception as error:
             if hasattr(error, "add_note"):  # Python 3.11
                 error.add_note(f"while encoding {span}")
             raise
-        return Portion(number, start, len(texts), padded(examples, self.padding), examples, item_labels, digest)
+        return Portion(number, start, len(texts), pad(examples, self.padding), examples, item_labels, digest)
 
     def _batches(self, items: Iterator[Any], skipped: int) -> Generator[Portion, None, None]:
         hasher = hashlib.sha256()
@@ -154,11 +154,11 @@ class Source:
             try:
                 batch = as_batch(inputs)
                 if batch.extras:
-                    batch = batch.replace(extras={name: _copied(value) for name, value in batch.extras.items()})
+                    batch = batch.replace(extras={name: _copy(value) for name, value in batch.extras.items()})
             except BatchError as error:
                 raise BatchError(f"batch {number} of the source: {error.message}") from error
             if self.labelled:
-                labels = _checked_labels(labels, len(batch), number)
+                labels = _check_labels(labels, len(batch), number)
             digest = self._digest(hasher, [batch, labels], f"batch {number} of the source and its labels")
             yield Portion(number, start, len(batch), None if number < skipped else batch, (), labels, digest)
             start += len(batch)
@@ -198,7 +198,7 @@ def _as_user_code(items: Iterator[Any]) -> Iterator[Any]:
         yield item
 
 
-def _checked_labels(labels: Any, count: int, number: int) -> Sequence[Any]:
+def _check_labels(labels: Any, count: int, number: int) -> Sequence[Any]:
     try:
         entries = labels if isinstance(labels, (list, tuple)) else list(labels)
     except TypeError:
@@ -207,10 +207,10 @@ def _checked_labels(labels: Any, count: int, number: int) -> Sequence[Any]:
         raise BatchError(
             f"the labels of batch {number} of the source are {brief(labels)}: expected {count}, one an example"
         )
-    return [_copied(label) for label in entries]
+    return [_copy(label) for label in entries]
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     """Return a copy of a label or of an extra input, since the source may reuse the memory before the value is used."""
     if value is None or isinstance(value, (str, bytes, int, float, complex, np.generic)):
         return value

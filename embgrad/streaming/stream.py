@@ -18,10 +18,10 @@ import numpy as np
 from embgrad.attribution.method import Method
 from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
-from embgrad.common.files import checked_path
+from embgrad.common.files import check_path
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
-from embgrad.engine.options import checked_options, expect_one_name
+from embgrad.engine.options import check_options, expect_one_name
 from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean
 from embgrad.model_points.points import WORD
 from embgrad.objectives.objectives import Sum, as_objective
@@ -123,12 +123,12 @@ def stream(
         FileFormatError: the folder holds another run (other weights, objective, method, options, or source), or is broken.
         EmbgradError: another stream writes to the folder, or there is no such method.
     """
-    folder = None if to is None else checked_path(to, "to")
+    folder = None if to is None else check_path(to, "to")
     objectives = Objectives(objective)
     window, ahead = count_or_none(window, "window"), _expect_ahead(ahead)
     max_length = count_or_none(max_length, "max_length")
     size = count_or_none(batch_size, "batch_size")
-    options = checked_options(
+    options = check_options(
         at,
         training=training,
         pads=pads,

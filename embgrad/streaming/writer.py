@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from embgrad.errors import EmbgradError, FileFormatError, brief, listed
+from embgrad.errors import EmbgradError, FileFormatError, brief, quote
 from embgrad.results.attribution import Attribution
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.io import save
@@ -20,7 +20,7 @@ from embgrad.streaming.manifest import NAME, Manifest, Shard, file_digest, read_
 from embgrad.streaming.saliencies import Saliencies, save_saliencies
 from embgrad.streaming.totals import Total, save_tables
 
-__all__ = ["Writer", "changes_between", "stored_part"]
+__all__ = ["Writer", "changes_between", "select_stored"]
 
 #: A shard is written when it holds this many results, bytes of arrays, or bytes of token texts, which are in its header.
 MOST_RESULTS: Final = 64
@@ -34,7 +34,7 @@ SHARD: Final = re.compile(r"shard-[0-9]{8,}-[0-9]{6,}\.safetensors")
 FIRST: Final = re.compile(r"shard-0{8}-[0-9]{6,}\.safetensors")
 
 
-def stored_part(keep: str, result: EmbeddingGradients | Attribution) -> Any:
+def select_stored(keep: str, result: EmbeddingGradients | Attribution) -> Any:
     """Return the part of a result that is stored."""
     if isinstance(result, Attribution):
         return replace(result, values=None) if keep == "saliency" else result
@@ -103,7 +103,7 @@ class Writer:
         _create(folder)
         self._lock, self._owner = _lock(folder), os.getpid()
         try:
-            self._progress = self._opened_manifest(manifest), _Pending()
+            self._progress = self._open_manifest(manifest), _Pending()
             self._totals = tables_of(folder, self.manifest) if manifest.keep == "table" else {}
         except BaseException:
             self.close()
@@ -114,7 +114,7 @@ class Writer:
         """The manifest of the finished results."""
         return self._progress[0]
 
-    def _opened_manifest(self, manifest: Manifest) -> Manifest:
+    def _open_manifest(self, manifest: Manifest) -> Manifest:
         _remove_partial_files(self.folder)
         if (self.folder / NAME).exists():
             existing = read_manifest(self.folder)
@@ -125,7 +125,7 @@ class Writer:
         foreign = [path.name for path in self.folder.iterdir() if path.name != LOCK and not _is_shard(path, FIRST)]
         if foreign:
             raise FileFormatError(
-                f"{self.folder} holds {listed(sorted(foreign), 3)} and no manifest.json: expected an empty folder, or one that "
+                f"{self.folder} holds {quote(sorted(foreign), 3)} and no manifest.json: expected an empty folder, or one that "
                 "embgrad.stream has written; name another"
             )
         self._remove_unnamed(manifest)

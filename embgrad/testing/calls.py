@@ -47,7 +47,7 @@ class Asked:
     step: Callable[[Any, np.ndarray, np.ndarray], None]
     instead: Mapping[str, Any] = field(default_factory=dict)
 
-    def given(self, **options: Any) -> dict[str, Any]:
+    def list_arguments(self, **options: Any) -> dict[str, Any]:
         """Return the arguments of a call except the model."""
         return {"batch": self.batch, "objective": _ReportingObjective(self.labels), **options, **self.instead}
 
@@ -75,7 +75,7 @@ class Asked:
 
     def gradients(self, **options: Any) -> Any:
         """Call `embgrad.gradients` with these arguments."""
-        return embgrad.gradients(self.model, **self.given(**options))
+        return embgrad.gradients(self.model, **self.list_arguments(**options))
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _capture(at: str) -> Callable[[Asked], Any]:
     return make
 
 
-def _perturbed(arguments: Asked) -> Any:
+def _perturb(arguments: Asked) -> Any:
     add = {"word": np.zeros(()), "layer.1": lambda value: 0 * value}
     with embgrad.perturbed(arguments.model, **{"add": add, **arguments.instead}) as perturbation:
         arguments.train()
@@ -146,7 +146,9 @@ def _perturbed(arguments: Asked) -> Any:
 
 
 def _stream(arguments: Asked, **options: Any) -> Any:
-    kwargs = arguments.given(objective=embgrad.PerBatch(lambda batch: _ReportingObjective(arguments.labels)), **options)
+    kwargs = arguments.list_arguments(
+        objective=embgrad.PerBatch(lambda batch: _ReportingObjective(arguments.labels)), **options
+    )
     return list(embgrad.stream(arguments.model, [kwargs.pop("batch")] * 2, kwargs.pop("objective"), **kwargs))
 
 
@@ -268,7 +270,7 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     ),
     "evaluate": PublicCall(
         "evaluate",
-        lambda arguments: embgrad.evaluate(arguments.model, **arguments.given(call=arguments.call)),
+        lambda arguments: embgrad.evaluate(arguments.model, **arguments.list_arguments(call=arguments.call)),
         frozenset({"forward", "objective", "call"}),
         _ARGUMENTS,
     ),
@@ -282,7 +284,9 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     ),
     "substitutions": PublicCall(
         "substitutions",
-        lambda arguments: embgrad.substitutions(arguments.model, **arguments.given(call=arguments.call, top=3)),
+        lambda arguments: embgrad.substitutions(
+            arguments.model, **arguments.list_arguments(call=arguments.call, top=3)
+        ),
         _OBJECTIVE | {"call"},
         _ARGUMENTS,
     ),
@@ -290,7 +294,7 @@ CALLS: Final[Mapping[str, PublicCall]] = {
         "attribute",
         lambda arguments: embgrad.attribute(
             arguments.model,
-            **arguments.given(
+            **arguments.list_arguments(
                 call=arguments.call,
                 method=embgrad.methods.IntegratedGradients(2, baseline=1, tolerance=1e3),
                 batch_size=len(arguments.batch),  # some of the models take no other number of examples
@@ -302,7 +306,9 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     ),
     "faithfulness": PublicCall(
         "faithfulness",
-        lambda arguments: embgrad.metrics.faithfulness(arguments.model, **arguments.given(**_removing(arguments))),
+        lambda arguments: embgrad.metrics.faithfulness(
+            arguments.model, **arguments.list_arguments(**_removing(arguments))
+        ),
         frozenset({"forward", "objective", "call"}),
         _ARGUMENTS,
         ("override",),
@@ -310,7 +316,7 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     "infidelity": PublicCall(
         "infidelity",
         lambda arguments: embgrad.metrics.infidelity(
-            arguments.model, **arguments.given(**_removing(arguments), samples=2)
+            arguments.model, **arguments.list_arguments(**_removing(arguments), samples=2)
         ),
         frozenset({"forward", "objective", "call"}),
         _ARGUMENTS,
@@ -319,7 +325,8 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     "sensitivity": PublicCall(
         "sensitivity",
         lambda arguments: embgrad.metrics.sensitivity(
-            arguments.model, **arguments.given(call=arguments.call, method=embgrad.methods.Saliency(), samples=1)
+            arguments.model,
+            **arguments.list_arguments(call=arguments.call, method=embgrad.methods.Saliency(), samples=1),
         ),
         _OBJECTIVE | {"call"},
         _ARGUMENTS | {"at"},
@@ -329,7 +336,7 @@ CALLS: Final[Mapping[str, PublicCall]] = {
         "search",
         lambda arguments: embgrad.search(
             arguments.model,
-            **arguments.given(
+            **arguments.list_arguments(
                 call=arguments.call,
                 method=embgrad.methods.HotFlip(
                     steps=1, candidates=1
@@ -342,14 +349,18 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     ),
     "table_gradients": PublicCall(
         "table_gradients",
-        lambda arguments: embgrad.tables.table_gradients(arguments.model, **arguments.given(call=arguments.call)),
+        lambda arguments: embgrad.tables.table_gradients(
+            arguments.model, **arguments.list_arguments(call=arguments.call)
+        ),
         _OBJECTIVE | {"call"},
         _ARGUMENTS | {"at"},
         ("tables",),
     ),
     "parameter_gradients": PublicCall(
         "parameter_gradients",
-        lambda arguments: embgrad.tables.parameter_gradients(arguments.model, **arguments.given(call=arguments.call)),
+        lambda arguments: embgrad.tables.parameter_gradients(
+            arguments.model, **arguments.list_arguments(call=arguments.call)
+        ),
         _OBJECTIVE | {"call"},
         _ARGUMENTS,
         ("parameters",),
@@ -357,7 +368,7 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     "padding_report": PublicCall(
         "padding_report",
         lambda arguments: embgrad.metrics.padding_report(
-            arguments.model, **arguments.given(batch=arguments.padded, call=arguments.call)
+            arguments.model, **arguments.list_arguments(batch=arguments.padded, call=arguments.call)
         ),
         _OBJECTIVE | {"call"},
         _ARGUMENTS | {"at"},
@@ -367,9 +378,7 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     "capture of a layer": PublicCall(
         "capture", _capture("layer.1"), _BOTH, needs=("modules", "capture"), own=Asked.train
     ),
-    "perturbed": PublicCall(
-        "perturbed", _perturbed, _BOTH, frozenset({"add"}), ("modules", "perturb"), own=Asked.train
-    ),
+    "perturbed": PublicCall("perturbed", _perturb, _BOTH, frozenset({"add"}), ("modules", "perturb"), own=Asked.train),
     "stream": PublicCall("stream", _stream, _OBJECTIVE, _ARGUMENTS | {"at", "edit"}),
     "stream, left before its end": PublicCall("stream", _stream_left, _OBJECTIVE),
     "stream to a folder": PublicCall("stream", _stream_to_a_folder, _OBJECTIVE, needs=("weights",)),

@@ -34,7 +34,7 @@ def _cut_file(model: Any, folder: Path) -> None:
     embgrad.load(path)
 
 
-def _asked(objective: embgrad.Objective | embgrad.Scalar = OBJECTIVE, **options: Any) -> Callable[[Any, Path], Any]:
+def _ask(objective: embgrad.Objective | embgrad.Scalar = OBJECTIVE, **options: Any) -> Callable[[Any, Path], Any]:
     """Return a function that calls `gradients` with these options."""
     return lambda model, folder: embgrad.gradients(model, BATCH, objective, **options)
 
@@ -53,7 +53,7 @@ MISTAKES: Final[Mapping[type[embgrad.EmbgradError], tuple[str, Callable[[Any, Pa
     ),
     errors.UnsupportedError: (
         "mean",
-        _asked(objective=embgrad.Scalar(lambda outputs: 1.0), split=True),
+        _ask(objective=embgrad.Scalar(lambda outputs: 1.0), split=True),
         "split=True pulls back each example's objective by itself, and a Scalar objective has one for the whole batch: give an "
         "embgrad objective, or a function of shape (example,)",
     ),
@@ -65,48 +65,48 @@ MISTAKES: Final[Mapping[type[embgrad.EmbgradError], tuple[str, Callable[[Any, Pa
     ),
     errors.PointError: (
         "mean",
-        _asked(add={"word": np.zeros((2, 2))}),
+        _ask(add={"word": np.zeros((2, 2))}),
         "add['word'] has the shape (2, 2): expected one that broadcasts to the point's, (3, 4, 5)",
     ),
     errors.UnknownPointError: (
         "mean",
-        _asked(at="wrod"),
+        _ask(at="wrod"),
         "there is no point 'wrod': expected a role, of 'word', or a path, of …; embgrad.points(model, batch) lists all. Did you "
         "mean 'word'?",
     ),
     errors.AmbiguousPointError: (
         "two_tables",
-        _asked(),
+        _ask(),
         "'word' fits 2 lookups: word#0 = …#0 (40 rows × 5, indices of shape (3, 4)), word#1 = …#0 (40 rows × 5, indices of shape "
         "(3, 4)); name one of them, or give a list of names to get each",
     ),
     errors.PointNotReachedError: (
         "no_lookup",
-        _asked(),
+        _ask(),
         "the model made no lookup whose indices are the batch's ids, of shape (3, 4); lookups seen: none. Expected the model to "
         "look up the ids that it is given: if it changes them first, give it the changed ones, or name a point with at=...…",
     ),
     errors.OutputError: (
         "named",
-        _asked(objective=embgrad.Sum(output="nothing")),
+        _ask(objective=embgrad.Sum(output="nothing")),
         "the model has no output 'nothing': there are 'last_hidden_state' (role 'sequence'), 'pooler_output' (role 'pooled').",
     ),
     errors.ObjectiveError: (
         "mean",
-        _asked(objective=embgrad.Logit(99)),
+        _ask(objective=embgrad.Logit(99)),
         "index 99 at example 0 is out of range: the output has 3 classes, expected 0 to 2, or another output with output=... "
         "where these are no classes",
     ),
     errors.NoGradientError: (
         "detached",
-        _asked(),
+        _ask(),
         "the objective does not depend on the point 'word' (…#0 (40 rows × 5, indices of shape (3, 4))): no path in the "
         "graph leads from it to the point. Check whether the model detaches the value or converts it to integers, and whether "
         "the objective reads the right output",
     ),
     errors.CertificationError: (
         "broken",
-        _asked(check=True),
+        _ask(check=True),
         "the gradient at 'word' is wrong: in the direction 'gradient' it makes the objective change by 36.1433, and finite "
         "differences by 18.0717 (± …); 3 of 3 directions differ. Expected a backward pass that is the derivative of the forward "
         "pass: look for custom gradients, straight-through estimators and detached parts behind the point",

@@ -13,7 +13,7 @@ import embgrad
 from embgrad.backend.registry import backend_named, bind
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.question import Question
-from embgrad.engine.run import reduced_of, run_located
+from embgrad.engine.run import reduce_run, run_located
 from embgrad.testing.examples import EXAMPLES, POSITIONS, close, example_batch, needs
 from embgrad.testing.harness import Harness
 
@@ -156,7 +156,7 @@ class SeveralObjectiveChecks:
                 results = embgrad.gradients(built, batch, list(objectives), at=at)
                 for name, point in located.items():
                     values = run.points[point.key if point.key in run.points else name]
-                    for result, reduced in zip(results, reduced_of(values, point.arrangement), strict=True):
+                    for result, reduced in zip(results, reduce_run(values, point.arrangement), strict=True):
                         whole = result[name] if isinstance(result, dict) else result
                         assert reduced is not None
                         close(reduced, (whole.values * whole.activations).sum(-1), 1e-12)

@@ -56,11 +56,11 @@ class OutputChecks:
         whole = embgrad.gradients(built, batch, embgrad.Projection(np.array([1.0, -1, 2]))).values
         evaluate = embgrad.Objective.evaluate_rows
 
-        def watched(objective: Any, rows: np.ndarray, *args: Any) -> Any:
+        def watch(objective: Any, rows: np.ndarray, *args: Any) -> Any:
             crossed.append(rows.shape)
             return evaluate(objective, rows, *args)
 
-        monkeypatch.setattr(embgrad.Objective, "evaluate_rows", watched)
+        monkeypatch.setattr(embgrad.Objective, "evaluate_rows", watch)
         last = embgrad.Projection(np.array([1.0, -1, 2]), position=-1)
         for split in (False, True):
             result = embgrad.gradients(built, batch, last, split=split)

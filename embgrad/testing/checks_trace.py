@@ -132,7 +132,7 @@ class TraceChecks:
             lambda: embgrad.gradients(built, batch, objective).values,
             lambda: embgrad.gradients(built, batch, objective, batch_size=2).values,
             lambda: [point.key for point in embgrad.points(built, batch)],
-            lambda: _refused(lambda: embgrad.gradients(built, batch, objective, at="nothing")),
+            lambda: _refuse(lambda: embgrad.gradients(built, batch, objective, at="nothing")),
         ]
         before = harness.state(built)
         expected = [call() for call in calls]
@@ -169,7 +169,7 @@ def _values(model: Any, batch: Any, **options: Any) -> np.ndarray:
     return values
 
 
-def _refused(call: Callable[[], Any]) -> str:
+def _refuse(call: Callable[[], Any]) -> str:
     with pytest.raises(embgrad.EmbgradError) as caught:
         call()
     return str(caught.value)

@@ -10,7 +10,7 @@ import pytest
 
 import embgrad
 from embgrad.backend.registry import backend_named
-from embgrad.engine.weights import depth_of, substituted, weights_of
+from embgrad.engine.weights import depth_of, substitute, weights_of
 from embgrad.testing.examples import close, example_batch, example_weights, expect_same, needs
 from embgrad.testing.harness import Harness
 
@@ -91,7 +91,7 @@ class WeightChecks:
             expected = embgrad.gradients(harness.build("hidden", changed), batch, OBJECTIVE)
             name, transposed = _name_of(harness, built, key)
             value = changed[key].T if transposed else changed[key]
-            with substituted(built, {name: value}):
+            with substitute(built, {name: value}):
                 meanwhile = embgrad.gradients(built, batch, OBJECTIVE)
             close(meanwhile.values, expected.values, 1e-12)
             close(meanwhile.objective, expected.objective, 1e-12)
@@ -109,7 +109,7 @@ class WeightChecks:
             before = harness.state(built)
             expected = contextlib.nullcontext() if raised is None else pytest.raises(type(raised))
             changed = {name: value * 3 + 1 for name, value in values.items()}
-            with expected, substituted(built, changed):
+            with expected, substitute(built, changed):
                 assert all((by_name[name].get() != value).any() for name, value in values.items())
                 if raised is not None:
                     raise raised
@@ -133,7 +133,7 @@ class WeightChecks:
             ({name: "seven"}, "real numbers"),
         ]
         for values, message in wrong:
-            with pytest.raises(embgrad.EmbgradError, match=message), substituted(built, {**good, **values}):
+            with pytest.raises(embgrad.EmbgradError, match=message), substitute(built, {**good, **values}):
                 raise AssertionError("nothing is put")
             expect_same(harness.state(built), before)
 

@@ -123,7 +123,7 @@ class ConformanceSuite(
     def test_closed_form_of_cross_entropy(self, harness: Harness) -> None:
         batch, labels = example_batch(), np.array([2, 0, 1])
         for dtype in harness.precisions:
-            weights = _rounded(example_weights(), dtype)
+            weights = _round(example_weights(), dtype)
             built = harness.build("mean", weights, dtype=dtype)
             result = embgrad.gradients(built, batch, embgrad.CrossEntropy(labels))
             logits = logits_of_mean(weights, batch.ids)
@@ -395,7 +395,7 @@ class ConformanceSuite(
         np.testing.assert_array_equal(embgrad.gradients(model("masked"), floats, objective).values, expected)
 
 
-def _rounded(weights: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
+def _round(weights: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
     """Return the weights rounded to a dtype but stored with more precision, since NumPy has no bfloat16."""
     if dtype == "bfloat16":
         bits = {name: value.astype(np.float32).view(np.uint32) & 0xFFFF0000 for name, value in weights.items()}

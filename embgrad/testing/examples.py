@@ -158,13 +158,13 @@ def needs(*abilities: str) -> Callable[[type], type]:
     def decorated(checks: type) -> type:
         for name, check in list(vars(checks).items()):
             if name.startswith("test_"):
-                setattr(checks, name, _refused_without(check, abilities))
+                setattr(checks, name, _refuse_without(check, abilities))
         return checks
 
     return decorated
 
 
-def _refused_without(check: Callable[..., None], abilities: tuple[str, ...]) -> Callable[..., None]:
+def _refuse_without(check: Callable[..., None], abilities: tuple[str, ...]) -> Callable[..., None]:
     @functools.wraps(check)
     def run(self: Any, *args: Any, **fixtures: Any) -> None:
         harness = fixtures.get("harness") or fixtures["model"].harness

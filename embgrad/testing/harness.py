@@ -87,7 +87,7 @@ class Harness(Protocol):
         """Seed all random generators of the framework."""
         ...
 
-    def drawn(self) -> Any:
+    def draw_states(self) -> Any:
         """Return the state of each generator as comparable values, or the next numbers that it draws, which advances it."""
         ...
 

@@ -84,7 +84,7 @@ class Trial:
         self, call: PublicCall, place: str, error: type[BaseException], times: int = 0
     ) -> Iterator[str]:
         """Yield the faults of a call that is interrupted at a place after reaching it `times` times."""
-        make = partial(_interrupted, partial(call.make, self.asked), place, error, times)
+        make = partial(_interrupt, partial(call.make, self.asked), place, error, times)
         yield from self._faults(f"{error.__name__} at {place!r} after {times} time(s)", call, make, (place, error))
 
     def traces_of_mistakes(self, call: PublicCall) -> list[str]:
@@ -93,7 +93,7 @@ class Trial:
         for name, (error, instead) in MISTAKES.items():
             if call.takes.issuperset(instead):
                 mistaken = replace(self.asked, instead=instead)
-                make = partial(_refused, partial(call.make, mistaken), error)
+                make = partial(_refuse, partial(call.make, mistaken), error)
                 left += self._faults(name, call, make, ("backward", faults.UserError))
         return left
 
@@ -129,7 +129,7 @@ class Trial:
             return []
         make = partial(call.own, self.asked)
         if ended is not None and ended[0] not in self.silent:
-            make = partial(_interrupted, make, *ended, 0)
+            make = partial(_interrupt, make, *ended, 0)
         make()
         before = Snapshot({"model": self.look}, (), [self.source], seed=7)
         make()
@@ -144,7 +144,7 @@ def _interruptions(count: int) -> list[tuple[type[BaseException], int]]:
     return [(faults.UserError, 0), (KeyboardInterrupt, count - 1), (SystemExit, 0)]
 
 
-def _interrupted(run: Callable[[], Any], place: str, error: type[BaseException], times: int) -> None:
+def _interrupt(run: Callable[[], Any], place: str, error: type[BaseException], times: int) -> None:
     """Run a call with an injected error, and check that it raises that error, or one of the same class with its message.
 
     Keras replaces an error from a layer by a new one of the same class.
@@ -159,7 +159,7 @@ def _interrupted(run: Callable[[], Any], place: str, error: type[BaseException],
     raise AssertionError("nothing was raised")
 
 
-def _refused(run: Callable[[], Any], error: type[Exception]) -> None:
+def _refuse(run: Callable[[], Any], error: type[Exception]) -> None:
     try:
         run()
     except error:

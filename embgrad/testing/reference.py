@@ -27,8 +27,8 @@ from embgrad.backend.protocol import (
     Weight,
 )
 from embgrad.backend.rests import table_rests
-from embgrad.common.arrays import owned
-from embgrad.common.pytree import copied
+from embgrad.common.arrays import copy_owned
+from embgrad.common.pytree import copy_nest
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.descent import Reached
 from embgrad.model_points.points import UNNAMED_TABLE
@@ -70,13 +70,13 @@ class _Observer:
         self.before: dict[str, np.ndarray | None] = {}
         self.tables: dict[str, Tensor] = {}
         self._changes = PointChanges(
-            request, _to_numpy, lambda array, like: Tensor(np.asarray(array, like.value.dtype)), _unobserved
+            request, _to_numpy, lambda array, like: Tensor(np.asarray(array, like.value.dtype)), _run_unobserved
         )
         self._calls = ModuleCalls(watch, _is_tensor, self._tap)
         self.listening = listening
         self.perturbing = perturbing
         self._outer = outer
-        self._prefixes = {id(part): prefix for prefix, part in _numbered(parts)}
+        self._prefixes = {id(part): prefix for prefix, part in _number(parts)}
         self._paths = {id(table): name for name, table in _parameters(parts).items()}
 
     def at_lookup(self, table: Tensor, indices: np.ndarray, compute: Callable[[], Tensor]) -> Tensor:
@@ -84,21 +84,21 @@ class _Observer:
         keys = [observer.see(table, indices) for observer in self._of_this_pass()]
         rows = compute()
         for observer, key in zip(self._of_this_pass(), keys, strict=True):
-            rows = observer.continued(key, table, rows)
+            rows = observer.continue_with(key, table, rows)
         return rows
 
     def see(self, table: Tensor, indices: np.ndarray) -> str | None:
         """Record a lookup, and return its key if it may be a requested point."""
         return self.watch.see(self._paths.get(id(table), UNNAMED_TABLE), indices, *table.value.shape)
 
-    def continued(self, key: str | None, table: Tensor, rows: Tensor) -> Tensor:
+    def continue_with(self, key: str | None, table: Tensor, rows: Tensor) -> Tensor:
         """Return the rows of the last lookup with which the pass continues."""
         self.watch.record_output(rows)
         if key is None:
             return rows
         self.tables[key] = table
         new = self._tap(key, rows if self.listening or table.sources else rows.detach())
-        self.watch.replaced(rows, new)
+        self.watch.replace_tensor(rows, new)
         return new
 
     def table_names(self) -> dict[str, list[str]]:
@@ -140,7 +140,7 @@ class _Observer:
 class ReferencePass(ModelPass):
     """A forward pass of a `ReferenceModel`, see `ModelPass`."""
 
-    def prepared(self) -> contextlib.AbstractContextManager[None]:
+    def prepare(self) -> contextlib.AbstractContextManager[None]:
         """Set the mode, and hold the locks."""
         return _running(self.model, self.request.training)
 
@@ -150,13 +150,13 @@ class ReferencePass(ModelPass):
         self.tensors = ReferenceTensors()
         self._observer = _Observer(parts, self.recorder, self.request)
         self._parameters = _parameters(parts)
-        with _observed(self._observer):
+        with _observe(self._observer):
             if call is not None:
-                return call(self.model, copied(self.batch.inputs()))
+                return call(self.model, copy_nest(self.batch.inputs()))
             expect_single(self.model)
             plan = plan_call(parameters_of(self.model.forward)[1:], self.batch)
             self.unused = plan.unused
-            return self.model(*copied(plan.args), **copied(dict(plan.kwargs)))
+            return self.model(*copy_nest(plan.args), **copy_nest(dict(plan.kwargs)))
 
     def activations(self, keys: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the values at points."""
@@ -245,7 +245,7 @@ class ReferenceBackend:
     def paths(self, model: Any) -> Collection[str]:
         """Return the paths of the parameters and of the modules."""
         parts = as_parts(model)
-        modules = [prefix + path for prefix, part in _numbered(parts) for path in part.modules]
+        modules = [prefix + path for prefix, part in _number(parts) for path in part.modules]
         return [*_parameters(parts), *modules]
 
     @contextlib.contextmanager
@@ -306,7 +306,7 @@ class ReferenceBackend:
                     return part.forward(part, *args, **kwargs)
 
                 reached = self.points(model, batch, call)
-                return reached.repeated_by(
+                return reached.repeat_by(
                     lambda request: self.run(model, batch, replace(request, call=call)), (args, kwargs)
                 )
 
@@ -315,7 +315,7 @@ class ReferenceBackend:
             observer = observer_of(watch=watch, listening=True, outer=others)
             inside.append(part)
             try:
-                with _observed(observer):
+                with _observe(observer):
                     returned = proceed()
             finally:
                 inside.pop()
@@ -336,19 +336,19 @@ class ReferenceBackend:
             model.around, model.outside = before, outside
 
 
-def _numbered(parts: Sequence[ReferenceModel]) -> list[tuple[str, ReferenceModel]]:
+def _number(parts: Sequence[ReferenceModel]) -> list[tuple[str, ReferenceModel]]:
     return [(f"{number}." if len(parts) > 1 else "", part) for number, part in enumerate(parts)]
 
 
 def _parameters(parts: Sequence[ReferenceModel]) -> dict[str, Tensor]:
     """Return the parameters of all parts by path."""
-    return {prefix + name: value for prefix, part in _numbered(parts) for name, value in part.parameters.items()}
+    return {prefix + name: value for prefix, part in _number(parts) for name, value in part.parameters.items()}
 
 
 def _unique_parameters(parts: Sequence[ReferenceModel]) -> Iterator[tuple[str, ReferenceModel, str, Tensor]]:
     """Yield the parameters, each once, with the part that holds it."""
     seen: set[int] = set()
-    for prefix, part in _numbered(parts):
+    for prefix, part in _number(parts):
         for name, parameter in part.parameters.items():
             if id(parameter) not in seen:
                 seen.add(id(parameter))
@@ -367,8 +367,8 @@ def _weight(prefix: str, part: ReferenceModel, name: str, parameter: Tensor) -> 
         path,
         parameter.shape,
         dtype,
-        lambda: owned(parameter.value),
-        lambda indices: owned(parameter.value[indices]),
+        lambda: copy_owned(parameter.value),
+        lambda indices: copy_owned(parameter.value[indices]),
         put,
     )
 
@@ -393,13 +393,13 @@ def _running(model: Any, training: bool) -> Iterator[None]:
             state.restore()
 
 
-def _unobserved() -> contextlib.AbstractContextManager[None]:
+def _run_unobserved() -> contextlib.AbstractContextManager[None]:
     """Let a function of the user's run unobserved while the context is open; it may call the model."""
-    return _observed(_Observer([], PassRecorder(TokenBatch([[0]]), ()), Request()))
+    return _observe(_Observer([], PassRecorder(TokenBatch([[0]]), ()), Request()))
 
 
 @contextlib.contextmanager
-def _observed(observer: _Observer) -> Iterator[None]:
+def _observe(observer: _Observer) -> Iterator[None]:
     token = observing.set(observer)
     try:
         yield

@@ -43,7 +43,7 @@ class Source(Protocol):
         """Seed the source."""
         ...
 
-    def drawn(self) -> Any:
+    def draw_states(self) -> Any:
         """Return the source's state."""
         ...
 
@@ -68,7 +68,7 @@ class Snapshot:
         self._looks, self._arguments, self._sources, self._seed = looks, arguments, sources, seed
         self.seed()
         self._numbers = self._next_numbers()
-        self._before = self._looked_at()
+        self._before = self._look_at()
         self.seed()
 
     def seed(self) -> None:
@@ -85,16 +85,16 @@ class Snapshot:
             random_moves: ignore the random generators, as random numbers may have been drawn.
         """
         numbers = {} if random_moves else different("random numbers", self._numbers, self._next_numbers())
-        return {**numbers, **different("", self._before, self._looked_at())}
+        return {**numbers, **different("", self._before, self._look_at())}
 
     def _next_numbers(self) -> dict[str, Any]:
         """Return the state of each source of random numbers; sources whose state cannot be read advance."""
         name, keys, *rest = np.random.get_state()
-        drawn = {str(number): source.drawn() for number, source in enumerate(self._sources)}
+        drawn = {str(number): source.draw_states() for number, source in enumerate(self._sources)}
         numpy = hash((name, np.asarray(keys).tobytes(), *rest))
         return {"of Python": hash(random.getstate()), "of NumPy": numpy, **drawn}
 
-    def _looked_at(self) -> dict[str, Any]:
+    def _look_at(self) -> dict[str, Any]:
         return {
             **{name: look() for name, look in self._looks.items()},
             "arguments": [contents(argument) for argument in self._arguments],

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.common.files import checked_path, once
+from embgrad.common.files import check_path, once
 from embgrad.common.safetensors import read_tensors, write_tensors
 from embgrad.engine.origins import model_name
 from embgrad.errors import EmbgradError, FileFormatError, brief
@@ -44,7 +44,7 @@ def expect_target(to: Any) -> Path | None:
     """
     if to is None:
         return None
-    path = checked_path(to, "to")
+    path = check_path(to, "to")
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else "lies in a folder that does not exist"
         raise EmbgradError(

@@ -36,11 +36,11 @@ def priorities(key: np.uint64, *choices: np.ndarray) -> np.ndarray:
     """
     mixed = np.asarray(key, np.uint64)
     for choice in choices:
-        mixed = _mixed(mixed ^ _mixed(np.asarray(choice).astype(np.uint64)))
+        mixed = _mix(mixed ^ _mix(np.asarray(choice).astype(np.uint64)))
     return mixed
 
 
-def _mixed(value: np.ndarray) -> np.ndarray:
+def _mix(value: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):  # the sums and products are meant modulo 2**64
         value = value + np.uint64(0x9E3779B97F4A7C15)
         value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -11,7 +11,7 @@ from embgrad.attribution.method import expect_count
 from embgrad.token_search.draws import keys_of, priorities
 from embgrad.token_search.method import SearchMethod, State
 from embgrad.token_search.problem import Problem
-from embgrad.token_search.texts import Texts, joined
+from embgrad.token_search.texts import Texts, join
 
 __all__ = ["GCG"]
 
@@ -48,16 +48,16 @@ class GCG(SearchMethod):
     def step(self, problem: Problem, state: State, active: np.ndarray, number: int) -> State:
         """Return the state after a step."""
         for moving in state.current.take(active & state.current.free.any(1)).groups(MOST_TEXTS):
-            state = self._moved(problem, state, moving, number)
+            state = self._move(problem, state, moving, number)
         return state
 
-    def _moved(self, problem: Problem, state: State, moving: Texts, number: int) -> State:
+    def _move(self, problem: Problem, state: State, moving: Texts, number: int) -> State:
         """Return the state after a step of some texts."""
         _, ids, _ = problem.estimates(moving, self.top)
         original = problem.original
         keys = keys_of(self.seed, number, original.ids[moving.examples], original.real[moving.examples])
-        drawn = [self._drawn(problem, moving, row, ids[row], keys[row]) for row in range(len(moving))]
-        candidates = joined(drawn)
+        drawn = [self._draw(problem, moving, row, ids[row], keys[row]) for row in range(len(moving))]
+        candidates = join(drawn)
         if not len(candidates):
             return state
         values = problem.objectives(candidates)
@@ -65,10 +65,10 @@ class GCG(SearchMethod):
         examples = candidates.examples[rows]
         current_values = state.values.copy()
         current_values[examples] = values[rows]
-        improved = state.improved(problem.sign, candidates, values)
+        improved = state.improve(problem.sign, candidates, values)
         return replace(improved, current=state.current.put(examples, candidates.take(rows)), values=current_values)
 
-    def _drawn(self, problem: Problem, texts: Texts, row: int, ids: np.ndarray, key: np.uint64) -> Texts:
+    def _draw(self, problem: Problem, texts: Texts, row: int, ids: np.ndarray, key: np.uint64) -> Texts:
         """Return the texts that are evaluated in place of one: stable ones, in the order of their draws."""
         positions, ranks = np.nonzero(ids >= 0)
         replacements = ids[positions, ranks]
@@ -78,10 +78,10 @@ class GCG(SearchMethod):
         count = 0
         for start in range(0, len(order), self.candidates):
             some = order[start : start + self.candidates]
-            texts_made = texts.substituted(np.full(len(some), row), positions[some], replacements[some])
+            texts_made = texts.substitute(np.full(len(some), row), positions[some], replacements[some])
             stable = np.flatnonzero(problem.stable(texts_made))[: self.candidates - count]
             kept.append(texts_made.take(stable))
             count += len(stable)
             if count == self.candidates:
                 break
-        return joined(kept) if kept else texts.take(np.zeros(0, np.int64))
+        return join(kept) if kept else texts.take(np.zeros(0, np.int64))

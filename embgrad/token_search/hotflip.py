@@ -13,7 +13,7 @@ from embgrad.common.options import expect_flag
 from embgrad.token_search.method import SearchMethod, State
 from embgrad.token_search.problem import Problem
 from embgrad.token_search.resizing import expect_resizable, expect_room
-from embgrad.token_search.texts import Texts, joined
+from embgrad.token_search.texts import Texts, join
 
 __all__ = ["HotFlip"]
 
@@ -69,7 +69,7 @@ class HotFlip(SearchMethod):
             rows = np.flatnonzero(problem.free.any(1))
             texts = problem.original.take(rows[[problem.original.real[rows].sum(1).argmax()]])
             for _ in range(self.steps):
-                texts = texts.repeated(np.zeros(1, np.int64), texts.free.argmax(1))
+                texts = texts.repeat(np.zeros(1, np.int64), texts.free.argmax(1))
             expect_room(problem, texts, "pass insert=False, fewer steps")
         return super().start(problem)
 
@@ -85,16 +85,16 @@ class HotFlip(SearchMethod):
                 if len(remaining):
                     evaluated.append(remaining)
                     values.append(problem.objectives(remaining))
-                    met[remaining.examples[problem.rule.met(values[-1], remaining.examples)]] = True
+                    met[remaining.examples[problem.rule.is_met(values[-1], remaining.examples)]] = True
         if not evaluated:
             return state
-        found, found_values = joined(evaluated), np.concatenate(values)
+        found, found_values = join(evaluated), np.concatenate(values)
         kept = found.best_of_each(problem.sign * found_values, self.beam)
         stays = ~np.isin(state.current.examples, found.examples[kept])
-        improved = state.improved(problem.sign, found, found_values)
+        improved = state.improve(problem.sign, found, found_values)
         return replace(
             improved,
-            current=joined([state.current.take(stays), found.take(kept)]),
+            current=join([state.current.take(stays), found.take(kept)]),
             values=np.concatenate([state.values[stays], found_values[kept]]),
         )
 
@@ -103,16 +103,14 @@ class HotFlip(SearchMethod):
         seen = {texts.key(row) for row in range(len(texts))}
         if self.delete:
             rows, positions = np.nonzero(texts.free & (texts.free.sum(1) > 1)[:, None])
-            yield _new(problem, texts.deleted(rows, positions), seen)
+            yield _new(problem, texts.delete(rows, positions), seen)
         edits = _flips(problem, texts, self.candidates)
         if self.insert:
             edits = edits.with_others(_insertions(problem, texts, self.candidates))
         ranked = [edits.best(problem, example, self.candidates, seen) for example in np.unique(texts.examples).tolist()]
         start, size = 0, FIRST
         while any(len(own) > start for own in ranked):
-            yield joined(
-                [own.take(np.arange(start, min(start + size, len(own)))) for own in ranked if len(own) > start]
-            )
+            yield join([own.take(np.arange(start, min(start + size, len(own)))) for own in ranked if len(own) > start])
             start, size = start + size, 2 * size
 
 
@@ -140,7 +138,7 @@ class _Edits:
         """Return these replacements and others."""
         pairs = [(getattr(self, name), getattr(others, name)) for name in ("positions", "ids", "estimates", "ranks")]
         rows = np.concatenate([self.rows, len(self.texts) + others.rows])
-        return _Edits(joined([self.texts, others.texts]), rows, *map(np.concatenate, pairs))
+        return _Edits(join([self.texts, others.texts]), rows, *map(np.concatenate, pairs))
 
     def best(self, problem: Problem, example: int, most: int, seen: set[bytes]) -> Texts:
         """Return at most so many texts of an example that were not seen: the best at each position, then the next, and so on.
@@ -154,12 +152,12 @@ class _Edits:
         count = 0
         for start in range(0, len(own), most):
             some = own[start : start + most]
-            made = _new(problem, self.texts.substituted(self.rows[some], self.positions[some], self.ids[some]), seen)
+            made = _new(problem, self.texts.substitute(self.rows[some], self.positions[some], self.ids[some]), seen)
             kept.append(made.take(np.arange(min(len(made), most - count))))
             count += len(kept[-1])
             if count == most:
                 break
-        return joined(kept)
+        return join(kept)
 
 
 def _flips(problem: Problem, texts: Texts, top: int) -> _Edits:
@@ -173,7 +171,7 @@ def _flips(problem: Problem, texts: Texts, top: int) -> _Edits:
 def _insertions(problem: Problem, texts: Texts, top: int) -> _Edits:
     """Return replacements of the first of the two equal tokens where the token at a free position is repeated."""
     rows, positions = np.nonzero(texts.free)
-    longer = texts.repeated(rows, positions)
+    longer = texts.repeat(rows, positions)
     only = np.zeros(longer.free.shape, bool)
     only[np.arange(len(rows)), positions] = True
     edits = _flips(problem, replace(longer, free=only), top)

@@ -39,7 +39,7 @@ class State:
         """Return the state at one text of each example."""
         return cls(texts, values, texts, values, arrays or {})
 
-    def improved(self, sign: int, texts: Texts, values: np.ndarray) -> State:
+    def improve(self, sign: int, texts: Texts, values: np.ndarray) -> State:
         """Return the state whose best texts are the better ones of its own and of these; of equal ones its own stay."""
         rows = texts.best_of_each(sign * values)
         rows = rows[sign * values[rows] > sign * self.objective[texts.examples[rows]]]
@@ -67,7 +67,7 @@ class SearchMethod(ABC):
 
     def active(self, problem: Problem, state: State) -> np.ndarray:
         """Return the examples whose search goes on, bool, shape (example,): those that do not meet the stopping rule."""
-        return ~problem.rule.met(state.objective)
+        return ~problem.rule.is_met(state.objective)
 
     @abstractmethod
     def step(self, problem: Problem, state: State, active: np.ndarray, number: int) -> State:

@@ -80,7 +80,7 @@ class PEZ(SearchMethod):
         arrays = {name: array.copy() for name, array in state.arrays.items()}
         self._update(arrays, examples, -problem.sign * gradients, number + 1)
         stable = problem.stable(texts)
-        improved = state.improved(problem.sign, texts.take(stable), values[stable])
+        improved = state.improve(problem.sign, texts.take(stable), values[stable])
         current_values = state.values.copy()
         current_values[examples] = values
         return State(improved.best, improved.objective, state.current.put(examples, texts), current_values, arrays)

@@ -27,7 +27,7 @@ def searched_positions(positions: Any, batch: TokenBatch, tokenizer: Any = None)
     Raises:
         BatchError: `positions` is none of these, names padding, or leaves no position.
     """
-    result = _searched(positions, batch, tokenizer)
+    result = _find_searched(positions, batch, tokenizer)
     if not result.any():
         named = "all but those of special tokens" if positions is None else brief(positions)
         raise BatchError(
@@ -37,7 +37,7 @@ def searched_positions(positions: Any, batch: TokenBatch, tokenizer: Any = None)
     return result
 
 
-def _searched(positions: Any, batch: TokenBatch, tokenizer: Any) -> np.ndarray:
+def _find_searched(positions: Any, batch: TokenBatch, tokenizer: Any) -> np.ndarray:
     if positions is None:
         special = special_positions(batch, tokenizer)
         return batch.real if special is None else np.asarray(batch.real & ~special)
@@ -48,14 +48,14 @@ def _searched(positions: Any, batch: TokenBatch, tokenizer: Any) -> np.ndarray:
     except ValueError:
         array = np.array(None)
     if array.dtype == bool:
-        return _marked(array, batch)
+        return _mark(array, batch)
     whole = whole_numbers(array) if array.size else None
     if whole is None or whole.ndim > 1:
         raise BatchError(
             f"positions is {brief(positions)}: expected whole numbers, a slice, or a bool array of shape {batch.shape}, "
             "(example, position); None for all but special tokens"
         )
-    return _listed(np.atleast_1d(whole), batch)
+    return _list(np.atleast_1d(whole), batch)
 
 
 def _ends(batch: TokenBatch) -> np.ndarray:
@@ -75,7 +75,7 @@ def _in_slice(positions: slice, batch: TokenBatch) -> np.ndarray:
     return np.asarray(result & batch.real)
 
 
-def _marked(marked: np.ndarray, batch: TokenBatch) -> np.ndarray:
+def _mark(marked: np.ndarray, batch: TokenBatch) -> np.ndarray:
     if marked.shape != batch.shape:
         raise BatchError(
             f"positions is a bool array of shape {marked.shape}: expected {batch.shape}, (example, position); for the same "
@@ -90,7 +90,7 @@ def _marked(marked: np.ndarray, batch: TokenBatch) -> np.ndarray:
     return np.array(marked)
 
 
-def _listed(numbers: np.ndarray, batch: TokenBatch) -> np.ndarray:
+def _list(numbers: np.ndarray, batch: TokenBatch) -> np.ndarray:
     real, result = batch.real, np.zeros(batch.shape, bool)
     columns = np.where(numbers < 0, _ends(batch)[:, None] + numbers, numbers)
     for example, row in enumerate(columns.tolist()):

@@ -15,13 +15,13 @@ from embgrad.attribution.text_inputs import inputs_apart
 from embgrad.backend.protocol import BoundModel
 from embgrad.engine.company import Company
 from embgrad.engine.embedding_table import TableReader
-from embgrad.engine.evaluate import evaluated
+from embgrad.engine.evaluate import evaluate_question
 from embgrad.engine.gradients import results_of
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.question import Question
 from embgrad.errors import EmbgradError, NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.resized import resized
+from embgrad.inputs.resized import resize
 from embgrad.model_points.points import WORD
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective, Sum
@@ -102,7 +102,7 @@ class Problem:
     def before(self) -> np.ndarray:
         """L of each example of the batch, float64, shape (example,); the user is warned of what is odd in it."""
         question = self.passes.forward_question(self.batch, quiet=False)
-        values = evaluated(question, None if isinstance(self.objective, NativeObjective) else self._size)
+        values = evaluate_question(question, None if isinstance(self.objective, NativeObjective) else self._size)
         self.queries.evaluations += 1
         return values
 
@@ -158,7 +158,7 @@ class Problem:
     def batch_of(self, texts: Texts) -> TokenBatch:
         """Return the batch of texts as the model takes it, with the further inputs of their examples."""
         apart = self.apart if self.batch.extras and self._is_resized(texts).any() else frozenset()
-        return resized(self.batch, texts.examples, texts.ids, texts.real, texts.types, INSTEAD, apart)
+        return resize(self.batch, texts.examples, texts.ids, texts.real, texts.types, INSTEAD, apart)
 
     def whole_batch_of(self, texts: Texts, pad: int | None) -> TokenBatch:
         """Return the batch of texts of any lengths, padded on the right; where the batch has no mask, with one that they need.
@@ -193,9 +193,9 @@ class Problem:
             values[rows] = self.prefixes.evaluate(self.batch_of(alike), alike.examples, self._objective_of(alike))
         left = np.flatnonzero(np.isnan(values))
         for piece in self._pieces(texts.take(left)) if len(left) else ():
-            with self._explained(piece):
+            with self._explain(piece):
                 question = self.passes.forward_question(self.batch_of(piece.texts), self._objective_of(piece.texts))
-                values[left[piece.rows]] = evaluated(question)[piece.places]
+                values[left[piece.rows]] = evaluate_question(question)[piece.places]
         np.add.at(self.queries.evaluations, texts.examples, 1)
         return values
 
@@ -212,7 +212,7 @@ class Problem:
         for piece in self._pieces(texts):
             options = GradientOptions((WORD,), training=self.training)
             objectives = (self._objective_of(piece.texts),)
-            with self._explained(piece):
+            with self._explain(piece):
                 question = Question(self.bound, self.batch_of(piece.texts), objectives, options, quiet=True)
                 result, places = results_of(question)[WORD], piece.places
             yield piece.rows, np.asarray(result.objective)[places], result.values[places], result.activations[places]
@@ -289,7 +289,7 @@ class Problem:
         return np.asarray((present != own).any(1))
 
     @contextlib.contextmanager
-    def _explained(self, piece: _Piece) -> Iterator[None]:
+    def _explain(self, piece: _Piece) -> Iterator[None]:
         """Say of numbers that are not finite, and of errors at texts of another length, that the search tried these texts."""
         examples = sorted(set(piece.texts.examples.tolist()))
         named = (

@@ -36,14 +36,14 @@ class Rule:
             EmbgradError: there is no such goal, or `until` is neither a number nor a number for each example.
         """
         expect_goal(goal)
-        return cls(goal, None if until is None else _checked(until, examples))
+        return cls(goal, None if until is None else _check(until, examples))
 
     @property
     def sign(self) -> int:
         """1 where the objective is maximised, -1 where it is minimised."""
         return GOALS[self.goal]
 
-    def met(self, objective: np.ndarray, examples: np.ndarray | None = None) -> np.ndarray:
+    def is_met(self, objective: np.ndarray, examples: np.ndarray | None = None) -> np.ndarray:
         """Return whether texts with these L meet the stopping rule, bool, shape (text,).
 
         Args:
@@ -68,7 +68,7 @@ def expect_goal(goal: Any) -> None:
         )
 
 
-def _checked(until: Any, examples: int) -> np.ndarray:
+def _check(until: Any, examples: int) -> np.ndarray:
     try:
         array = to_numpy(until)
     except ValueError:

@@ -8,15 +8,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.attribution.method import chosen_method
+from embgrad.attribution.method import choose_method
 from embgrad.attribution.passes import size_of_pass
 from embgrad.attribution.text_inputs import expect_no_copies
 from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
-from embgrad.common.keywords import explained
+from embgrad.common.keywords import explain_arguments
 from embgrad.common.options import count_or_none, expect_flags
 from embgrad.common.progress import Progress, reporter
-from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.call_errors import explain_errors
 from embgrad.engine.embedding_table import word_table_reader
 from embgrad.engine.origins import origins
 from embgrad.engine.probe import with_shared
@@ -27,7 +27,7 @@ from embgrad.inputs.encode import with_known_tokens
 from embgrad.inputs.special_tokens import id_of_special
 from embgrad.objectives.log_probability import LogProbability
 from embgrad.objectives.native import NativeObjective
-from embgrad.objectives.objectives import Objective, as_objective, described
+from embgrad.objectives.objectives import Objective, as_objective, describe
 from embgrad.results.history import ARRAYS
 from embgrad.results.search import History, Search
 from embgrad.token_search.checkpoint import Checkpoint, expect_target
@@ -38,7 +38,7 @@ from embgrad.token_search.pez import PEZ
 from embgrad.token_search.positions import searched_positions
 from embgrad.token_search.problem import Problem, Queries
 from embgrad.token_search.rule import Rule, expect_goal
-from embgrad.token_search.stability import decoded, stability_of
+from embgrad.token_search.stability import decode, stability_of
 from embgrad.token_search.universal_trigger import UniversalTrigger
 from embgrad.token_search.vocabulary import allowed_ids
 
@@ -53,7 +53,7 @@ METHODS: Final[dict[str, type[SearchMethod]]] = {
 }
 
 
-@explained
+@explain_arguments
 def search(
     model: Any,
     batch: Any,
@@ -126,7 +126,7 @@ def search(
         joint=chosen.joint,
     )
     with (
-        explained_errors(problem.bound, problem.batch),
+        explain_errors(problem.bound, problem.batch),
         reporter(progress, "steps") as report,
         Checkpoint(target, chosen, problem, tokenizer, run_id) as checkpoint,
     ):
@@ -185,7 +185,7 @@ def problem_of(
     bound, tokenizer = bind(model, call), tokenizer_of(model, tokenizer)
     if tokens.extras:
         tokens = with_shared(bound, tokens, repeated=True)
-    with explained_errors(bound, tokens):
+    with explain_errors(bound, tokens):
         table = word_table_reader(bound, tokens[: size_of_pass(size, tokens.shape[1])], "embgrad.search")
         problem = Problem(
             bound,
@@ -193,7 +193,7 @@ def problem_of(
             made,
             rule,
             allowed_ids(allowed, tokenizer, table.count),
-            _searched(positions, tokens, tokenizer, made),
+            _find_searched(positions, tokens, tokenizer, made),
             table,
             stability_of(tokens, tokenizer, some=joint) if stable and tokenizer is not None else None,
             size,
@@ -205,7 +205,9 @@ def problem_of(
     return problem, tokenizer
 
 
-def _searched(positions: Any, batch: TokenBatch, tokenizer: Any, objective: Objective | NativeObjective) -> np.ndarray:
+def _find_searched(
+    positions: Any, batch: TokenBatch, tokenizer: Any, objective: Objective | NativeObjective
+) -> np.ndarray:
     """Return the positions that are searched; unless the user names them, none whose token a language model is to predict."""
     if positions is None and isinstance(objective, LogProbability) and objective.shift:
         targets = objective.targets(batch)
@@ -258,19 +260,19 @@ def _result(
         if hasattr(tokenizer, "decode"):
             for name, side in (("texts_before", batch), ("texts", found)):
                 rows = [row[real] for row, real in zip(side.ids, side.real, strict=True)]
-                texts[name] = tuple(decoded(rows, tokenizer))
+                texts[name] = tuple(decode(rows, tokenizer))
     return Search(
         before=batch,
         batch=found,
         objective_before=before,
         objective=state.objective,
-        success=None if problem.rule.until is None else problem.rule.met(state.objective),
+        success=None if problem.rule.until is None else problem.rule.is_met(state.objective),
         history=history,
         **texts,
         trigger=state.arrays.get("trigger"),
         provenance={
             **origins(problem.bound),
-            "objective": described(problem.objective),
+            "objective": describe(problem.objective),
             "method": method.describe(),
             **problem.rule.describe(),
             "stable": problem.stability is not None,
@@ -288,4 +290,4 @@ def method_from(method: Any) -> SearchMethod:
     Raises:
         EmbgradError: it is neither.
     """
-    return chosen_method(method, SearchMethod, METHODS, "embgrad.methods.HotFlip()")
+    return choose_method(method, SearchMethod, METHODS, "embgrad.methods.HotFlip()")

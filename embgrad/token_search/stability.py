@@ -12,10 +12,10 @@ import numpy as np
 
 from embgrad.errors import BatchError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.encode import BERT_SPECIAL, encoded
+from embgrad.inputs.encode import BERT_SPECIAL, encode_examples
 from embgrad.inputs.special_tokens import special_ids
 
-__all__ = ["Stability", "decoded", "stability_of"]
+__all__ = ["Stability", "decode", "stability_of"]
 
 #: Takes ids, and returns for each text the ids to which it tokenises after it was decoded.
 RoundTrip = Callable[[Sequence[Sequence[int]]], list[list[int]]]
@@ -67,12 +67,12 @@ def stability_of(batch: TokenBatch, tokenizer: Any, *, some: bool = False) -> St
     example = int(np.flatnonzero(unstable)[0])
     returned = best.round_trip([rows[example].tolist()])[0]
     raise BatchError(
-        f"example {example} holds the ids {_shown(rows[example].tolist())}, and its text tokenises to {_shown(returned)}, so "
+        f"example {example} holds the ids {_show(rows[example].tolist())}, and its text tokenises to {_show(returned)}, so "
         "that no text near it could be kept: pass stable=False to search over any ids, or a batch encoded by the same tokenizer"
     )
 
 
-def decoded(batch_ids: Sequence[np.ndarray], tokenizer: Any) -> list[str]:
+def decode(batch_ids: Sequence[np.ndarray], tokenizer: Any) -> list[str]:
     """Return the text of each sequence of ids without special tokens."""
     decode = _decoder_of(tokenizer, skip_special_tokens=True)
     return [decode(row.tolist()) for row in batch_ids]
@@ -82,22 +82,22 @@ def decoded(batch_ids: Sequence[np.ndarray], tokenizer: Any) -> list[str]:
 MOST_SHOWN: Final = 12
 
 
-def _shown(ids: Sequence[int]) -> str:
+def _show(ids: Sequence[int]) -> str:
     return f"[{', '.join(map(str, ids[:MOST_SHOWN]))}{', …' if len(ids) > MOST_SHOWN else ''}]"
 
 
 def _with_special_tokens_in_text(tokenizer: Any) -> RoundTrip:
     def round_trip(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        return _encoded_again(tokenizer, rows, lambda row: (row,), added=False)
+        return _encode_again(tokenizer, rows, lambda row: (row,), added=False)
 
     return round_trip
 
 
 def _with_special_tokens_added(tokenizer: Any) -> RoundTrip:
-    special = set(special_ids(tokenizer) or _added_ids(tokenizer))
+    special = set(special_ids(tokenizer) or _find_added_ids(tokenizer))
 
     def round_trip(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        return _encoded_again(tokenizer, rows, texts_of, added=True)
+        return _encode_again(tokenizer, rows, texts_of, added=True)
 
     def texts_of(row: Sequence[int]) -> tuple[Sequence[int], ...]:
         """Return the ids between special tokens, those of the first two texts."""
@@ -107,7 +107,7 @@ def _with_special_tokens_added(tokenizer: Any) -> RoundTrip:
     return round_trip
 
 
-def _encoded_again(
+def _encode_again(
     tokenizer: Any,
     rows: Sequence[Sequence[int]],
     texts_of: Callable[[Sequence[int]], tuple[Sequence[int], ...]],
@@ -121,7 +121,7 @@ def _encoded_again(
     result: list[list[int]] = []
     for row in rows:
         try:
-            result.append(list(encoded([tuple(map(decode, texts_of(row)))], tokenizer)[0].ids))
+            result.append(list(encode_examples([tuple(map(decode, texts_of(row)))], tokenizer)[0].ids))
         except (BatchError, LookupError, ValueError):  # a token that it cannot write, or a text that it cannot read
             result.append([])
     return result
@@ -140,7 +140,7 @@ def _accepts(function: Any, name: str) -> bool:
     return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
-def _added_ids(tokenizer: Any) -> list[int]:
+def _find_added_ids(tokenizer: Any) -> list[int]:
     """Return the ids of the special tokens that `embgrad.encode` adds for a tokenizer that adds none."""
     if not hasattr(tokenizer, "convert_tokens_to_ids"):
         return []

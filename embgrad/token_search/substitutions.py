@@ -8,10 +8,10 @@ import numpy as np
 
 from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
-from embgrad.common.keywords import explained
+from embgrad.common.keywords import explain_arguments
 from embgrad.common.options import count_or_none, expect_flag
 from embgrad.common.progress import Progress
-from embgrad.engine.call_errors import explained_decoder, explained_errors
+from embgrad.engine.call_errors import explain_decoder, explain_errors
 from embgrad.engine.embedding_table import word_table_reader
 from embgrad.engine.gradients import results_of
 from embgrad.engine.options import GradientOptions
@@ -31,7 +31,7 @@ from embgrad.token_search.vocabulary import allowed_ids, names_of
 __all__ = ["substitutions"]
 
 
-@explained
+@explain_arguments
 def substitutions(
     model: Any,
     batch: Any,
@@ -76,7 +76,7 @@ def substitutions(
         BatchError: `positions` names padding or no position; `allowed` needs a tokenizer, and there is none.
         UnsupportedError: the objective is a `Scalar`, which has no value for each example.
     """
-    count = _checked_top(top)
+    count = _check_top(top)
     expect_goal(goal)
     expect_flag(training, "training")
     size = count_or_none(batch_size, "batch_size")
@@ -91,7 +91,7 @@ def substitutions(
     searched = searched_positions(positions, tokens, tokenizer)
     if tokens.extras and size is not None:
         tokens = with_shared(bound, tokens)
-    with explained_errors(bound, tokens), explained_decoder(bound, tokens):
+    with explain_errors(bound, tokens), explain_decoder(bound, tokens):
         table = word_table_reader(bound, tokens[:size], "embgrad.substitutions")
     may = allowed_ids(allowed, tokenizer, table.count)
     question = Question(bound, tokens, (made,), GradientOptions((WORD,), training=training))
@@ -118,7 +118,7 @@ def substitutions(
     )
 
 
-def _checked_top(top: Any) -> int:
+def _check_top(top: Any) -> int:
     count = count_or_none(top, "top")
     if count is None:
         raise BatchError("top is None: expected a whole number of at least 1")

@@ -76,7 +76,7 @@ class Texts:
             yield self.take(np.isin(self.examples, numbers[start:end]))
             start = end
 
-    def substituted(self, rows: np.ndarray, positions: np.ndarray, ids: np.ndarray) -> Texts:
+    def substitute(self, rows: np.ndarray, positions: np.ndarray, ids: np.ndarray) -> Texts:
         """Return for each index of a text that text with new ids.
 
         Args:
@@ -90,7 +90,7 @@ class Texts:
         changed[index, positions] = ids
         return replace(taken, ids=changed)
 
-    def repeated(self, rows: np.ndarray, positions: np.ndarray) -> Texts:
+    def repeat(self, rows: np.ndarray, positions: np.ndarray) -> Texts:
         """Return for each index of a text that text with the token at a position twice: the others move on by one.
 
         Args:
@@ -99,15 +99,15 @@ class Texts:
         """
         width = self.ids.shape[1]
         source = np.arange(width + 1) - (np.arange(width + 1) > positions[:, None])
-        return self._moved(rows, source)
+        return self._move(rows, source)
 
-    def deleted(self, rows: np.ndarray, positions: np.ndarray) -> Texts:
+    def delete(self, rows: np.ndarray, positions: np.ndarray) -> Texts:
         """Return for each index of a text that text without the token at a position, see `repeated`."""
         width = self.ids.shape[1]
         source = np.arange(width) + (np.arange(width) >= positions[:, None])
-        return self._moved(rows, source)
+        return self._move(rows, source)
 
-    def _moved(self, rows: np.ndarray, source: np.ndarray) -> Texts:
+    def _move(self, rows: np.ndarray, source: np.ndarray) -> Texts:
         """Return texts whose positions hold what stands at others, (n, position); a position after the last one is filled."""
         texts = rows[:, None]
         arrays: dict[str, Any] = {}
@@ -126,10 +126,10 @@ class Texts:
         """Return the texts with those at the indices replaced by others, in order."""
         order = np.arange(len(self))
         order[indices] = len(self) + np.arange(len(others))
-        return joined([self, others]).take(order)
+        return join([self, others]).take(order)
 
 
-def joined(texts: Sequence[Texts]) -> Texts:
+def join(texts: Sequence[Texts]) -> Texts:
     """Return all texts in order; shorter ones are filled after their last position."""
     width = max(part.ids.shape[1] for part in texts)
 

@@ -52,7 +52,7 @@ class TriggerTexts:
     def with_trigger(self, examples: np.ndarray, trigger: np.ndarray) -> Texts:
         """Return these examples with a trigger, or with one for each, int64, shape (length,) or (text, length)."""
         columns = self.at[examples][:, None] + np.arange(self.length)
-        return self.template.substituted(examples, columns, np.broadcast_to(trigger, columns.shape))
+        return self.template.substitute(examples, columns, np.broadcast_to(trigger, columns.shape))
 
     def objectives(self, trigger: np.ndarray) -> np.ndarray:
         """Return L of each example with a trigger, float64, shape (example,)."""
@@ -157,14 +157,14 @@ def trigger_texts(problem: Problem, length: int, place: str, stable: np.ndarray 
     moved = np.where(inside, neighbour[:, None], np.where(columns < at[:, None], columns, columns - length))
     source = np.take_along_axis(order, moved, 1)[:, : int(original.real.sum(1).max()) + length]
 
-    def arranged(array: np.ndarray) -> np.ndarray:
+    def arrange(array: np.ndarray) -> np.ndarray:
         return np.take_along_axis(array, source, 1)
 
     template = Texts(
         original.examples,
-        arranged(original.ids),
-        arranged(original.real),
-        None if original.types is None else arranged(original.types),
+        arrange(original.ids),
+        arrange(original.real),
+        None if original.types is None else arrange(original.types),
         inside[:, : source.shape[1]],
     )
     rank = np.argsort(order, axis=1)

@@ -104,7 +104,7 @@ class UniversalTrigger(SearchMethod):
             return state
         texts = trigger_texts(problem, self.length, self.place, state.arrays["stable"])
         current = state.arrays["current"]
-        examples = self._drawn(len(texts.template), number)
+        examples = self._draw(len(texts.template), number)
         found = self._beam_search(texts, examples, current)
         if len(examples) < len(texts.template) and not len(texts.first_stable(texts.everything, found[None], 1)):
             found = current
@@ -151,7 +151,7 @@ class UniversalTrigger(SearchMethod):
             )
         return np.asarray(triggers[stable[0]])
 
-    def _drawn(self, count: int, number: int) -> np.ndarray:
+    def _draw(self, count: int, number: int) -> np.ndarray:
         """Return the indices of the texts that a step uses: the next ones of a random order, which is another in each round."""
         if self.examples is None or self.examples >= count:
             return np.arange(count)
@@ -169,9 +169,7 @@ class UniversalTrigger(SearchMethod):
         ids, _ = top_substitutions(gradient, rows, trigger, problem.table, problem.allowed, offered, problem.sign)
         beam, means = trigger[None], np.array([mean])
         for position in range(self.length):
-            new = np.concatenate(
-                [self._replaced(texts, examples, own, position, ids[position]) for own in beam], axis=0
-            )
+            new = np.concatenate([self._replace(texts, examples, own, position, ids[position]) for own in beam], axis=0)
             if not len(new):
                 continue
             beam, means = np.concatenate([beam, new]), np.concatenate([means, texts.means(examples, new)])
@@ -179,7 +177,7 @@ class UniversalTrigger(SearchMethod):
             beam, means = beam[best], means[best]
         return np.asarray(beam[0])
 
-    def _replaced(
+    def _replace(
         self, texts: TriggerTexts, examples: np.ndarray, trigger: np.ndarray, position: int, ids: np.ndarray
     ) -> np.ndarray:
         """Return the stable triggers with another id at a position, int64, shape (trigger, length)."""

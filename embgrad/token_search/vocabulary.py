@@ -86,10 +86,10 @@ def allowed_ids(allowed: Any, tokenizer: Any, vocab: int) -> np.ndarray:
         BatchError: a function needs the tokens, and no tokenizer names them.
         EmbgradError: `allowed` is none of these, names an id outside the table, or allows none.
     """
-    result = _allowed(allowed, _Vocabulary(tokenizer, vocab))
+    result = _allow(allowed, _Vocabulary(tokenizer, vocab))
     if not result.any():
         raise EmbgradError(
-            f"allowed is {_named(allowed)}, which allows none of the {vocab} ids: expected one id at least. Special tokens are "
+            f"allowed is {_name(allowed)}, which allows none of the {vocab} ids: expected one id at least. Special tokens are "
             "never among those that a function is asked about"
         )
     return result
@@ -147,7 +147,7 @@ class _Vocabulary:
         result[excluded[excluded < self.count]] = False
         return result
 
-    def admitted(self, function: Callable[[str], Any]) -> np.ndarray:
+    def admit(self, function: Callable[[str], Any]) -> np.ndarray:
         """Return the ordinary ids whose tokens a function admits, bool.
 
         Raises:
@@ -155,7 +155,7 @@ class _Vocabulary:
         """
         if self.tokens is None:
             raise BatchError(
-                f"allowed is a function of tokens, {_named(function)}, and "
+                f"allowed is a function of tokens, {_name(function)}, and "
                 f"{'no tokenizer is known' if self.tokenizer is None else 'the tokenizer does not list its tokens'}: pass "
                 "tokenizer=... that has get_vocab, or ids in place of the function"
             )
@@ -165,14 +165,14 @@ class _Vocabulary:
         return result
 
 
-def _allowed(allowed: Any, vocabulary: _Vocabulary) -> np.ndarray:
+def _allow(allowed: Any, vocabulary: _Vocabulary) -> np.ndarray:
     if allowed is None:
         return np.array(vocabulary.ordinary)
     if callable(allowed):
-        return vocabulary.admitted(allowed)
+        return vocabulary.admit(allowed)
     entries = list(allowed) if isinstance(allowed, (list, tuple, set, frozenset)) else None
     if entries is not None and any(callable(entry) or getattr(entry, "ndim", 0) for entry in entries):
-        return np.asarray(np.logical_and.reduce([_allowed(entry, vocabulary) for entry in entries]))
+        return np.asarray(np.logical_and.reduce([_allow(entry, vocabulary) for entry in entries]))
     try:
         array = to_numpy(allowed if entries is None else entries)
     except ValueError:
@@ -204,8 +204,8 @@ def _unusable(allowed: Any, array: np.ndarray, vocab: int) -> str:
     )
 
 
-def _named(allowed: Any) -> str:
+def _name(allowed: Any) -> str:
     """Return a value for a message, functions by their names."""
     if isinstance(allowed, (list, tuple)) and any(map(callable, allowed)):
-        return f"[{', '.join(map(_named, allowed))}]"
+        return f"[{', '.join(map(_name, allowed))}]"
     return str(getattr(allowed, "__qualname__", None) or brief(allowed))

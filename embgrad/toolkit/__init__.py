@@ -5,9 +5,9 @@ from embgrad.common.lazy import attach as _attach
 __getattr__, __dir__, __all__ = _attach(
     __name__,
     {
-        "common.arrays": ["owned", "taken", "whole_numbers"],
+        "common.arrays": ["copy_owned", "take_owned", "whole_numbers"],
         "common.memory_meter": ["MemoryMeter"],
-        "common.pytree": ["PLAIN", "copied", "every", "first", "is_nest", "mapped", "with_first"],
+        "common.pytree": ["PLAIN", "copy_nest", "every", "first", "is_nest", "map_nest", "with_first"],
         "common.tolerance": ["coarsest"],
         "toolkit.arguments": ["integer_arguments", "named_arguments"],
         "toolkit.code": ["attributes_of", "content_of", "globals_of", "is_installed", "members_of"],
@@ -16,7 +16,7 @@ __getattr__, __dir__, __all__ = _attach(
         "toolkit.object_state": ["ObjectState", "contains"],
         "toolkit.patching": ["Interception"],
         "toolkit.recorded_changes": ["is_recorded", "may_be_state", "record_change", "record_kept"],
-        "toolkit.rng": ["SharedGenerator", "drawn", "is_generator", "preserve_generators", "states_of"],
+        "toolkit.rng": ["SharedGenerator", "draw_states", "is_generator", "preserve_generators", "states_of"],
         "toolkit.signature": [
             "CallPlan",
             "NAMES",

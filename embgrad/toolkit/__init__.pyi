@@ -1,8 +1,8 @@
 """The names of `embgrad.toolkit` and their types: `__init__.py` imports each when it is first used."""
 
-from embgrad.common.arrays import owned, taken, whole_numbers
+from embgrad.common.arrays import copy_owned, take_owned, whole_numbers
 from embgrad.common.memory_meter import MemoryMeter
-from embgrad.common.pytree import PLAIN, copied, every, first, is_nest, mapped, with_first
+from embgrad.common.pytree import PLAIN, copy_nest, every, first, is_nest, map_nest, with_first
 from embgrad.common.tolerance import coarsest
 from embgrad.toolkit.arguments import integer_arguments, named_arguments
 from embgrad.toolkit.code import attributes_of, content_of, globals_of, is_installed, members_of
@@ -11,7 +11,7 @@ from embgrad.toolkit.module_calls import CallRecorder, ModuleCalls, RecordedCall
 from embgrad.toolkit.object_state import ObjectState, contains
 from embgrad.toolkit.patching import Interception
 from embgrad.toolkit.recorded_changes import is_recorded, may_be_state, record_change, record_kept
-from embgrad.toolkit.rng import SharedGenerator, drawn, is_generator, preserve_generators, states_of
+from embgrad.toolkit.rng import SharedGenerator, draw_states, is_generator, preserve_generators, states_of
 from embgrad.toolkit.signature import NAMES, CallPlan, as_parts, expect_single, parameters_of, plan_call, plan_mapping
 
 __all__ = [
@@ -31,8 +31,9 @@ __all__ = [
     "coarsest",
     "contains",
     "content_of",
-    "copied",
-    "drawn",
+    "copy_nest",
+    "copy_owned",
+    "draw_states",
     "every",
     "expect_single",
     "first",
@@ -44,12 +45,11 @@ __all__ = [
     "is_nest",
     "is_recorded",
     "locks_of",
-    "mapped",
+    "map_nest",
     "may_be_state",
     "members_of",
     "model_lock",
     "named_arguments",
-    "owned",
     "parameters_of",
     "plan_call",
     "plan_mapping",
@@ -58,7 +58,7 @@ __all__ = [
     "record_change",
     "record_kept",
     "states_of",
-    "taken",
+    "take_owned",
     "whole_numbers",
     "with_first",
 ]

@@ -67,11 +67,11 @@ def _slots_of(cls: type) -> tuple[str, ...]:
     names = []
     for base in cls.__mro__:
         slots = base.__dict__.get("__slots__", ())
-        names += [_mangled(name, base) for name in ([slots] if isinstance(slots, str) else slots)]
+        names += [_mangle(name, base) for name in ([slots] if isinstance(slots, str) else slots)]
     return tuple(name for name in names if name[:2] != "__")
 
 
-def _mangled(name: str, cls: type) -> str:
+def _mangle(name: str, cls: type) -> str:
     """Return the attribute name of a slot, mangled with the class's name if the slot is private."""
     private = name[:2] == "__" != name[-2:] and cls.__name__.strip("_")
     return f"_{cls.__name__.lstrip('_')}{name}" if private else name

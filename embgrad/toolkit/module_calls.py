@@ -29,7 +29,7 @@ class CallRecorder(Protocol):
         """Record that the innermost call ends, and return the key of its output if that is a requested point."""
         ...
 
-    def replaced(self, tensor: Any, new: Any) -> None:
+    def replace_tensor(self, tensor: Any, new: Any) -> None:
         """Record that the model continues with another tensor in place of one at a point."""
         ...
 
@@ -87,7 +87,7 @@ class ModuleCalls:
         if key is None:
             return args, kwargs
         try:
-            changed: tuple[Any, Any] = with_first((args, kwargs), self._is_floating, self._replaced(key, tensor))
+            changed: tuple[Any, Any] = with_first((args, kwargs), self._is_floating, self._replace_first(key, tensor))
         except BaseException:
             self.fail()
             raise
@@ -97,15 +97,15 @@ class ModuleCalls:
         """Record that the innermost call ends, and return the result with which the model continues."""
         tensor = first(returned, self._is_floating)
         key = self.watch.leave(tensor, () if tensor is None else tensor.shape)
-        return returned if key is None else with_first(returned, self._is_floating, self._replaced(key, tensor))
+        return returned if key is None else with_first(returned, self._is_floating, self._replace_first(key, tensor))
 
     def fail(self) -> None:
         """Record that the innermost call raised."""
         self.watch.exit_on_error()
 
-    def _replaced(self, key: str, tensor: Any) -> Any:
+    def _replace_first(self, key: str, tensor: Any) -> Any:
         new = self._replace(key, tensor)
-        self.watch.replaced(tensor, new)
+        self.watch.replace_tensor(tensor, new)
         return new
 
 

@@ -77,12 +77,12 @@ class ObjectState:
     def restore(self) -> None:
         """Restore the snapshot without calling code of the user's classes; leave unchanged containers unwritten."""
         self.record_changes()
-        for namespace, before in self._attributes.changed():
+        for namespace, before in self._attributes.find_changed():
             self._restore_attributes(namespace, before)
         for container in filter(None, self._empty):
             if not self._holds_part(container):
                 container.clear()
-        for container, content in self._changed():
+        for container, content in self._find_changed():
             if not (self._holds_part(container) or self._holds_part(content.values)):
                 content.restore(container)
         for array, copy in self._arrays:
@@ -97,7 +97,7 @@ class ObjectState:
         changed: dict[int, _Content | None] = {
             id(array): None for array, copy in self._arrays if array.tobytes() != copy.tobytes()
         }
-        for container, content in self._changed():
+        for container, content in self._find_changed():
             if any(map(_is_array, content.values)):
                 changed[id(container)] = content
         for namespace, before in self._attributes.pairs():
@@ -161,9 +161,9 @@ class ObjectState:
             is_nested = True
         self.values = [*{id(value): value for value in others}.values()]
 
-    def _changed(self) -> list[tuple[Any, _Content]]:
+    def _find_changed(self) -> list[tuple[Any, _Content]]:
         """Return the containers that were not empty and hold others now, with their content before."""
-        dicts = [(container, _Content.of(before)) for container, before in self._dicts.changed()]
+        dicts = [(container, _Content.of(before)) for container, before in self._dicts.find_changed()]
         return [*dicts, *((container, content) for container, content in self._filled if not content.is_in(container))]
 
     def _inside(self, value: Any) -> Any:
@@ -208,7 +208,7 @@ class _Copied:
         """Return the dicts with their copies."""
         return zip(self.dicts, self.copies, strict=True)
 
-    def changed(self) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
+    def find_changed(self) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
         """Return the dicts that hold other keys or objects than their copies, or hold them in another order."""
         if _are_all_same(self.dicts, self.copies):
             return []

@@ -13,7 +13,15 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["Beside", "SharedGenerator", "drawn", "is_generator", "preserve_generators", "states_of", "user_code_beside"]
+__all__ = [
+    "Beside",
+    "SharedGenerator",
+    "draw_states",
+    "is_generator",
+    "preserve_generators",
+    "states_of",
+    "user_code_beside",
+]
 
 #: How many times user code has started, and has ended, that may run concurrently with a pass in another thread.
 _beside: Final = [0, 0]
@@ -47,7 +55,7 @@ class Beside:
         return self._first[0] != self._first[1] or tuple(_beside) != self._first
 
 
-def drawn() -> Hashable:
+def draw_states() -> Hashable:
     """Return the states of Python's and NumPy's global generators, which change with every draw."""
     _, numbers, position, *_ = np.random.get_state(legacy=True)
     return random.getstate(), np.asarray(numbers).tobytes(), position
@@ -108,7 +116,7 @@ class SharedGenerator:
         self.read, self.write = read, write
         self.local = threading.local()
 
-    def preserved(self) -> AbstractContextManager[Any]:
+    def preserve(self) -> AbstractContextManager[Any]:
         """Restore the generator's state on exit, unless another thread ran user code in the meantime.
 
         After such code, for example a stream's source, restoring the state would make it draw the same numbers again.
@@ -135,7 +143,7 @@ class SharedGenerator:
 
 
 class _Kept:
-    """Restore a shared generator on exit, see `SharedGenerator.preserved`.
+    """Restore a shared generator on exit, see `SharedGenerator.preserve`.
 
     Attributes:
         state: the state of the generator that will be restored.

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from embgrad.common.arrays import to_numpy
-from embgrad.errors import BatchError, UnsupportedError, brief, listed
+from embgrad.errors import BatchError, UnsupportedError, brief, quote
 from embgrad.inputs.batch import CONVENTIONS, ID_NAMES, MASK_NAMES, PACKED, TYPE_NAMES, TokenBatch
 from embgrad.inputs.decoder import DECODER_MASKS, decoder_names, further_named
 
@@ -207,12 +207,12 @@ def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch, masks:
         by_name = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
         if not by_name:
             return _plan_unnamed(parameters, batch)
-        plan = plans[form] = _distributed(parameters, by_name, batch, masks)
+        plan = plans[form] = _distribute(parameters, by_name, batch, masks)
     filled = {name: _part(part, batch) for name, part in plan.kwargs.items()}
     return CallPlan(tuple([_part(part, batch) for part in plan.args]), filled, plan.unused)
 
 
-def _distributed(
+def _distribute(
     parameters: Sequence[inspect.Parameter],
     by_name: Mapping[str, inspect.Parameter],
     batch: TokenBatch,
@@ -223,7 +223,7 @@ def _distributed(
     if whole is not None:
         return _bind(parameters, {whole: ("inputs", True)}, ())
     if batch.convention == PACKED:
-        return _packed(parameters, by_name, batch)
+        return _pack(parameters, by_name, batch)
     known_names = {**NAMES, "mask": (*NAMES["mask"], *masks)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     ids = next((name for name in NAMES["ids"] if name in by_name), next(iter(by_name)))
@@ -244,10 +244,10 @@ def _distributed(
     _expect_complete(by_name, values)
     # Also if the lengths are one of the extras.
     lengths = ["valid_length"] if any(name in values for name in NAMES["valid_length"]) else []
-    return _bind(parameters, values, _left_out(batch, {*fields, *lengths}, {*values, *further.values()}))
+    return _bind(parameters, values, _find_left_out(batch, {*fields, *lengths}, {*values, *further.values()}))
 
 
-def _packed(
+def _pack(
     parameters: Sequence[inspect.Parameter], by_name: Mapping[str, inspect.Parameter], batch: TokenBatch
 ) -> CallPlan:
     """Return the call plan of ids in one row, which the first parameter beside `offsets` takes, unless one has a known name."""
@@ -351,15 +351,15 @@ def plan_mapping(
         nameless = [name for name in names if name not in filled]
         if len(nameless) != 1:
             raise BatchError(
-                f"the model's inputs are {listed(names)}, and none has a name that means token ids: expected one of "
-                f"{listed(NAMES['ids'])}; pass call=... to call the model yourself"
+                f"the model's inputs are {quote(names)}, and none has a name that means token ids: expected one of "
+                f"{quote(NAMES['ids'])}; pass call=... to call the model yourself"
             )
         filled[nameless[0]] = _field("ids", batch)
     missing = [name for name in names if name not in filled]
     if missing:
         raise BatchError(_missing_message(missing))
     passed = {*filled, *(name for name, _ in further.values())}
-    return filled, _left_out(batch, {fields[name] for name in names if name in fields}, passed)
+    return filled, _find_left_out(batch, {fields[name] for name in names if name in fields}, passed)
 
 
 def _further(name: str, batch: TokenBatch) -> tuple[str, Any] | None:
@@ -376,7 +376,7 @@ def _further(name: str, batch: TokenBatch) -> tuple[str, Any] | None:
     return None
 
 
-def _left_out(batch: TokenBatch, used: Collection[str], passed: Collection[str]) -> tuple[str, ...]:
+def _find_left_out(batch: TokenBatch, used: Collection[str], passed: Collection[str]) -> tuple[str, ...]:
     """Return the names of the fields and extras of a batch that a call does not use. Valid lengths count as a mask."""
     used = {*used, "mask"} if "valid_length" in used or batch.convention == PACKED else used
     fields = [field for field in ("mask", "types") if getattr(batch, field) is not None and field not in used]
@@ -388,7 +388,7 @@ def _field(field: str, batch: TokenBatch) -> Any:
         is_named = batch.convention in (*CONVENTIONS, PACKED)
         return (batch if is_named else batch.replace(convention="huggingface")).inputs()
     if batch.convention == PACKED and field in ("ids", "offsets"):
-        return batch.packed()[int(field == "offsets")]
+        return batch.pack()[int(field == "offsets")]
     if field == "valid_length":
         return batch.lengths()
     if field == "mask":
@@ -406,7 +406,7 @@ def _plan_unnamed(parameters: Sequence[inspect.Parameter], batch: TokenBatch) ->
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     takes_first = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if batch.convention == PACKED:
-        return CallPlan((), batch.inputs(), ()) if takes_any else CallPlan(batch.packed(), {}, tuple(batch.extras))
+        return CallPlan((), batch.inputs(), ()) if takes_any else CallPlan(batch.pack(), {}, tuple(batch.extras))
     if takes_any and takes_first and batch.convention == "ids":
         return CallPlan((batch.ids,), {}, ())
     if takes_any:
@@ -431,11 +431,11 @@ def _missing_message(missing: Sequence[str]) -> str:
     if lengths is not None:
         counted = "" if lengths in LENGTH_NAMES else ", or the batch's mask, from which the lengths are counted"
         return (
-            f"the model needs {listed(missing)}, which has no default, and the number of real tokens of each example is not "
+            f"the model needs {quote(missing)}, which has no default, and the number of real tokens of each example is not "
             f"known: give the batch as a dict with the key {lengths!r}{counted}, or pass call=lambda model, inputs: ..."
         )
     return (
-        f"the model needs {listed(missing)}, which has no default, and the batch has no entry of that name. Give the batch as a "
+        f"the model needs {quote(missing)}, which has no default, and the batch has no entry of that name. Give the batch as a "
         "dict with that key, or pass call=lambda model, inputs: ..."
     )
 

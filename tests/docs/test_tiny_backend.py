@@ -27,7 +27,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     known = registry.Discovery({"tiny": module.TinyBackend()}, {})
-    monkeypatch.setattr(registry, "_discovered", lambda: known)
+    monkeypatch.setattr(registry, "_discover", lambda: known)
     return module
 
 

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 import embgrad
 from embgrad.checkpoints.load_bert import bert_names
-from embgrad.engine.weights import substituted, weights_of
+from embgrad.engine.weights import substitute, weights_of
 from tests.support.bert_by_hand import ACTIVATIONS, bert_by_hand, random_weights
 
 CONFIG = {
@@ -130,7 +130,7 @@ class DescribedBert(LoadedBert):
         for name in ("encoder.layer.1.attention.self.value.weight", "encoder.layer.0.attention.output.dense.weight"):
             other = np.random.default_rng(1).normal(size=(8, 8)).astype(np.float32)
             weight = named[name]
-            with substituted(model, {weight.name: other.T if weight.transposed else other}):
+            with substitute(model, {weight.name: other.T if weight.transposed else other}):
                 pooled = self.outputs(model)[1]
             np.testing.assert_allclose(pooled, by_hand({**weights, name: other})[1], atol=2e-5)
         np.testing.assert_allclose(self.outputs(model)[1], by_hand(weights)[1], atol=2e-5)

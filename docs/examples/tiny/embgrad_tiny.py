@@ -6,7 +6,7 @@ import numpy as np
 
 from embgrad.backend import ModelPass, PassRecorder, Pullback, Request, compute_dtype
 from embgrad.errors import UnsupportedError
-from embgrad.toolkit import model_lock, owned
+from embgrad.toolkit import copy_owned, model_lock
 
 
 class Bag:
@@ -34,7 +34,7 @@ class Arrays:
         return str(array.dtype)
 
     def to_numpy(self, array):
-        return owned(array)
+        return copy_owned(array)
 
 
 class BagPass(ModelPass):
@@ -42,7 +42,7 @@ class BagPass(ModelPass):
 
     tensors = Arrays()
 
-    def prepared(self):
+    def prepare(self):
         return model_lock([self.model])
 
     def call(self):
@@ -56,12 +56,12 @@ class BagPass(ModelPass):
         return self.model(self.rows)
 
     def activations(self, keys):
-        return {key: owned(self.rows) for key in keys}
+        return {key: copy_owned(self.rows) for key in keys}
 
     def pull_back(self, cotangents, keys):
         ((logits, cotangent),) = cotangents
         gradient = self.model.pull_back(self.rows, cotangent.astype(logits.dtype))
-        return Pullback({key: owned(gradient) for key in keys})
+        return Pullback({key: copy_owned(gradient) for key in keys})
 
     def compute_dtype(self, keys, outputs, returned):
         return compute_dtype([str(self.rows.dtype)], ())

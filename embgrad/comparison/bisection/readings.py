@@ -14,7 +14,7 @@ from embgrad.backend.protocol import Backend, Call, PointValues, Request, Weight
 from embgrad.backend.registry import bind
 from embgrad.checkpoints.load_bert import LAYER_MODULES
 from embgrad.comparison.bisection.records import LAYER, Reading
-from embgrad.engine.call_errors import explained_forward
+from embgrad.engine.call_errors import explain_forward
 from embgrad.engine.descent import with_certain_roles
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.probe import order_of, with_layout, word_resolved
@@ -66,7 +66,7 @@ class Reader:
         self.call = call
         self.backend: Backend = self._bound.backend
         self._question = Question(self._bound, batch, (as_objective(objective),), GradientOptions(()))
-        with explained_forward(self._bound, batch):
+        with explain_forward(self._bound, batch):
             self.points = {point.key: point for point in self._seen()}
         self._turned = self._batch_axes()
         self._in_order = order_of(self._bound, batch, list(self.points.values())).is_batch

@@ -19,7 +19,7 @@ from embgrad.comparison.bisection.readings import Side
 from embgrad.comparison.bisection.records import Pair, Reading, Region, SearchResult, Step
 from embgrad.comparison.bisection.suspects import suspects
 from embgrad.comparison.weight_pairs import uncounted
-from embgrad.errors import ObjectiveError, PointError, listed
+from embgrad.errors import ObjectiveError, PointError, quote
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.points import WORD
 from embgrad.model_points.roles import EMBEDDINGS, LAYER, POSITION, TYPE
@@ -290,7 +290,7 @@ class Search:
             return ()
         failure = self._a.reader.failure
         why = "" if failure is None else f": {failure.message}"
-        return (f"neither model has a gradient at {listed(names)}, so none was compared there{why}",)
+        return (f"neither model has a gradient at {quote(names)}, so none was compared there{why}",)
 
     def _notes(self) -> tuple[str, ...]:
         dtypes = [side.reader.dtype for side in (self._a, self._b)]

@@ -15,7 +15,7 @@ from embgrad.common.metrics import figures_of
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.comparison.align import aligned
 from embgrad.comparison.diagnosis.case import EXACT, Case, objective_of
-from embgrad.engine.weights import substituted
+from embgrad.engine.weights import substitute
 from embgrad.errors import EmbgradError, EmbgradWarning, ObjectiveError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.points import WORD
@@ -140,7 +140,7 @@ class Source:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore", EmbgradWarning)  # they were shown when the results were computed
             if variant.weights:
-                stack.enter_context(substituted(self.case.model, variant.weights))
+                stack.enter_context(substitute(self.case.model, variant.weights))
             return self._gradients(
                 self.case.model,
                 functools.reduce(lambda batch, change: change(batch), variant.batch, self.batch),

@@ -53,7 +53,7 @@ class Harness:
     def seed(self, seed: int) -> None:
         mx.random.seed(seed)
 
-    def drawn(self) -> float:
+    def draw_states(self) -> float:
         return float(mx.nd.random.uniform(shape=(1,)).asscalar())
 
     def disturb(self, model: Any) -> None:

@@ -313,8 +313,8 @@ class Harness:
     def seed(self, seed: int) -> None:
         native.seed(seed)
 
-    def drawn(self) -> Any:
-        return native.drawn()
+    def draw_states(self) -> Any:
+        return native.draw_states()
 
     def disturb(self, model: Any) -> None:
         model.compile(optimizer="adam", loss="mse")

@@ -194,7 +194,7 @@ class Harness:
     def seed(self, seed: int) -> None:
         """There is none beside the models' own, which `state` shows."""
 
-    def drawn(self) -> None:
+    def draw_states(self) -> None:
         """There is none."""
 
     def disturb(self, model: ReferenceModel) -> None:

@@ -328,7 +328,7 @@ class Harness:
     def seed(self, seed: int) -> None:
         tf.random.set_seed(seed)
 
-    def drawn(self) -> float:
+    def draw_states(self) -> float:
         return float(tf.random.uniform(()))
 
     def disturb(self, model: Any) -> None:

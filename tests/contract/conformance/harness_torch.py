@@ -262,7 +262,7 @@ class Harness:
     def seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def drawn(self) -> bytes:
+    def draw_states(self) -> bytes:
         return torch.get_rng_state().numpy().tobytes()
 
     def disturb(self, model: nn.Module) -> None:

@@ -17,7 +17,7 @@ import keras_hub
 import numpy as np
 
 import embgrad
-from embgrad.engine.weights import substituted, weights_of
+from embgrad.engine.weights import substitute, weights_of
 
 __all__ = ["FAULTS", "ROLES"]
 
@@ -62,7 +62,7 @@ def _changed(model: Any, fault: str) -> Iterator[None]:
             dense.activation = exact
         return
     (weight,) = (weight for weight in weights_of(model) if weight.canonical == fault)
-    with substituted(model, {weight.name: weight.get() * 1.01 + 1e-3}):
+    with substitute(model, {weight.name: weight.get() * 1.01 + 1e-3}):
         yield
 
 

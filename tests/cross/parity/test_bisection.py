@@ -10,7 +10,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 import embgrad
-from embgrad.engine.weights import substituted, weights_of
+from embgrad.engine.weights import substitute, weights_of
 from embgrad.loading.models import FRAMEWORKS
 
 PAIRS = [("torch", "tensorflow"), ("torch", "gluon"), ("gluon", "tensorflow"), ("tensorflow", "torch")]
@@ -49,7 +49,7 @@ def changed(model: Any, name: str, change: Any) -> Any:
     (weight,) = (one for one in weights_of(model) if one.canonical == name)
     value = weight.get().T if weight.transposed else weight.get()
     value = change(value)
-    return substituted(model, {weight.name: value.T if weight.transposed else value})
+    return substitute(model, {weight.name: value.T if weight.transposed else value})
 
 
 @pytest.mark.parametrize(("one", "other"), [*PAIRS, *NEWER])

@@ -11,7 +11,7 @@ from embgrad_gluon.importing import import_gluonnlp
 
 import embgrad
 from embgrad.checkpoints.load_bert import bert_names
-from embgrad.engine.weights import depth_of, substituted, weights_of
+from embgrad.engine.weights import depth_of, substitute, weights_of
 from tests.frameworks.gluon.exporting import exported
 from tests.frameworks.gluon.helpers import mx
 
@@ -42,7 +42,7 @@ def test_a_cached_graph_uses_the_new_value(options: dict[str, Any]) -> None:
     assert {"2.running_mean", "2.running_var", "3.weight"} < found.keys()
     assert found["3.weight"].module == "3"
     assert depth_of(model) == 3
-    with substituted(model, {"3.weight": found["3.weight"].get() * 2, "3.bias": np.ones(3)}):
+    with substitute(model, {"3.weight": found["3.weight"].get() * 2, "3.bias": np.ones(3)}):
         np.testing.assert_allclose(total(model), before * 2, rtol=1e-5)
         np.testing.assert_allclose(model(mx.nd.array(IDS)).asnumpy(), own * 2 + 1, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(total(model), before)
@@ -57,7 +57,7 @@ def test_a_symbol_block(tmp_path: Path) -> None:
     last = [one for one in weights_of(block) if one.shape == (3, 20)]
     assert len(last) == 1
     assert any(point.path == last[0].module for point in embgrad.points(block, IDS))
-    with substituted(block, {last[0].name: last[0].get() * 2}):
+    with substitute(block, {last[0].name: last[0].get() * 2}):
         np.testing.assert_allclose(total(block), before * 2, rtol=1e-5)
     np.testing.assert_array_equal(total(block), before)
 
@@ -68,7 +68,7 @@ def test_recording_and_gradients_are_kept() -> None:
     weight.grad()[:] = 7
     with mx.autograd.record():
         loss = model(mx.nd.array(IDS)).sum()
-        with substituted(model, {"3.weight": np.zeros((3, 20))}):
+        with substitute(model, {"3.weight": np.zeros((3, 20))}):
             assert mx.autograd.is_recording()
             assert not weight.data().asnumpy().any()
     assert (weight.grad().asnumpy() == 7).all()
@@ -92,7 +92,7 @@ def test_half_precision_constants_and_parts() -> None:
     model.initialize(mx.init.Normal(0.5))
     before = total(model)
     (constant,) = (one for one in weights_of(model) if one.shape == (1, 6))
-    with substituted(model, {constant.name: np.full((1, 6), 6.0)}):
+    with substitute(model, {constant.name: np.full((1, 6), 6.0)}):
         np.testing.assert_allclose(total(model), before * 3)
     model.cast("float16")
     found = {one.name: one for one in weights_of([net(), model])}

@@ -29,6 +29,6 @@ def traces(monkeypatch: Any) -> list[Any]:
         made.append(args)
         return traced(*args, **kwargs)
 
-    traced = kept.traced
+    traced = kept.trace_model
     monkeypatch.setattr(kept, "traced", counted)
     return made

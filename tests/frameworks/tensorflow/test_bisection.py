@@ -14,7 +14,7 @@ import tf_keras as keras2
 from transformers import BertConfig, TFBertModel
 
 import embgrad
-from embgrad.engine.weights import substituted, weights_of
+from embgrad.engine.weights import substitute, weights_of
 from tests.support.sampling import slow
 
 LAYERS = 4
@@ -168,7 +168,7 @@ def test_a_saved_model(name: str, first: str) -> None:
     a, b = tf.saved_model.load(SAVED), tf.saved_model.load(SAVED)
     batch = embgrad.TokenBatch([[2, 7, 8, 3], [2, 9, 3, 0]], [[1, 1, 1, 1], [1, 1, 1, 0]], convention="tfhub")
     (weight,) = (one for one in weights_of(b) if one.name == name)
-    with substituted(b, {name: weight.get() * 1.01 + 0.01}):
+    with substitute(b, {name: weight.get() * 1.01 + 0.01}):
         found = embgrad.bisect(a, b, batch, embgrad.Sum(output="pooled"))
     assert found.first == first
     assert str(found.module).endswith(name.rpartition("/")[0])

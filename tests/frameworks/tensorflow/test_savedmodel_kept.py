@@ -35,7 +35,7 @@ IDS = {
 def made(monkeypatch: Any) -> list[Any]:
     """The graphs that are made meanwhile."""
     graphs_made: list[Any] = []
-    flattened = graphs.flattened
+    flattened = graphs.flatten
 
     def counted(function: Any) -> Any:
         graphs_made.append(function)

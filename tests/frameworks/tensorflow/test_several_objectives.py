@@ -14,7 +14,7 @@ import embgrad
 from embgrad.backend.registry import bind
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.question import Question
-from embgrad.engine.run import reduced_of, run_located
+from embgrad.engine.run import reduce_run, run_located
 from tests.support.compiled import same
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 7]])
@@ -92,7 +92,7 @@ def test_gradients_are_reduced_with_compile_and_beside_a_mask_of_the_model(objec
     assert run.uncompiled == "a trace returns whole gradients, and reduced ones are requested"
     results = embgrad.gradients(model, batch, objectives)
     for run, arrangement in runs:
-        for result, scores in zip(results, reduced_of(run.points["word"], arrangement), strict=True):
+        for result, scores in zip(results, reduce_run(run.points["word"], arrangement), strict=True):
             np.testing.assert_allclose(scores, (result.values * result.activations).sum(-1), rtol=1e-10, atol=1e-14)
         assert run.masked_id == results[0].provenance.get("masked_id")
         assert list(run.unused) == results[0].provenance["unused"]

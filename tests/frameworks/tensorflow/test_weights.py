@@ -15,7 +15,7 @@ from transformers import BertConfig, TFBertForSequenceClassification
 
 import embgrad
 from embgrad.checkpoints.load_bert import bert_names
-from embgrad.engine.weights import depth_of, substituted, weights_of
+from embgrad.engine.weights import depth_of, substitute, weights_of
 
 IDS = [[3, 5, 7, 2], [4, 1, 6, 8]]
 SAVED = Path(__file__).parents[2] / "data" / "tfhub_bert_tiny"
@@ -43,7 +43,7 @@ def test_variables_without_the_optimisers_and_the_metrics(keras: Any) -> None:
     (head,) = (one for one in found if one.shape == (6, 3))
     kernel = next(layer for layer in model.layers if layer.name == "head").kernel
     before = np.array(kernel)
-    with tf.GradientTape() as tape, substituted(model, {head.name: np.ones((6, 3))}):
+    with tf.GradientTape() as tape, substitute(model, {head.name: np.ones((6, 3))}):
         with tape.stop_recording():  # what the test itself reads
             np.testing.assert_array_equal(np.array(kernel), 1)
         assert (embgrad.gradients(model, IDS, embgrad.Sum()).values != 0).any()
@@ -61,7 +61,7 @@ def test_a_saved_model(load: Any) -> None:
     assert found[name].module == name.rpartition("/")[0]
     scopes = [point.path for point in embgrad.points(model, batch)]
     assert any(scope.endswith(f"/{found[name].module}") for scope in scopes)
-    with substituted(model, {name: found[name].get() * 3}):
+    with substitute(model, {name: found[name].get() * 3}):
         meanwhile = embgrad.gradients(model, batch, embgrad.Sum(output="pooled"))
     assert embgrad.common.metrics.figures_of(before.values, meanwhile.values).relative_l2 > 1e-3
     after = embgrad.gradients(model, batch, embgrad.Sum(output="pooled"))

@@ -151,7 +151,7 @@ def test_calls_on_offloaded_weights(mode: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["8 bits, torchao", "4 bits, torchao"])
 def test_quantised_weights_are_read_as_the_numbers_that_they_stand_for(mode: str, tmp_path: Path) -> None:
-    from embgrad.engine.weights import substituted, weights_of
+    from embgrad.engine.weights import substitute, weights_of
 
     model, name = MODES[mode].build(DECODERS["Llama"], tmp_path), "model.layers.0.self_attn.q_proj.weight"
     weights = {weight.name: weight for weight in weights_of(model)}
@@ -161,7 +161,7 @@ def test_quantised_weights_are_read_as_the_numbers_that_they_stand_for(mode: str
         pytest.raises(
             embgrad.errors.UnsupportedError, match=r"of shape \(64, 64\) is a quantised .*Tensor, which holds no other"
         ),
-        substituted(model, {name: plain}),
+        substitute(model, {name: plain}),
     ):
         pass
 

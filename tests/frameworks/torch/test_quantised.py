@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import embgrad
-from embgrad.engine.weights import substituted, weights_of
+from embgrad.engine.weights import substitute, weights_of
 
 IDS = np.array([[3, 1, 4], [1, 5, 2]])
 REFUSED = (
@@ -106,7 +106,7 @@ def test_quantised_weights_are_read_and_not_replaced() -> None:
     )
     with (
         pytest.raises(embgrad.errors.UnsupportedError, match=message),
-        substituted(model, {"inner.weight": np.zeros((4, 4))}),
+        substitute(model, {"inner.weight": np.zeros((4, 4))}),
     ):
         pass
 

@@ -99,18 +99,18 @@ def test_data_parallel_makes_no_replicas(expected: np.ndarray) -> None:
 
 
 def test_recurrent_layers_on_a_gpu_do_without_cudnn_in_evaluation_mode() -> None:
-    from embgrad_torch.state import preserved
+    from embgrad_torch.state import preserve
     from embgrad_torch.walk import Structure as structure
 
     device, result = torch.device("cuda"), structure([net()])
-    with preserved(result, device, training=False):
+    with preserve(result, device, training=False):
         assert not torch.backends.cudnn.enabled
-        with preserved(result, device, training=False):
+        with preserve(result, device, training=False):
             assert not torch.backends.cudnn.enabled
         assert not torch.backends.cudnn.enabled
     assert torch.backends.cudnn.enabled
     for model, training in ((net(), True), (nn.Linear(2, 2), False)):
-        with preserved(structure([model]), device, training=training):
+        with preserve(structure([model]), device, training=training):
             assert torch.backends.cudnn.enabled
 
 

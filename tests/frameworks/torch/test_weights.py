@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 import embgrad
 from embgrad.checkpoints.load_bert import bert_names
-from embgrad.engine.weights import depth_of, substituted, weights_of
+from embgrad.engine.weights import depth_of, substitute, weights_of
 
 IDS = [[3, 5, 7, 2], [4, 1, 6, 8]]
 
@@ -32,7 +32,7 @@ def test_parameters_and_floating_buffers_by_path() -> None:
 def test_a_graph_of_the_user_stays_valid() -> None:
     model = net().eval()
     loss = model(torch.tensor(IDS)).sum()
-    with substituted(model, {"3.weight": np.zeros((3, 24))}):
+    with substitute(model, {"3.weight": np.zeros((3, 24))}):
         pass
     loss.backward()
     assert model[3].weight.grad.abs().sum() > 0
@@ -45,7 +45,7 @@ def test_bfloat16_and_inference_tensors() -> None:
     (weight,) = (weight for weight in weights_of(model) if weight.name == "3.weight")
     assert weight.dtype == "bfloat16"
     assert weight.get().dtype == np.float32
-    with substituted(model, {"3.weight": weight.get() * 2}):
+    with substitute(model, {"3.weight": weight.get() * 2}):
         assert not torch.equal(model[3].weight, before)
     assert torch.equal(model[3].weight, before)
 
@@ -67,7 +67,7 @@ def test_tied_weights_come_once_and_a_compiled_model_sees_them() -> None:
     (only,) = weights_of(model)
     assert (only.name, only.module) == ("table.weight", "table")
     before = embgrad.gradients(model, IDS, embgrad.Sum())
-    with substituted(model, {"table.weight": only.get() * 2}):
+    with substitute(model, {"table.weight": only.get() * 2}):
         np.testing.assert_allclose(embgrad.gradients(model, IDS, embgrad.Sum()).values, before.values * 2, rtol=1e-6)
     np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Sum()).values, before.values)
 

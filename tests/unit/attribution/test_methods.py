@@ -12,7 +12,7 @@ import pytest
 import embgrad
 from embgrad.attribution.discretized import NearestRows, paths_of
 from embgrad.attribution.quadrature import RULES, nodes_and_weights
-from embgrad.attribution.shapley import exact_values, fitted_values, sampled_coalitions
+from embgrad.attribution.shapley import exact_values, fit_values, sample_coalitions
 from embgrad.testing.reference import ReferenceModel, Tensor
 from tests.unit.attribution.models import BATCH, DIM, IDS, MASK, HalfSquare, Tokenizer, curved, linear
 
@@ -280,19 +280,19 @@ def test_sampled_shapley_values_approach_the_exact_ones() -> None:
     def value(rows: np.ndarray) -> np.ndarray:
         return np.tanh(np.einsum("ci,ij,cj->c", rows, weights, rows))
 
-    whole = sampled_coalitions(members, 1024, generator)
-    drawn = sampled_coalitions(members, 900, generator)
+    whole = sample_coalitions(members, 1024, generator)
+    drawn = sample_coalitions(members, 900, generator)
     assert len(whole) == 1024
     assert len(drawn) == 900
     exact = exact_values(whole, value(whole.astype(float)))
-    sampled = fitted_values(drawn, value(drawn.astype(float)))
+    sampled = fit_values(drawn, value(drawn.astype(float)))
     assert np.linalg.norm(sampled - exact) < 0.1 * np.linalg.norm(exact)
     assert sampled.sum() == pytest.approx(exact.sum())
 
 
 def test_shapley_values_of_too_few_samples_favour_no_position() -> None:
-    drawn = sampled_coalitions(30, 20, np.random.default_rng(0))
-    sampled = fitted_values(drawn, drawn.sum(1).astype(float))
+    drawn = sample_coalitions(30, 20, np.random.default_rng(0))
+    sampled = fit_values(drawn, drawn.sum(1).astype(float))
     np.testing.assert_allclose(sampled, 1, atol=1e-12)
 
 

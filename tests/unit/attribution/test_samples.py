@@ -14,7 +14,7 @@ import embgrad
 from embgrad.attribution import discretized
 from embgrad.attribution.discretized import NearestRows
 from embgrad.attribution.quadrature import RULES, nodes_and_weights
-from embgrad.attribution.shapley import exact_values, sampled_coalitions
+from embgrad.attribution.shapley import exact_values, sample_coalitions
 from embgrad.methods import (
     DiscretizedIntegratedGradients,
     GradientShap,
@@ -209,7 +209,7 @@ def test_an_attribution_in_training_mode_is_of_the_model_in_training_mode(method
 
 @pytest.mark.parametrize("members", [1, 2, 3, 4])
 def test_shapley_values_are_the_means_of_contributions_over_all_orders(members: int) -> None:
-    coalitions = sampled_coalitions(members, 2**members, np.random.default_rng(0))
+    coalitions = sample_coalitions(members, 2**members, np.random.default_rng(0))
     assert len({row.tobytes() for row in coalitions}) == len(coalitions) == 2**members
     assert not coalitions[0].any()
     values = np.random.default_rng(1).normal(size=len(coalitions))
@@ -223,7 +223,7 @@ def test_shapley_values_are_the_means_of_contributions_over_all_orders(members: 
 
 
 def test_coalitions_are_drawn_in_pairs_after_the_empty_and_the_whole_one() -> None:
-    drawn = sampled_coalitions(6, 40, np.random.default_rng(0))
+    drawn = sample_coalitions(6, 40, np.random.default_rng(0))
     assert drawn.shape == (40, 6)
     assert (drawn[0].sum(), drawn[1].sum()) == (0, 6)
     np.testing.assert_array_equal(drawn[2::2], ~drawn[3::2])

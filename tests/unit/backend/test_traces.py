@@ -34,7 +34,7 @@ class Print:
     def __init__(self, factor: float) -> None:
         self.factor = factor
 
-    def kept(self) -> Print:
+    def without_model(self) -> Print:
         return self
 
     def is_that_of(self, now: Print) -> bool:

@@ -50,7 +50,7 @@ def _building_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         raise BuiltError(config)
 
     fake = SimpleNamespace(name="fake", package="numpy", extra=None, supports=frozenset({"load_bert"}), bert=bert)
-    monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery({"fake": fake}, {}))
+    monkeypatch.setattr(registry, "_discover", lambda: registry.Discovery({"fake": fake}, {}))
 
 
 def handed_on(folder: Path) -> dict[str, Any]:

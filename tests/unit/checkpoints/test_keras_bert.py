@@ -108,7 +108,7 @@ def test_a_weight_is_read_and_written_in_the_checkpoints_shape() -> None:
         value[:] = given
 
     native = Weight("a/kernel", "a", (2, 3, 2), "float32", value.copy, lambda indices: value[indices], put)
-    named = WeightTarget("dense.weight", (6, 2), put, "a/kernel", transposed=True).named(native)
+    named = WeightTarget("dense.weight", (6, 2), put, "a/kernel", transposed=True).with_name(native)
     assert (named.name, named.shape, named.canonical, named.transposed) == ("a/kernel", (6, 2), "dense.weight", True)
     np.testing.assert_array_equal(named.get(), value.reshape(6, 2))
     np.testing.assert_array_equal(named.rows(np.array([4, 1])), value.reshape(6, 2)[[4, 1]])

@@ -70,7 +70,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     fake = SimpleNamespace(name="fake", package="numpy", extra=None, supports=frozenset({"load_bert"}), bert=bert)
     unable = SimpleNamespace(name="unable", package="numpy", extra=None, supports=frozenset({"word"}))
     discovery = registry.Discovery({"fake": fake, "unable": unable}, {})
-    monkeypatch.setattr(registry, "_discovered", lambda: discovery)
+    monkeypatch.setattr(registry, "_discover", lambda: discovery)
     return model
 
 

@@ -24,9 +24,9 @@ def masked(directory: Path) -> Path:
 
 
 def built(directory: Path) -> Any:
-    from embgrad.loading.user_objects import imported
+    from embgrad.loading.user_objects import import_object
 
-    return imported(f"{directory}/models.py:build")()
+    return import_object(f"{directory}/models.py:build")()
 
 
 def test_the_file_holds_the_attribution(command: Any, masked: Path) -> None:

@@ -27,9 +27,9 @@ def words(directory: Path) -> Path:
 
 
 def built(directory: Path) -> Any:
-    from embgrad.loading.user_objects import imported
+    from embgrad.loading.user_objects import import_object
 
-    return imported(f"{directory}/models.py:build")()
+    return import_object(f"{directory}/models.py:build")()
 
 
 def expect_equal(first: Search, second: Search) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.common.keywords import INSTEAD, explained
+from embgrad.common.keywords import INSTEAD, explain_arguments
 from embgrad.testing.reference import ReferenceModel, lookup
 
 IDS = np.array([[3, 5], [2, 1]])
@@ -78,7 +78,7 @@ def test_the_functions_say_what_they_take(function: Any) -> None:
 
 
 def test_errors_of_the_function_itself_propagate() -> None:
-    @explained
+    @explain_arguments
     def double(number: int) -> int:
         return number * 2
 

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embgrad.common.arrays import as_asked, exact_below, is_traced, owned, taken, to_numpy, whole_numbers
+from embgrad.common.arrays import as_asked, copy_owned, exact_below, is_traced, take_owned, to_numpy, whole_numbers
 from embgrad.common.finite import not_finite
 from embgrad.common.memory_meter import MemoryMeter, process_meter
 from embgrad.common.metrics import _unit, figures_of, length, lengths, position_figures
 from embgrad.common.options import count_or_none, expect_flag, expect_flags
 from embgrad.common.progress import reporter
-from embgrad.common.pytree import copied
+from embgrad.common.pytree import copy_nest
 from embgrad.common.timing import least_times
-from embgrad.common.token_text import direction, shown_token, token_text
-from embgrad.common.tolerance import checked_tolerance, coarsest, tolerance_for, tolerance_of, unit_roundoff
+from embgrad.common.token_text import direction, show_token, token_text
+from embgrad.common.tolerance import check_tolerance, coarsest, tolerance_for, tolerance_of, unit_roundoff
 from embgrad.errors import BatchError, EmbgradError
 from tests.unit.refusals import refused
 
@@ -111,29 +111,29 @@ def test_the_coarsest_dtype_has_the_fewest_digits() -> None:
 @pytest.mark.parametrize("value", [True, -1, -1e-9, float("inf"), float("nan"), "1", [1]])
 def test_tolerances_that_are_refused(value: Any) -> None:
     with refused(EmbgradError, "tolerance is ", "expected a number of at least 0, such as 1e-5, or None"):
-        checked_tolerance(value)
+        check_tolerance(value)
 
 
 def test_tolerances_that_are_taken() -> None:
-    assert (checked_tolerance(None), checked_tolerance(0), checked_tolerance(np.float32(0.5))) == (None, 0.0, 0.5)
+    assert (check_tolerance(None), check_tolerance(0), check_tolerance(np.float32(0.5))) == (None, 0.0, 0.5)
 
 
 @pytest.mark.parametrize(("given", "kept"), [("float16", "float32"), ("float32", "float32"), ("float64", "float64")])
 def test_owned_arrays_are_copies_in_single_or_double_precision(given: str, kept: str) -> None:
     array = np.asfortranarray(np.arange(6.0).reshape(2, 3).astype(given))
-    for made in (owned(array), taken(array)):
+    for made in (copy_owned(array), take_owned(array)):
         assert made.dtype == kept
         assert made.flags.c_contiguous
         assert made.flags.writeable
         assert not np.shares_memory(made, array)
         np.testing.assert_array_equal(made, array)
     fitting = np.arange(6, dtype=np.float32)
-    assert taken(fitting) is fitting
-    assert not np.shares_memory(owned(fitting), fitting)
+    assert take_owned(fitting) is fitting
+    assert not np.shares_memory(copy_owned(fitting), fitting)
     for other in (fitting[::2], fitting[1:]):
-        assert not np.shares_memory(taken(other), fitting)
+        assert not np.shares_memory(take_owned(other), fitting)
     fitting.flags.writeable = False
-    assert taken(fitting).flags.writeable
+    assert take_owned(fitting).flags.writeable
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [("float16", 11), ("float32", 24), ("float64", 53)])
@@ -231,7 +231,7 @@ def test_tokens_are_never_empty_and_not_too_long(token: str, shown: str) -> None
 
 
 def test_marks_of_tokenizers_are_not_shown() -> None:
-    shown = [shown_token(token) for token in ("##ing", "Ġfilm", "▁film", "##", "Ġ", "▁▁", "", "film")]
+    shown = [show_token(token) for token in ("##ing", "Ġfilm", "▁film", "##", "Ġ", "▁▁", "", "film")]
     assert shown == ["ing", "film", "film", "##", "␣", "␣", "∅", "film"]
 
 
@@ -317,14 +317,14 @@ def test_a_line_of_numbers_is_overwritten_and_erased(monkeypatch: pytest.MonkeyP
 def test_copies_of_inputs_are_apart_but_for_plain_values_and_functions() -> None:
     inner = {"b": [1, 2], "array": np.zeros(2)}
     given = [inner, (inner["b"], "text"), len, (number for number in [1])]
-    made = copied(given)
+    made = copy_nest(given)
     assert made[0]["b"] == [1, 2]
     assert made[0]["b"] is not inner["b"]
     assert made[1][0] is not inner["b"]
     assert not np.shares_memory(made[0]["array"], inner["array"])
     assert made[2] is len
     assert made[3] is given[3], "it cannot be copied"
-    kept = copied(given, lambda value: isinstance(value, np.ndarray))
+    kept = copy_nest(given, lambda value: isinstance(value, np.ndarray))
     assert kept[0]["array"] is inner["array"]
     assert kept[0]["b"] is not inner["b"]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embgrad.common.pytree import every, first, mapped, with_first
+from embgrad.common.pytree import every, first, map_nest, with_first
 
 
 class Tensor:
@@ -121,10 +121,10 @@ NESTS = st.recursive(
 def test_every_tensor_is_found_in_order_and_replaced(nest: Any) -> None:
     actual = every(nest, is_tensor)
     assert (actual[0] if actual else None) is first(nest, is_tensor)
-    assert mapped(nest, is_tensor, lambda item: item) is nest, "where nothing changes, nothing is copied"
+    assert map_nest(nest, is_tensor, lambda item: item) is nest, "where nothing changes, nothing is copied"
     fresh = iter([Tensor() for _ in actual])
-    new = mapped(nest, is_tensor, lambda item: next(fresh))
+    new = map_nest(nest, is_tensor, lambda item: next(fresh))
     assert len(every(new, is_tensor)) == len(actual)
     assert not {*map(id, every(new, is_tensor))} & {*map(id, actual)}
     back = iter(actual)
-    assert same(mapped(new, is_tensor, lambda item: next(back)), nest)
+    assert same(map_nest(new, is_tensor, lambda item: next(back)), nest)

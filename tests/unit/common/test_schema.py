@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embgrad.common.files import checked_path, read_bounded, read_json, write_whole
+from embgrad.common.files import check_path, read_bounded, read_json, write_whole
 from embgrad.common.safetensors import MOST_AXES, read_shapes, read_tensors, write_tensors
 from embgrad.common.schema import FLAG, OBJECT, TEXT, Rule, SchemaError, expect_object, list_of, number, whole
 from embgrad.common.text import visible
@@ -91,14 +91,14 @@ def test_a_temporary_file_that_exists_is_not_written_over(tmp_path: Path, monkey
 
 
 def test_paths_that_are_refused() -> None:
-    assert checked_path("a/b") == checked_path(Path("a") / "b")
+    assert check_path("a/b") == check_path(Path("a") / "b")
     for value, message in (
         (3, "path is 3: expected the path"),
         ("", "path is empty"),
         ("a\0", "without the character NUL"),
     ):
         with refused(EmbgradError, message):
-            checked_path(value)
+            check_path(value)
 
 
 def written(path: Path, header: Any, data: bytes = b"") -> Path:

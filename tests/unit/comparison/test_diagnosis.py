@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import embgrad
 from embgrad.comparison.diagnosis.findings import CAUSES
-from embgrad.engine.weights import substituted, weights_of
+from embgrad.engine.weights import substitute, weights_of
 from embgrad.testing.reference import ReferenceModel, lookup
 
 IDS = np.array([[1, 5, 9, 5, 2, 0, 0], [1, 7, 3, 2, 0, 0, 0], [1, 8, 6, 8, 4, 3, 2]])
@@ -421,7 +421,7 @@ class TestModels:
         model = classifier()
         head = next(weight for weight in weights_of(model) if weight.name == "W")
         with ThreadPoolExecutor(1) as pool:
-            with substituted(model, {"W": HEAD * 2}):
+            with substitute(model, {"W": HEAD * 2}):
                 read = pool.submit(head.get)
                 with pytest.raises(TooLate):
                     read.result(timeout=0.3)

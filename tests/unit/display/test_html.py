@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from embgrad.common.text import printable, visible
 from embgrad.display.colours import LEVELS, tint
-from embgrad.display.html import MOST_TEXT, Html, cell, coloured, join, line_html, page, prose, tag, text_html
+from embgrad.display.html import MOST_TEXT, Html, cell, colour, join, line_html, page, prose, tag, text_html
 from embgrad.display.lines import Line, Piece
 
 
@@ -160,7 +160,7 @@ def test_changed_pieces_are_marked(mark: str, element: str, struck: bool) -> Non
 
 
 def test_a_text_without_a_level_has_no_colour() -> None:
-    assert coloured("x", "", 0) == '<span style="border-radius:3px">x</span>'
-    assert coloured("x", "p", LEVELS, "a:b", "td", id="i") == (
+    assert colour("x", "", 0) == '<span style="border-radius:3px">x</span>'
+    assert colour("x", "p", LEVELS, "a:b", "td", id="i") == (
         f'<td style="a:b;border-radius:3px;background:{tint("p", LEVELS)}" id="i">x</td>'
     )

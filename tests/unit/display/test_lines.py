@@ -10,7 +10,7 @@ import pytest
 
 from embgrad.display.latex import latex
 from embgrad.display.lines import GAP, Line, Piece, TokenMatrix, examples_of, first_of, piece_name
-from embgrad.display.terminal import _parts, changes_legend, painted, scores_legend
+from embgrad.display.terminal import _parts, changes_legend, paint, scores_legend
 from embgrad.errors import EmbgradError
 from tests.unit.refusals import refused
 
@@ -118,7 +118,7 @@ def test_a_name_is_one_line_that_can_be_seen(shown: str, name: str) -> None:
 
 
 def text(line: Line, coloured: bool = False) -> str:
-    return "".join(part for part, _ in painted(line, coloured))
+    return "".join(part for part, _ in paint(line, coloured))
 
 
 def test_scores_are_digits_without_colours() -> None:
@@ -127,13 +127,13 @@ def test_scores_are_digits_without_colours() -> None:
     assert text(line_of(3.0, 1.0, -3.0, scale=2.0)) == "a(+9) b(+4) c(-9)"
     assert text(line_of(3.0, 1.0, special=(0,))) == "a b(+9)"
     assert text(line_of(math.nan, special=(0,))) == "a (nan)"
-    assert list(painted(line_of(2.0, special=(0,)), True))[1] == ("a", "dim")
+    assert list(paint(line_of(2.0, special=(0,)), True))[1] == ("a", "dim")
 
 
 def test_scores_are_colours_of_the_scale() -> None:
-    parts = list(painted(line_of(2.0, -2.0, 0.0), True))
+    parts = list(paint(line_of(2.0, -2.0, 0.0), True))
     assert parts[1::2] == [("a", "#000000 on #d55e00"), ("b", "#ffffff on #0072b2"), ("c", "")]
-    assert list(painted(line_of(2.0, signed=False), True))[1] == ("a", "#ffffff on #6a2c91")
+    assert list(paint(line_of(2.0, signed=False), True))[1] == ("a", "#ffffff on #6a2c91")
 
 
 def test_changes_are_colours_or_brackets() -> None:
@@ -144,7 +144,7 @@ def test_changes_are_colours_or_brackets() -> None:
     line = Line("", "", 0, (*pieces, Piece("x", (), 0.0, False, ""), Piece("[S]", (), 0.0, True, " ")), True)
     assert text(line) == "[-r-] [-d-] {+a+}x [S]"
     assert text(line, True) == "r d ax [S]"
-    styles = [style for part, style in painted(line, True) if part.strip()]
+    styles = [style for part, style in paint(line, True) if part.strip()]
     assert styles == ["#ffffff on #0072b2"] * 2 + ["#000000 on #d55e00", "", "dim"]
 
 

@@ -34,7 +34,7 @@ def backend(name: str, package: str = "numpy") -> Any:
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def put(actual: dict[str, Any], failures: dict[str, str]) -> None:
-        monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery(actual, failures))
+        monkeypatch.setattr(registry, "_discover", lambda: registry.Discovery(actual, failures))
 
     return put
 

@@ -10,7 +10,7 @@ import pytest
 import embgrad
 from embgrad.backend import registry
 from embgrad.checkpoints.load_bert import WeightTarget
-from embgrad.engine.weights import substituted
+from embgrad.engine.weights import substitute
 from embgrad.testing.reference import ReferenceBackend, ReferenceModel, Tensor, lookup
 from tests.unit.numerics import differences
 from tests.unit.refusals import refused
@@ -111,7 +111,7 @@ def test_canonical_names(monkeypatch: pytest.MonkeyPatch) -> None:
             dense = [target("encoder.dense.weight", "W", True), target("encoder.dense.bias", "b")]
             return [*dense, *(target(f"other.{name}", name) for name in named)]
 
-    monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery({"reference": Able()}, {}))
+    monkeypatch.setattr(registry, "_discover", lambda: registry.Discovery({"reference": Able()}, {}))
     native = embgrad.tables.parameter_gradients(model(), IDS, embgrad.Sum())
     actual = embgrad.tables.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
     assert list(actual) == ["other.E", "encoder.dense.weight", "encoder.dense.bias", "other.H", "other.unused"]
@@ -155,7 +155,7 @@ def test_a_backend_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     class Limited(ReferenceBackend):
         supports = frozenset({"word"})
 
-    monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery({"reference": Limited()}, {}))
+    monkeypatch.setattr(registry, "_discover", lambda: registry.Discovery({"reference": Limited()}, {}))
     for ask, ability in (
         (embgrad.tables.parameter_gradients, "parameters"),
         (embgrad.tables.table_gradients, "tables"),
@@ -190,5 +190,5 @@ def test_training_draws_the_random_numbers_of_a_plain_forward_pass() -> None:
 
 def test_a_value_that_is_no_array_cannot_be_substituted_for_a_weight() -> None:
     message = r"value for the weight 'b' is \[\[1, 2\], \[3\]\], which is no array \(.*\): expected real numbers"
-    with pytest.raises(embgrad.EmbgradError, match=message), substituted(model(), {"b": [[1, 2], [3]]}):
+    with pytest.raises(embgrad.EmbgradError, match=message), substitute(model(), {"b": [[1, 2], [3]]}):
         raise AssertionError("nothing is written")

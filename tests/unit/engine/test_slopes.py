@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.engine.check import _excused, _is_rough, _judge, _length, _Line
+from embgrad.engine.check import _excuse, _is_rough, _judge, _length, _Line
 from embgrad.engine.company import differs, rows_of_test, tolerance_of
 from embgrad.engine.finite_differences import PRECISION
 from embgrad.engine.weights import weights_of
@@ -86,11 +86,11 @@ def test_a_direction_in_which_nothing_moves_is_no_test() -> None:
 def test_only_a_gradient_of_zeros_is_excused_by_other_directions() -> None:
     lines = [line(4.0, own=False, kink=0.5), line(1.0, own=False)]
     judged = _judge(lines, 16, DOUBLE)
-    assert _excused(lines, judged) == judged[:1]
+    assert _excuse(lines, judged) == judged[:1]
     lines.append(line(1.0))
-    assert _excused(lines, _judge(lines, 16, DOUBLE)) == []
+    assert _excuse(lines, _judge(lines, 16, DOUBLE)) == []
     unmoved = [*lines[:2], line(1.0, moves=False)]
-    assert _excused(unmoved, judged) == judged[:1]
+    assert _excuse(unmoved, judged) == judged[:1]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_a_sub_batch_of_each_size_is_compared(
         found.append(start)
         return contextlib.nullcontext()
 
-    monkeypatch.setattr(sub_batches, "compared", record)
+    monkeypatch.setattr(sub_batches, "compare_sub_batch", record)
     reported: list[tuple[int, int]] = []
     ids = sub_batches.run_in_sub_batches(
         question, size, lambda *figures: reported.append(figures), lambda part: part.batch.ids

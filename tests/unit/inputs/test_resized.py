@@ -10,7 +10,7 @@ import pytest
 
 from embgrad.errors import UnsupportedError
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.resized import expect_resizable_input, has_positions, is_copy_of_ids, resized, with_numbers
+from embgrad.inputs.resized import expect_resizable_input, has_positions, is_copy_of_ids, resize, with_numbers
 
 IDS = np.array([[3, 4, 5, 0, 0], [6, 7, 8, 9, 3]])
 MASK = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
@@ -25,7 +25,7 @@ REAL = np.arange(6) < LENGTHS[:, None]
 def followed(extras: dict[str, Any], batch: TokenBatch | None = None, apart: tuple[str, ...] = ()) -> Any:
     """Return the further inputs of the versions."""
     batch = TokenBatch(IDS, MASK, TYPES).replace(extras=extras) if batch is None else batch.replace(extras=extras)
-    texts = resized(batch, EXAMPLES % len(batch), np.where(REAL, 2, 0), REAL, np.where(REAL, 1, 0), "do so", apart)
+    texts = resize(batch, EXAMPLES % len(batch), np.where(REAL, 2, 0), REAL, np.where(REAL, 1, 0), "do so", apart)
     return texts.extras
 
 
@@ -155,7 +155,7 @@ def test_what_has_as_many_entries_as_positions_is_refused(value: Any) -> None:
 def test_ones_without_padding_are_a_mask_by_their_name_alone() -> None:
     batch = TokenBatch([[3, 4, 5, 6]])
     ones = np.ones((1, 4), np.int32)
-    found = resized(batch.replace(extras={"text_mask": ones}), EXAMPLES * 0, np.where(REAL, 2, 0), REAL, None, "do so")
+    found = resize(batch.replace(extras={"text_mask": ones}), EXAMPLES * 0, np.where(REAL, 2, 0), REAL, None, "do so")
     np.testing.assert_array_equal(found.extras["text_mask"], REAL)
     with pytest.raises(UnsupportedError, match="'weights' has the shape"):
         expect_resizable_input(batch.replace(extras={"weights": ones}), "weights", "do so")
@@ -164,7 +164,7 @@ def test_ones_without_padding_are_a_mask_by_their_name_alone() -> None:
 def test_versions_with_the_same_real_positions_keep_all_inputs() -> None:
     extras = {"span": np.array([[0, 2], [1, 3]]), "boxes": np.arange(40).reshape(2, 5, 4), "lengths": [1, 2]}
     batch = TokenBatch(IDS, MASK, extras=extras)
-    found = resized(batch, np.array([1, 1]), IDS[[0, 0]], batch.real[[1, 1]], None, "do so")
+    found = resize(batch, np.array([1, 1]), IDS[[0, 0]], batch.real[[1, 1]], None, "do so")
     np.testing.assert_array_equal(found.extras["span"], [[1, 3], [1, 3]])
     np.testing.assert_array_equal(found.extras["boxes"], extras["boxes"][[1, 1]])
     assert found.extras["lengths"] == [2, 2]

@@ -34,7 +34,7 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         name: SimpleNamespace(name=name, package=package, extra=name, supports=frozenset({"load_bert"}))
         for name, package in packages.items()
     }
-    monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery(fakes, {}))
+    monkeypatch.setattr(registry, "_discover", lambda: registry.Discovery(fakes, {}))
     monkeypatch.setattr(module, "is_installed", lambda package: True)
     return fakes
 

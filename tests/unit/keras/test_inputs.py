@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.keras.inputs import filled
+from embgrad.keras.inputs import fill
 
 IDS = np.array([[5, 7, 2], [3, 0, 0]])
 MASK = (IDS != 0).astype(np.int64)
@@ -28,7 +28,7 @@ GPT2 = {name: declared(name) for name in ("token_ids", "padding_mask")}
 
 
 def native(structure: Any, batch: embgrad.TokenBatch) -> tuple[Any, tuple[str, ...]]:
-    return filled(structure, batch, lambda name, value, dtype: np.asarray(value, dtype))
+    return fill(structure, batch, lambda name, value, dtype: np.asarray(value, dtype))
 
 
 def same(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

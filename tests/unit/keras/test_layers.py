@@ -120,7 +120,10 @@ def test_padding_of_a_table_is_zero_where_its_layer_masks_it(mask_zero: Any, row
 
 def test_the_outputs_of_a_functional_model_have_their_declared_order() -> None:
     model = Functional("net", output={"sequence": 0, "pooled": 1})
-    assert list(keras_layers.declared_order(model, {"pooled": 2, "sequence": 3})) == ["sequence", "pooled"]
+    assert list(keras_layers.restore_declared_order(model, {"pooled": 2, "sequence": 3})) == ["sequence", "pooled"]
     for returned in ({"pooled": 2}, [2, 3], 4):
-        assert keras_layers.declared_order(model, returned) is returned
-    assert list(keras_layers.declared_order(Layer("net"), {"pooled": 2, "sequence": 3})) == ["pooled", "sequence"]
+        assert keras_layers.restore_declared_order(model, returned) is returned
+    assert list(keras_layers.restore_declared_order(Layer("net"), {"pooled": 2, "sequence": 3})) == [
+        "pooled",
+        "sequence",
+    ]

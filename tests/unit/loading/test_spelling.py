@@ -11,7 +11,7 @@ import pytest
 import embgrad
 from embgrad.errors import EmbgradError
 from embgrad.loading.errors import UsageError
-from embgrad.loading.objectives import CLASSES, labels_from, parsed_objective
+from embgrad.loading.objectives import CLASSES, labels_from, parse_objective
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from embgrad.loading.objectives import CLASSES, labels_from, parsed_objective
     ],
 )
 def test_objectives_are_parsed(spelled: str | None, labels: Any, found: dict[str, Any]) -> None:
-    objective = parsed_objective(spelled, labels)
+    objective = parse_objective(spelled, labels)
     assert objective is not None
     assert objective.describe() == found
 
@@ -65,7 +65,7 @@ def test_every_objective_can_be_parsed() -> None:
 )
 def test_other_objectives_are_refused(spelled: str, labels: Any, said: str) -> None:
     with pytest.raises(EmbgradError, match=said):
-        parsed_objective(spelled, labels)
+        parse_objective(spelled, labels)
 
 
 def test_labels(directory: Path) -> None:
@@ -73,7 +73,7 @@ def test_labels(directory: Path) -> None:
     assert labels_from("labels.txt") == labels_from("0,1 -100,") == [0, 1, -100]
     assert labels_from("0, 1 2") == [0, 1, 2]
     assert labels_from("[[0, -100], [1, 2]]") == [[0, -100], [1, 2]]
-    assert labels_from(None) is parsed_objective(None) is None
+    assert labels_from(None) is parse_objective(None) is None
     (directory / "labels.txt").write_text("zero\n")
     with pytest.raises(UsageError, match=r"labels\.txt holds 'zero"):
         labels_from("labels.txt")

@@ -122,7 +122,7 @@ def test_a_pass_that_records_everything_need_not_reach_what_is_requested() -> No
     assert watch.see("table", IDS, 10, 4) == "table#0"
     rows, new = Value(), Value()
     watch.record_output(rows)
-    watch.replaced(rows, new)
+    watch.replace_tensor(rows, new)
     watch.enter("a", "Layer", new, (2, 3, 4))
     watch.leave(new, (2, 3, 4))
     assert watch.resolve() == {"table#0": "table#0", "a:output#0": "a:output#0"}

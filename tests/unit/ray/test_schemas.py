@@ -17,7 +17,7 @@ import ray.data
 import embgrad
 import embgrad.ray
 from embgrad.errors import FileFormatError
-from embgrad.ray.source import conformed, expect_parquet, json_table, unified
+from embgrad.ray.source import conform, expect_parquet, json_table, unify
 from embgrad.ray.tally import tally_of
 from tests.unit.ray import models
 from tests.unit.ray.models import labelled
@@ -183,7 +183,7 @@ def test_whole_numbers_beyond_floats_are_refused(items: Items, tmp_path: Path) -
 
 def test_types_are_widened_where_no_value_changes() -> None:
     def together(*kinds: pa.DataType) -> pa.DataType:
-        return unified([(str(number), pa.schema([("n", kind)])) for number, kind in enumerate(kinds)]).field(0).type
+        return unify([(str(number), pa.schema([("n", kind)])) for number, kind in enumerate(kinds)]).field(0).type
 
     assert together(pa.int32(), pa.int64(), pa.int8()) == pa.int64()
     assert together(pa.null(), pa.list_(pa.null()), pa.list_(pa.int8())) == pa.list_(pa.int8())
@@ -194,17 +194,17 @@ def test_types_are_widened_where_no_value_changes() -> None:
                     FileFormatError, match=r"^the columns of 1 do not fit those before \(.*\bn\b.*\): expected"
                 ):
                     together(*order)
-    assert unified([]) == pa.schema([])
+    assert unify([]) == pa.schema([])
     tensors = [pa.fixed_shape_tensor(pa.int8(), [2, size]) for size in (2, 3)]
     assert together(tensors[0], tensors[0]) == tensors[0]
     assert together(tensors[0], pa.null()) == pa.list_(pa.list_(pa.int8()))
     assert together(*tensors, pa.list_(pa.list_(pa.int16()))) == pa.list_(pa.list_(pa.int16()))
     values = np.arange(12, dtype=np.int8).reshape(2, 2, 3)
     rows = pa.table({"n": pa.FixedShapeTensorArray.from_numpy_ndarray(values)})
-    assert conformed(rows, rows.schema, "it").equals(rows)
+    assert conform(rows, rows.schema, "it").equals(rows)
     with pytest.raises(FileFormatError, match=r"^the column 'n' of it is of the type int64, and double elsewhere"):
-        conformed(pa.table({"n": [2**53 + 1]}), pa.schema([("n", pa.float64())]), "it")
-    lists = conformed(rows, pa.schema([("n", pa.list_(pa.list_(pa.float32())))]), "it")
+        conform(pa.table({"n": [2**53 + 1]}), pa.schema([("n", pa.float64())]), "it")
+    lists = conform(rows, pa.schema([("n", pa.list_(pa.list_(pa.float32())))]), "it")
     assert lists.to_pylist() == [{"n": item.tolist()} for item in values]
 
 
@@ -233,4 +233,4 @@ def test_two_columns_of_one_name_are_refused(items: Items, tmp_path: Path) -> No
     with pytest.raises(FileFormatError, match=r"a.parquet' cannot be read: .*text"):
         embgrad.ray.table(tmp_path / "a.parquet", unbuilt, labelled, ids="ids_")
     with pytest.raises(FileFormatError, match=r"^the columns of it do not fit those before \(.*duplicate"):
-        unified([("it", pa.schema([("a", pa.int8()), ("a", pa.int8())]))])
+        unify([("it", pa.schema([("a", pa.int8()), ("a", pa.int8())]))])

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import embgrad
 from embgrad.common import files
 from embgrad.common import safetensors as headers
-from embgrad.common.files import opened, read_json
+from embgrad.common.files import open_regular, read_json
 from embgrad.common.safetensors import MOST_HEADER, TYPES, read_shapes, read_tensors, write_tensors
 from tests.unit.refusals import refused
 from tests.unit.stored import everything, expect_refused_or_sound, result, saved_bytes
@@ -417,7 +417,7 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest
         with refused(embgrad.errors.FileFormatError, "it was shortened while it was read; write or fetch it again"):
             embgrad.load(path)
     path.write_bytes(whole[: 8 + length // 2])
-    with opened(path) as file, pytest.raises(ValueError, match="it was shortened while it was read"):
+    with open_regular(path) as file, pytest.raises(ValueError, match="it was shortened while it was read"):
         original(file, len(whole))
 
 

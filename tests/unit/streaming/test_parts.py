@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 import embgrad
 from embgrad.common.safetensors import read_tensors, write_tensors
 from embgrad.errors import FileFormatError, UnsupportedError
-from embgrad.inputs.collate import Encoded, Padding, padded
+from embgrad.inputs.collate import Encoded, Padding, pad
 from embgrad.results.row_sparse import RowSparse
-from embgrad.streaming.buckets import _stacked, grouped, per_window, restored
+from embgrad.streaming.buckets import _stack, group_portions, per_window, restore
 from embgrad.streaming.digest import digest_of
 from embgrad.streaming.manifest import _SHARD
 from embgrad.streaming.prefetch import Ahead
@@ -37,7 +37,7 @@ def portions_of(lengths: list[int], size: int, skipped: int = -1) -> Iterator[Po
         texts = [
             Encoded([1 + start + row] * n, None, None, None, 0) for row, n in enumerate(lengths[start : start + size])
         ]
-        batch = None if number == skipped else padded(texts, Padding())
+        batch = None if number == skipped else pad(texts, Padding())
         yield Portion(number, start, len(texts), batch, texts)
 
 
@@ -45,7 +45,7 @@ def portions_of(lengths: list[int], size: int, skipped: int = -1) -> Iterator[Po
 def test_groups_hold_each_example_once_and_are_sorted_by_length(
     lengths: list[int], size: int, window: int, finished: int
 ) -> None:
-    groups = list(grouped(portions_of(lengths, size), size, window, Padding(), finished))
+    groups = list(group_portions(portions_of(lengths, size), size, window, Padding(), finished))
     numbers = [portion.number for group in groups for portion in group.portions]
     assert numbers == list(range(-(-len(lengths) // size)))
     for group in groups[:-1]:
@@ -69,12 +69,12 @@ def test_groups_hold_each_example_once_and_are_sorted_by_length(
 
 
 def test_without_a_window_each_portion_is_run_as_it_is() -> None:
-    groups = list(grouped(portions_of([3, 1, 2, 4, 5, 6], 2, skipped=1), 2, None, Padding(), 0))
+    groups = list(group_portions(portions_of([3, 1, 2, 4, 5, 6], 2, skipped=1), 2, None, Padding(), 0))
     assert [len(group.pieces) for group in groups] == [1, 0, 1]
     assert groups[2].pieces[0].members == ((0, 0), (0, 1))
     assert groups[2].pieces[0].batch is groups[2].portions[0].batch
-    assert [len(group.pieces) for group in grouped(portions_of([3] * 6, 2), 2, None, Padding(), 2)] == [0, 0, 1]
-    (skipped,) = grouped(portions_of([3] * 6, 2, skipped=2), 2, 6, Padding(), 0)
+    assert [len(group.pieces) for group in group_portions(portions_of([3] * 6, 2), 2, None, Padding(), 2)] == [0, 0, 1]
+    (skipped,) = group_portions(portions_of([3] * 6, 2, skipped=2), 2, 6, Padding(), 0)
     assert skipped.pieces == ()
     assert len(skipped.portions) == 3
 
@@ -83,7 +83,7 @@ def test_without_a_window_each_portion_is_run_as_it_is() -> None:
 def test_rows_are_brought_to_the_length_of_their_batch_at_the_side_of_the_padding(side: str) -> None:
     arrays = [np.arange(1.0, 7).reshape(3, 2), np.arange(1.0, 11).reshape(5, 2)]
     for length in (2, 3, 4, 7):
-        found = _stacked(arrays, length, side)
+        found = _stack(arrays, length, side)
         assert found.shape == (2, length, 2)
         for row, array in zip(found, arrays, strict=True):
             common = min(length, len(array))
@@ -296,14 +296,14 @@ def test_one_batch_is_no_source(source: Any) -> None:
 @pytest.mark.parametrize("masked", [True, False])
 def test_a_portion_gets_the_mask_of_its_own_batch_and_the_largest_leak_of_its_pieces(masked: bool) -> None:
     lengths = [3, 1, 2, 4] if masked else [2, 2, 2, 2]
-    (group,) = grouped(portions_of(lengths, 4), 2, 4, Padding())
+    (group,) = group_portions(portions_of(lengths, 4), 2, 4, Padding())
     results = [
         {"word": replace(embgrad.gradients(model(), piece.batch, embgrad.Logit(0)), pad_leak=leak)}
         for piece, leak in zip(group.pieces, (0.5, 0.25), strict=True)
     ]
-    found = restored(group, results, 0, {"word": True}, {"class": "Logit"}, 4, Padding())["word"]
+    found = restore(group, results, 0, {"word": True}, {"class": "Logit"}, 4, Padding())["word"]
     others = [{"word": replace(result["word"], mask=None)} for result in results]  # as of a lookup of other indices
-    assert restored(group, others, 0, {"word": True}, {"class": "Logit"}, 4, Padding())["word"].mask is None
+    assert restore(group, others, 0, {"word": True}, {"class": "Logit"}, 4, Padding())["word"].mask is None
     batch = group.portions[0].batch
     assert batch is not None
     whole = embgrad.gradients(model(), batch, embgrad.Logit(0))

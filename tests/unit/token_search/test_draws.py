@@ -12,7 +12,7 @@ import pytest
 import embgrad
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from embgrad.token_search import hotflip, projection
-from embgrad.token_search.draws import _mixed, keys_of, priorities
+from embgrad.token_search.draws import _mix, keys_of, priorities
 from embgrad.token_search.projection import nearest_ids
 from tests.unit.token_search.models import BATCH, CLASSES, DIM, VOCAB, curved
 from tests.unit.token_search.test_estimates import reader
@@ -20,7 +20,7 @@ from tests.unit.token_search.test_estimates import reader
 
 @pytest.mark.parametrize(("seed", "first"), [(0, 0xE220A8397B1DCDAF), (1234567, 6457827717110365317)])
 def test_the_mixing_function_is_splitmix64(seed: int, first: int) -> None:
-    assert int(_mixed(np.uint64(seed))) == first  # type: ignore[arg-type]
+    assert int(_mix(np.uint64(seed))) == first  # type: ignore[arg-type]
 
 
 def test_a_choice_has_a_number_of_its_own_by_each_of_its_parts() -> None:

@@ -32,7 +32,7 @@ class Kept:
     """
 
     def __init__(self, changed: Callable[[np.ndarray], np.ndarray]) -> None:
-        self._changed = changed
+        self._find_changed = changed
         self._ids = np.zeros(0, np.int64)
 
     @property
@@ -53,7 +53,7 @@ class Kept:
             ids = inputs["input_ids"]
             PASSES.append(ids.shape)
             before = np.tile(self._ids[:length], (len(ids), 1))
-            return Tensor(self._changed(model(np.concatenate([before, ids], 1)).value[:, -last:]))
+            return Tensor(self._find_changed(model(np.concatenate([before, ids], 1)).value[:, -last:]))
 
         return call
 

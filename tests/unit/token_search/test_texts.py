@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embgrad.token_search.texts import Texts, joined
+from embgrad.token_search.texts import Texts, join
 
 
 def texts(rows: list[list[int]], examples: Any = None, types: bool = True) -> Texts:
@@ -33,11 +33,11 @@ def shown(found: Texts) -> list[list[int]]:
 def test_edits_move_what_follows_and_texts_of_any_lengths_are_joined(types: bool) -> None:
     own = texts([[11, 12, 23, 24], [35, 46]], types=types)
     rows, positions = np.array([0, 0, 1]), np.array([0, 2, 1])
-    longer, shorter = own.repeated(rows, positions), own.deleted(rows, positions)
+    longer, shorter = own.repeat(rows, positions), own.delete(rows, positions)
     assert shown(longer) == [[11, 11, 12, 23, 24], [11, 12, 23, 23, 24], [35, 46, 46]]
     assert shown(shorter) == [[12, 23, 24], [11, 12, 24], [35]]
     assert longer.examples.tolist() == shorter.examples.tolist() == [0, 0, 1]
-    together = joined([shorter, own, longer])
+    together = join([shorter, own, longer])
     assert shown(together) == [*shown(shorter), *shown(own), *shown(longer)]
     assert together.ids.shape == (8, 5)
     assert together.examples.tolist() == [0, 0, 1, 0, 1, 0, 0, 1]
@@ -73,7 +73,7 @@ def test_equal_versions_of_one_example_have_one_key() -> None:
     keys = [own.key(row) for row in range(4)]
     assert keys[0] == keys[1]
     assert len({*keys}) == 3
-    assert joined([own, texts([[11, 12, 13]])]).key(0) == keys[0], "padding does not count"
+    assert join([own, texts([[11, 12, 13]])]).key(0) == keys[0], "padding does not count"
     other = Texts(own.examples, own.ids, own.real, own.ids * 0, own.free)
     assert other.key(0) != keys[0]
 
