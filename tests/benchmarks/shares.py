@@ -19,12 +19,12 @@ ELSE: Final = "all else"
 #: The steps of all frameworks, each with its functions.
 COMMON: Final[Mapping[str, tuple[str, ...]]] = {
     "the arguments and the batch checked": (
-        "embgrad.engine.gradients:checked_options",
+        "embgrad.engine.gradients:check_options",
         "embgrad.engine.gradients:batch_of",
     ),
     "the lookups' indices checked": ("embgrad.model_points.recorder:PassRecorder.see",),
     "the objective and its cotangent": ("embgrad.backend.objective_callback:BatchObjective.__call__",),
-    "the result made": ("embgrad.engine.run:assembled",),
+    "the result made": ("embgrad.engine.run:assemble",),
     "what the result remembers": ("embgrad.engine.question:Question.provenance",),
 }
 
@@ -39,7 +39,7 @@ PASSES: Final[Mapping[str, str]] = {
 
 #: The steps of a pass by the names of their methods, see `embgrad.backend.ModelPass`.
 STEPS: Final[Mapping[str, str]] = {
-    "the model's state set and restored": "prepared",
+    "the model's state set and restored": "prepare",
     "the forward pass, recorded": "call",
     "the outputs read": "objective",
     "the values read": "activations",

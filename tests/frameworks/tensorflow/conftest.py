@@ -30,5 +30,5 @@ def traces(monkeypatch: Any) -> list[Any]:
         return traced(*args, **kwargs)
 
     traced = kept.trace_model
-    monkeypatch.setattr(kept, "traced", counted)
+    monkeypatch.setattr(kept, "trace_model", counted)
     return made

@@ -41,7 +41,7 @@ def made(monkeypatch: Any) -> list[Any]:
         graphs_made.append(function)
         return flattened(function)
 
-    monkeypatch.setattr(graphs, "flattened", counted)
+    monkeypatch.setattr(graphs, "flatten", counted)
     return graphs_made
 
 

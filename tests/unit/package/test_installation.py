@@ -24,7 +24,7 @@ ABSOLUTE = ("/", "$(CURDIR)/", "{tox_root}/", "{toxinidir}/")
 def test_the_backends_are_found_from_any_folder(tmp_path: Path) -> None:
     script = (
         "import json, embgrad, embgrad.backend.registry as r;"
-        "print(json.dumps([sorted(embgrad.backend.list_backends()), dict(r._discovered().failures)]))"
+        "print(json.dumps([sorted(embgrad.backend.list_backends()), dict(r._discover().failures)]))"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
