@@ -9,7 +9,6 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.attribution.passes import passes_of
-from embgrad.attribution.rank_correlation import kendall
 from embgrad.attribution.removal import Removal, removal_of
 from embgrad.attribution.scores import scores_by_name
 from embgrad.backend.protocol import Call
@@ -24,7 +23,7 @@ from embgrad.objectives.objectives import describe
 from embgrad.results.attribution import Attribution
 from embgrad.results.faithfulness import Faithfulness
 
-__all__ = ["faithfulness"]
+__all__ = ["faithfulness", "kendall"]
 
 #: The shares of ferret; those of ERASER are 0.01, 0.05, 0.1, 0.2 and 0.5.
 SHARES: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -325,3 +324,16 @@ def _warn_of_opposite_signs(attribution: Any, objective: Mapping[str, Any]) -> N
                 stacklevel=level_of_user() + 1,
             )
             return
+
+
+def kendall(a: np.ndarray, b: np.ndarray) -> float:
+    """Return Kendall's tau-b of two arrays of shape (n,): the concordant pairs minus the discordant ones, scaled to -1 to 1.
+
+    A pair that is tied in one of them counts in neither. Kendall, "The treatment of ties in ranking problems", 1945.
+
+    Returns:
+        NaN where all entries of an array are equal, or there are fewer than two.
+    """
+    first, second = (np.sign(array[:, None] - array) for array in (a, b))
+    untied = np.count_nonzero(first) * np.count_nonzero(second)
+    return float((first * second).sum() / np.sqrt(float(untied))) if untied else float("nan")

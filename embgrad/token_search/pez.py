@@ -8,16 +8,20 @@ from typing import Final
 import numpy as np
 
 from embgrad.attribution.method import expect_count, expect_number
+from embgrad.engine.embedding_table import TableReader
 from embgrad.errors import EmbgradError, brief
 from embgrad.token_search.method import SearchMethod, State
 from embgrad.token_search.problem import Problem
-from embgrad.token_search.projection import nearest_ids
 
-__all__ = ["PEZ"]
+__all__ = ["PEZ", "nearest_ids"]
 
 #: The decay rates of AdamW's averages of the gradient and of its square, and the number that is added to the latter's root.
 BETAS: Final = (0.9, 0.999)
 EPSILON: Final = 1e-8
+
+#: How many rows of the table are read at a time, and with how many embeddings they are compared at a time.
+ROWS: Final = 4096
+EMBEDDINGS: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -96,3 +100,35 @@ class PEZ(SearchMethod):
         embeddings -= self.learning_rate / (1 - BETAS[0] ** time) * mean / root
         for name, array in (("embeddings", embeddings), ("mean", mean), ("square", square)):
             arrays[name][examples] = array
+
+
+def nearest_ids(embeddings: np.ndarray, table: TableReader, allowed: np.ndarray) -> np.ndarray:
+    """Return for each embedding the id whose row has the largest cosine similarity; of equal ones the lowest id.
+
+    Args:
+        embeddings: shape (n, dim).
+        table: reads the rows.
+        allowed: the ids to choose from, int64, ascending, one at least.
+
+    Returns:
+        int64, shape (n,).
+    """
+    # Of one embedding all similarities are divided by its length alike, which therefore does not matter.
+    wide = embeddings.astype(np.float64)
+    best = np.full(len(wide), -np.inf)
+    ids = np.full(len(wide), allowed[0])
+    for start in range(0, len(allowed), ROWS):
+        block = allowed[start : start + ROWS]
+        rows = table.rows(block).astype(np.float64)
+        lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+        lengths[lengths == 0] = 1
+        for first in range(0, len(wide), EMBEDDINGS):
+            part = slice(first, first + EMBEDDINGS)
+            similarity = wide[part] @ rows.T / lengths
+            similarity[np.isnan(similarity)] = -np.inf  # as of rows of unused ids that hold NaN
+            place = similarity.argmax(1)
+            largest = similarity[np.arange(len(place)), place]
+            nearer = largest > best[part]
+            best[part] = np.where(nearer, largest, best[part])
+            ids[part] = np.where(nearer, block[place], ids[part])
+    return ids

@@ -13,7 +13,7 @@ import numpy as np
 
 from embgrad.testing.snapshot import Same
 
-__all__ = ["disturb", "drawn", "gradients", "seed", "state", "updating"]
+__all__ = ["disturb", "draw_states", "gradients", "seed", "state", "updating"]
 
 #: In what variables are updated.
 updating = contextlib.nullcontext
@@ -75,5 +75,5 @@ def seed(number: int) -> None:
     """JAX has no generator; Keras's layers have generators of their own."""
 
 
-def drawn() -> Any:
+def draw_states() -> Any:
     """JAX has no generator."""

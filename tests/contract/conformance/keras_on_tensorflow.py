@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.contract.conformance.state_tensorflow import state
 
-__all__ = ["disturb", "drawn", "gradients", "seed", "state", "updating"]
+__all__ = ["disturb", "draw_states", "gradients", "seed", "state", "updating"]
 
 #: In what variables are updated.
 updating = contextlib.nullcontext
@@ -39,6 +39,6 @@ def seed(number: int) -> None:
     tf.random.set_seed(number)
 
 
-def drawn() -> Any:
+def draw_states() -> Any:
     """Return the next number of TensorFlow's generator."""
     return float(tf.random.uniform(()))

@@ -12,7 +12,7 @@ import torch
 from embgrad.testing.snapshot import Same
 from tests.contract.conformance import state_torch
 
-__all__ = ["disturb", "drawn", "gradients", "seed", "state", "updating"]
+__all__ = ["disturb", "draw_states", "gradients", "seed", "state", "updating"]
 
 #: In what variables are updated.
 updating = torch.no_grad
@@ -65,6 +65,6 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
 
 
-def drawn() -> Any:
+def draw_states() -> Any:
     """Return the state of PyTorch's generator."""
     return torch.get_rng_state().numpy().tobytes()

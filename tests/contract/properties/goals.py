@@ -39,7 +39,7 @@ class Goal:
     def values(self, output: np.ndarray, real: np.ndarray) -> np.ndarray:
         """Return L, (direction, example), of an output, (direction, example, ..., entries)."""
         rows = output if output.ndim == 4 else output[:, :, None]
-        counts = self._count(real) if output.ndim == 4 else np.ones((len(real), 1))
+        counts = self._counted(real) if output.ndim == 4 else np.ones((len(real), 1))
         if self.kind == "projection":
             return np.asarray(((rows * self.numbers[:, None]).sum(-1) * counts).sum(-1))
         labels = self.numbers if self.numbers.ndim == 2 else self.numbers[:, None]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.attribution.rank_correlation import kendall
+from embgrad.attribution.faithfulness import kendall
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.attribution.models import CLASSES, DIM, VOCAB, Tokenizer, curved, linear
 

@@ -11,9 +11,9 @@ import pytest
 
 import embgrad
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
-from embgrad.token_search import hotflip, projection
+from embgrad.token_search import hotflip, pez
 from embgrad.token_search.draws import _mix, keys_of, priorities
-from embgrad.token_search.projection import nearest_ids
+from embgrad.token_search.pez import nearest_ids
 from tests.unit.token_search.models import BATCH, CLASSES, DIM, VOCAB, curved
 from tests.unit.token_search.test_estimates import reader
 
@@ -44,8 +44,8 @@ def test_keys_depend_on_the_seed_the_step_and_the_real_ids_alone() -> None:
 def test_the_nearest_rows_are_those_of_a_dense_computation_in_any_blocks(
     monkeypatch: pytest.MonkeyPatch, rows: int, embeddings: int
 ) -> None:
-    monkeypatch.setattr(projection, "ROWS", rows)
-    monkeypatch.setattr(projection, "EMBEDDINGS", embeddings)
+    monkeypatch.setattr(pez, "ROWS", rows)
+    monkeypatch.setattr(pez, "EMBEDDINGS", embeddings)
     random = np.random.default_rng(0)
     table, wanted = random.normal(size=(9, 3)), random.normal(size=(7, 3))
     table[5], table[2], table[8] = table[4] * 3, np.nan, 0

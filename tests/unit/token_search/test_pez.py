@@ -11,8 +11,8 @@ import pytest
 import embgrad
 from embgrad.engine.embedding_table import TableReader
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
-from embgrad.token_search import PEZ, projection
-from embgrad.token_search.projection import nearest_ids
+from embgrad.token_search import PEZ, pez
+from embgrad.token_search.pez import nearest_ids
 from embgrad.token_search.search import problem_of
 from tests.unit.token_search.trigger_models import VOCAB, Tokenizer, batch
 
@@ -124,8 +124,8 @@ def test_the_nearest_rows_are_those_of_a_dense_computation(monkeypatch: pytest.M
     dense = (embeddings @ wide.T) / np.where(lengths == 0, 1, lengths)
     expected = allowed[dense[:, allowed].argmax(1)]
     for rows, columns in ((4096, 1024), (5, 4)):
-        monkeypatch.setattr(projection, "ROWS", rows)
-        monkeypatch.setattr(projection, "EMBEDDINGS", columns)
+        monkeypatch.setattr(pez, "ROWS", rows)
+        monkeypatch.setattr(pez, "EMBEDDINGS", columns)
         np.testing.assert_array_equal(nearest_ids(embeddings, reader, allowed), expected)
     parallel = nearest_ids(2 * wide[[20]], reader, np.arange(50))
     assert np.allclose(wide[parallel] / lengths[parallel, None], wide[[11]] / lengths[[11], None])
