@@ -18,7 +18,7 @@ from embgrad.backend import Call, TokenBatch
 from embgrad.errors import UnsupportedError
 from embgrad.toolkit import every, map_nest
 from embgrad_jax.inputs import plan
-from embgrad_jax.modules import is_array, mark_of, marking
+from embgrad_jax.modules import ALL, Wanted, is_array, mark_of, marking
 from embgrad_jax.walk import Structure
 
 __all__ = ["Graph", "Output", "Walker", "trace_model"]
@@ -97,7 +97,7 @@ def trace_model(
     call: Call | None,
     *,
     training: bool,
-    marked: Callable[[str], bool] = lambda path: True,
+    marked: Wanted = ALL,
 ) -> tuple[Graph, Sequence[Any]]:
     """Return the graph of a forward pass on a batch, and the arrays of the inputs. It runs the model's Python.
 
@@ -105,7 +105,7 @@ def trace_model(
         structure: the model's structure.
         model: the model; so are `batch` and `call` as in `run`.
         training: whether the pass is one of training.
-        marked: takes the path of a module; returns whether its calls are marked in the graph.
+        marked: the modules whose calls are marked in the graph.
 
     Raises:
         UnsupportedError: the model's Python needs the values of arrays, which have none while JAX traces.
@@ -125,8 +125,8 @@ def trace_model(
 
     inputs = planned.arrays
     try:
-        # A function that the user has compiled before is traced anew, so that the calls in it are marked.
-        with set_xla_metadata(embgrad="traced"):
+        # JAX traces a function that the user has compiled anew for other metadata, so that the calls in it are marked.
+        with set_xla_metadata(embgrad=str(marked)):
             jaxpr = jax.make_jaxpr(forward)(structure.arrays, inputs)
     except (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError) as error:
         raise UnsupportedError(

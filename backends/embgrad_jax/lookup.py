@@ -19,10 +19,10 @@ import numpy as np
 from embgrad.backend import UNNAMED_TABLE, PassRecorder, Request, Way, layout_of
 from embgrad_jax.graphs import Graph, Walker, inner_jaxprs, is_lookup
 from embgrad_jax.leaves import Leaf
-from embgrad_jax.modules import Mark, mark_of
+from embgrad_jax.modules import Mark, Wanted, mark_of
 from embgrad_jax.walk import Structure
 
-__all__ = ["Survey", "evaluate", "is_reported", "look_into", "survey", "survey_of"]
+__all__ = ["Survey", "evaluate", "look_into", "modules_to_mark", "survey", "survey_of"]
 
 #: Primitives whose result is the same table as their operand.
 SAME_TABLE: Final = (
@@ -439,9 +439,9 @@ def look_into(watch: PassRecorder) -> Callable[[str], bool]:
     return lambda path: watch.lists or path in watch.modules
 
 
-def is_reported(watch: PassRecorder) -> Callable[[str], bool]:
-    """Return which modules' calls have to be marked in a graph: those that are recorded or counted."""
-    return lambda path: watch.everything or path in watch.modules or path in watch.counted
+def modules_to_mark(watch: PassRecorder) -> Wanted:
+    """Return the modules whose calls have to be marked in a graph: those that are recorded or counted."""
+    return Wanted(None if watch.everything else watch.modules | watch.counted)
 
 
 class _Lazily:

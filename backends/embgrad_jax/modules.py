@@ -11,6 +11,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from embgrad.toolkit import first, with_first
 
-__all__ = ["Mark", "dress", "is_array", "is_floating", "is_marked", "mark", "mark_of", "marking"]
+__all__ = ["ALL", "Mark", "Wanted", "dress", "is_array", "is_floating", "is_marked", "mark", "mark_of", "marking"]
 
 #: The beginning of a mark's text, and what separates its fields.
 _PREFIX: Final = "embgrad"
@@ -66,9 +67,30 @@ def is_floating(value: object) -> bool:
     return isinstance(value, jax.Array) and bool(jnp.issubdtype(value.dtype, jnp.floating))
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """The modules whose calls are marked.
+
+    Attributes:
+        paths: their paths; None for all modules.
+    """
+
+    paths: frozenset[str] | None = None
+
+    def __contains__(self, path: str) -> bool:
+        return self.paths is None or path in self.paths
+
+    def __str__(self) -> str:
+        return "all modules" if self.paths is None else " ".join(["the modules", *sorted(self.paths)])
+
+
+#: All modules.
+ALL: Final = Wanted()
+
+
 @contextlib.contextmanager
-def marking(wanted: Callable[[str], bool]) -> Iterator[None]:
-    """Mark the calls of the modules with wanted paths in this thread while the context is open."""
+def marking(wanted: Wanted) -> Iterator[None]:
+    """Mark the calls of the wanted modules in this thread while the context is open."""
     before = getattr(_local, "wanted", None)
     _local.wanted = wanted
     try:
@@ -81,7 +103,7 @@ def marking(wanted: Callable[[str], bool]) -> Iterator[None]:
 def is_marked(path: str) -> bool:
     """Return whether this thread marks the calls of a module now."""
     wanted = getattr(_local, "wanted", None)
-    return wanted is not None and wanted(path)
+    return wanted is not None and path in wanted
 
 
 def mark(call: Callable[..., Any], path: str, kind: str, args: Any, kwargs: Any, also: Sequence[str] = ()) -> Any:

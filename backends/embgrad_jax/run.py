@@ -32,7 +32,7 @@ from embgrad.backend import (
 from embgrad.toolkit import as_parts, model_lock
 from embgrad_jax.graphs import Graph, trace_model
 from embgrad_jax.inputs import JaxTensors, to_numpy
-from embgrad_jax.lookup import is_reported, look_into, survey, survey_of
+from embgrad_jax.lookup import look_into, modules_to_mark, survey, survey_of
 from embgrad_jax.modules import is_floating
 from embgrad_jax.parameters import find_differentiated, parameter_values, rests
 from embgrad_jax.pullback import Forward, answer_natively, pull_back
@@ -156,7 +156,7 @@ class JaxPass(ModelPass):
     def _compute(self) -> Forward:
         """Compute the graph of the model's Python, operation by operation."""
         structure, request = self.structure, self.request
-        marked = is_reported(self.recorder)
+        marked = modules_to_mark(self.recorder)
         graph, inputs = trace_model(
             structure, self.model, self.batch, request.call, training=request.training, marked=marked
         )

@@ -1,4 +1,4 @@
-"""Decoders of public design in Flax NNX: Qwen 3 and Gemma 3, small, each with the lookup of public implementations."""
+"""Decoders of public design in Flax NNX: Qwen 3, Gemma 3 and Llama 3, small, each with the lookup of public implementations."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tests.frameworks.jax.cases import DIM, VOCAB
-from tests.frameworks.jax.nnx_layers import GatedUnit, RMSNorm, Rotary, causal_mask, normal
+from tests.frameworks.jax.nnx_layers import Einsum, GatedUnit, RMSNorm, Rotary, causal_mask, normal
 
-__all__ = ["Gemma3", "Qwen3"]
+__all__ = ["Gemma3", "Llama3", "Qwen3"]
 
 
 def _places(ids: jax.Array) -> jax.Array:
@@ -154,3 +154,62 @@ class Gemma3(nnx.Module):
         for layer in list(self.layers)[first:stop]:
             x = layer(x, _places(ids), mask)
         return x if stop is not None else 5 * jnp.tanh(self.final_norm(x) @ self.embedder.input_embedding[...].T / 5)
+
+
+class LlamaEmbed(nnx.Embed):
+    """Looks up by `at` and `get`, without its parent's code."""
+
+    def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
+        """(example, position, dim)."""
+        (embedding,) = self.promote_dtype((self.embedding[...],), dtype=self.dtype, inexact=False)
+        return embedding.at[inputs].get(out_sharding=out_sharding)
+
+
+class LlamaLayer(nnx.Module):
+    """Attention and a gated unit."""
+
+    def __init__(self, dtype: Any, rngs: nnx.Rngs) -> None:
+        self.input_layernorm = RMSNorm(DIM, 0, dtype, rngs)
+        self.self_attn = Rotary(DIM, 4, 2, 5e5, None, dtype, rngs)
+        self.post_attention_layernorm = RMSNorm(DIM, 0, dtype, rngs)
+        self.mlp = GatedUnit(DIM, 12, nnx.silu, dtype, rngs)
+
+    def __call__(self, x: jax.Array, places: jax.Array, mask: jax.Array) -> jax.Array:
+        """As x."""
+        x = x + self.self_attn(self.input_layernorm(x), places, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Llama3(nnx.Module):
+    """Its layers' weights are stacked and run by `nnx.scan`; the head has a weight of its own."""
+
+    def __init__(self, dtype: Any) -> None:
+        rngs = nnx.Rngs(3)
+        self.embed_tokens = LlamaEmbed(VOCAB, DIM, dtype=dtype, param_dtype=dtype, rngs=rngs)
+        make = nnx.split_rngs(splits=3)(nnx.vmap(lambda rngs: LlamaLayer(dtype, rngs), in_axes=0, out_axes=0))
+        self.layers = make(rngs)
+        self.norm = RMSNorm(DIM, 0, dtype, rngs)
+        self.lm_head = Einsum("btd,dv->btv", (DIM, VOCAB), dtype, rngs)
+
+    def __call__(self, input_ids: Any, attention_mask: Any = None) -> jax.Array:
+        """Logits (example, position, vocab)."""
+        real = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
+        places, mask = _places(input_ids), causal_mask(real)
+
+        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        def run(x: jax.Array, layer: LlamaLayer) -> jax.Array:
+            return layer(x, places, mask)
+
+        return self.lm_head(self.norm(run(self.embed_tokens(input_ids), self.layers)))
+
+    def begin(self, rows: Any, ids: Any, mask: Any, places: Any) -> Any:
+        """See `Case`."""
+        return rows
+
+    def behind(self, x: Any, first: int, ids: Any, mask: Any, stop: int | None = None) -> Any:
+        """See `Case`."""
+        graph, stacked = nnx.split(self.layers)
+        for number in range(first, 3 if stop is None else stop):
+            layer = nnx.merge(graph, jax.tree.map(lambda leaf: leaf[number], stacked))  # noqa: B023
+            x = layer(x, _places(ids), causal_mask(mask))
+        return x if stop is not None else self.lm_head(self.norm(x))

@@ -83,7 +83,7 @@ class RMSNorm(nnx.Module):
 
 
 class GatedUnit(nnx.Module):
-    """The gated feed-forward layer of Qwen (with SiLU) and Gemma (with GELU)."""
+    """The gated feed-forward layer of Llama, Qwen (with SiLU) and Gemma (with GELU)."""
 
     def __init__(self, dim: int, hidden: int, activation: Any, dtype: Any, rngs: nnx.Rngs) -> None:
         options = {"use_bias": False, "dtype": dtype, "param_dtype": dtype, "rngs": rngs}
@@ -97,21 +97,24 @@ class GatedUnit(nnx.Module):
 
 
 class Rotary(nnx.Module):
-    """Attention with rotary positions, grouped heads, and norms of queries and keys."""
+    """Attention with rotary positions and grouped heads, with norms of queries and keys where these are asked for."""
 
     def __init__(
-        self, dim: int, heads: int, key_heads: int, base: float, norm: float, dtype: Any, rngs: nnx.Rngs
+        self, dim: int, heads: int, key_heads: int, base: float, norm: float | None, dtype: Any, rngs: nnx.Rngs
     ) -> None:
         size = dim // heads
         self.q_proj = Einsum("btd,dnh->btnh", (dim, heads, size), dtype, rngs)
         self.k_proj = Einsum("bsd,dkh->bskh", (dim, key_heads, size), dtype, rngs)
         self.v_proj = Einsum("bsd,dkh->bskh", (dim, key_heads, size), dtype, rngs)
         self.o_proj = Einsum("btnh,nhd->btd", (heads, size, dim), dtype, rngs)
-        self.q_norm, self.k_norm = RMSNorm(size, norm, dtype, rngs), RMSNorm(size, norm, dtype, rngs)
-        self.base = base
+        self.base, self.normed = base, norm is not None
+        if norm is not None:
+            self.q_norm, self.k_norm = RMSNorm(size, norm, dtype, rngs), RMSNorm(size, norm, dtype, rngs)
 
     def __call__(self, x: jax.Array, places: jax.Array, mask: jax.Array) -> jax.Array:
         """As x."""
-        query, key, value = self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x)), self.v_proj(x)
+        query, key, value = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.normed:
+            query, key = self.q_norm(query), self.k_norm(key)
         query, key = rotate(query, places, self.base), rotate(key, places, self.base)
         return self.o_proj(attend(query, key, value, mask))

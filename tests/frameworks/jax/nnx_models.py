@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tests.frameworks.jax.cases import CLASSES, DIM, FURTHER, VOCAB, Case
-from tests.frameworks.jax.nnx_decoders import Gemma3, Qwen3
+from tests.frameworks.jax.nnx_decoders import Gemma3, Llama3, Qwen3
 from tests.frameworks.jax.nnx_layers import RMSNorm, attend, causal_mask, normal
 
 __all__ = ["CASES"]
@@ -287,6 +287,7 @@ def _case(name: str, kind: Any, table: Any, **more: Any) -> Case:
 CASES = [
     _case("qwen3", Qwen3, lambda model: model.embedder.embedding, call=Qwen3.called, layers=3, logits=3, tied=True),
     _case("gemma3", Gemma3, lambda model: model.embedder.input_embedding, layers=3, logits=3, tied=True),
+    _case("llama3", Llama3, lambda model: model.embed_tokens.embedding, layers=3, logits=3),
     _case(
         "bert",
         Bert,
