@@ -28,7 +28,7 @@ PARTS: Final = {
     ),
     "tensorflow": (
         "embgrad_tensorflow",
-        "embgrad.loading.models:_saved_model",
+        "embgrad.loading.models:_load_saved_model",
         "embgrad.keras.inputs:cast_exactly",
         "embgrad.inputs.extras:cut",
         "embgrad.inputs.tfhub",
