@@ -118,7 +118,8 @@ class _Maker:
         """Return a new trace, for this batch's lengths."""
         if not exact:
             raise UntraceableError("JAX compiles for each shape")
-        return _Trace()
+        graph, _ = trace_model(self._structure, self._model, self._batch, request.call, training=request.training)
+        return _Trace(graph)
 
     def again(self) -> AbstractContextManager[None]:
         """Return an empty context: the arrays of a call, random states included, are those of its begin."""
@@ -128,9 +129,6 @@ class _Maker:
         """Run a trace."""
 
         def computed(watch: PassRecorder, changes: PointChanges[Any]) -> Forward:
-            if trace.graph is None:
-                call, training = request.call, request.training
-                trace.graph, _ = trace_model(self._structure, self._model, self._batch, call, training=training)
             return trace.compute(self._structure, self._inputs, request, watch, changes)
 
         return self._pass_of(replace(request, order=None, record=False), computed).run()
@@ -143,14 +141,16 @@ class _Maker:
 class _Trace:
     """A compiled graph, which refers neither to the model nor to what may differ from call to call.
 
+    Args:
+        graph: the graph.
+
     Attributes:
-        graph: the graph; None before the first run.
-        dtypes: the names of the dtypes in which it computes.
+        dtypes: the names of the dtypes in which it computes; empty before the first run.
     """
 
-    def __init__(self) -> None:
-        self.graph: Graph | None = None
+    def __init__(self, graph: Graph) -> None:
         self.dtypes: Sequence[str] = ()
+        self._graph = graph
         self._points: tuple[Any, ...] = ()
         self._survey = Survey()
         self._functions: dict[str, Any] = {}
@@ -168,8 +168,7 @@ class _Trace:
         Raises:
             UnfitError: the batch reaches the points in another way.
         """
-        graph = self.graph
-        assert graph is not None, "a graph is made before it runs"
+        graph = self._graph
         survey = survey_of(graph, structure, inputs, watch, request)
         points = (survey.keys, survey.names, survey.branches, survey.products)
         if not self._functions:
@@ -200,7 +199,7 @@ class _Trace:
         if name not in self._functions:
             cut = frozenset(request.edit) & self._survey.shapes.keys()
             self._functions[name] = _compile(
-                self.graph, self._survey, look_into(watch), cut, stop, pullback=request.pullback
+                self._graph, self._survey, look_into(watch), cut, stop, pullback=request.pullback
             )
         return self._functions[name]
 
