@@ -16,16 +16,14 @@ from tensorflow.python.ops import handle_data_util
 from embgrad.backend import Respond, Response, choose_output, name_outputs, whole_cotangents
 
 __all__ = [
-    *(
-        "STOP",
-        "GraphGradients",
-        "GraphObjective",
-        "PullbackGraph",
-        "Stretch",
-        "definition_with",
-        "functions_of",
-        "stop_at",
-    ),
+    "STOP",
+    "GraphGradients",
+    "GraphObjective",
+    "PullbackGraph",
+    "Stretch",
+    "definition_with",
+    "functions_of",
+    "stop_at",
 ]
 
 #: Operations that run a loop, each of whose results takes the place of an operand.
@@ -76,10 +74,9 @@ class Stretch:
             definition, input_map=mapped, return_elements=list(self.fetched), name=""
         )
         graph = tf.compat.v1.get_default_graph()
+        # An import loses the shapes of the variables that a loop reads, which the loop's gradient needs.
         for node in definition.node:
-            if (
-                node.op in LOOPS
-            ):  # an import loses the shapes of the variables that a loop reads, which its gradient needs
+            if node.op in LOOPS:
                 loop = graph.get_operation_by_name(node.name)
                 for given, returned in zip(loop.inputs, loop.outputs, strict=True):
                     if returned.dtype == tf.resource:

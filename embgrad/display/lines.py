@@ -1,4 +1,4 @@
-"""What all outputs show: lines of pieces of text with their scores, or with what a search changed, and matrices of them."""
+"""Lines of pieces of text with their scores, or with the changes of a search, and matrices of them, for every form of output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attributions show: plots, pages, LaTeX, the terminal and notebooks, of one method or of several side by side."""
+"""Show attributions as plots, pages, LaTeX, in the terminal and in notebooks: of one method, or of several side by side."""
 
 from __future__ import annotations
 

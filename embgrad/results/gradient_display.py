@@ -1,4 +1,4 @@
-"""What gradients show: tokens or words coloured by the kinds of saliency, with all that is known of each token."""
+"""Lines of gradients: tokens or words coloured by the kinds of saliency, with all that is known of each token."""
 
 from __future__ import annotations
 

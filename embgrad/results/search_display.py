@@ -1,4 +1,4 @@
-"""What searches show: the texts before and after, whose changed tokens are marked, and L by step; in every output alike."""
+"""Lines of searches: the texts before and after, with their changed tokens marked, and L by step, alike in every output."""
 
 from __future__ import annotations
 

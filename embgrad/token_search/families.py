@@ -1,4 +1,4 @@
-"""Which of many texts begin alike, and how far."""
+"""Families of texts that begin alike, and how far they do."""
 
 from __future__ import annotations
 

@@ -16,26 +16,14 @@ from safetensors.numpy import save_file
 import embgrad
 from embgrad.checkpoints.load_bert import bert_names
 from tests.frameworks.gluon.helpers import central_differences, mx, randomise, relative
+from tests.support import loaded_bert
 from tests.support.bert_by_hand import ACTIVATIONS, bert_by_hand, random_weights
 
 nlp = import_gluonnlp()
 
-CONFIG = {
-    "model_type": "bert",
-    "vocab_size": 23,
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 12,
-    "max_position_embeddings": 10,
-    "type_vocab_size": 2,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-6,
-}
-IDS = np.array([[2, 7, 5, 11, 3], [2, 9, 13, 0, 0]])
-MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-TYPES = np.array([[0, 0, 0, 1, 1], [0, 1, 1, 0, 0]])
-BATCH = embgrad.TokenBatch(IDS, MASK, TYPES)
+CONFIG = {**loaded_bert.CONFIG, "layer_norm_eps": 1e-6}
+BATCH = loaded_bert.BATCH
+IDS, MASK, TYPES = BATCH.ids, BATCH.mask, BATCH.types
 
 
 def bert(**options: Any) -> Any:

@@ -33,6 +33,14 @@ def test_no_head_is_in_the_third_person(file: Path) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(ROOT).as_posix())
+def test_no_head_is_a_riddle(file: Path) -> None:
+    wrong = [
+        f"{name}: {head}" for name, head in heads(file) if re.match(r"(What|Which|Whether|How|Where|That)\b", head)
+    ]
+    assert wrong == []
+
+
 #: Participles that do not end in -ed.
 IRREGULAR = re.compile(
     "bent|bound|broken|built|chosen|drawn|found|given|gone|held|hidden|hung|kept|known|laid|left|lost|made|meant|met|said|seen|sent|"
