@@ -330,7 +330,7 @@ def _diagonal(term: str, array: Any) -> tuple[str, Any]:
 def _extreme(operation: Operation, proceed: Proceed) -> Any:
     """Give the gradient of a maximum or minimum to the first of equal entries; MXNet gives the whole of it to each."""
     mx, attributes, array = import_mxnet(), operation.attributes, operation.inputs[0]
-    axes = _reduce(array, attributes)
+    axes = _reduced_axes(array, attributes)
     if operation.out is not None or attributes.get("initial") is not None or not axes:
         return proceed()
     kept, reduced = axes
@@ -350,7 +350,7 @@ def _extreme(operation: Operation, proceed: Proceed) -> Any:
     return module.where(same, picked, value)
 
 
-def _reduce(array: Any, attributes: Any) -> tuple[list[int], list[int]] | None:
+def _reduced_axes(array: Any, attributes: Any) -> tuple[list[int], list[int]] | None:
     """Return the axes that are kept and those that are reduced; None where there is at most one, or too many to count."""
     given = attributes.get("axis")
     axes: Sequence[int] = () if given is None else given if isinstance(given, (tuple, list)) else (given,)

@@ -394,7 +394,7 @@ def _parse(block: Any, symbol: Any) -> Graph:
     nodes = tuple(_node(node) for node in described["nodes"])
     heads = tuple((head[0], head[1]) for head in described["heads"])
     as_numpy = isinstance(symbol, type(import_mxnet().sym.var("any").as_np_ndarray()))
-    return Graph(symbol, nodes, heads, tuple(input_names(block)), as_numpy, _finish(nodes, heads))
+    return Graph(symbol, nodes, heads, tuple(input_names(block)), as_numpy, _find_finished(nodes, heads))
 
 
 def _node(node: Mapping[str, Any]) -> Node:
@@ -414,7 +414,7 @@ def _literal(text: str) -> Any:
     return value if isinstance(value, (bool, int, float, tuple, list, type(None))) else text
 
 
-def _finish(nodes: Sequence[Node], heads: Sequence[Entry]) -> tuple[tuple[int, ...], ...]:
+def _find_finished(nodes: Sequence[Node], heads: Sequence[Entry]) -> tuple[tuple[int, ...], ...]:
     finished: list[list[int]] = [[] for _ in range(len(nodes) + 1)]  # the last list holds what the caller uses
     users = users_of([node.inputs for node in nodes], heads)
     for number in range(len(nodes)):

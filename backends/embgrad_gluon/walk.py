@@ -92,10 +92,12 @@ def _direct_parameters(block: Any) -> dict[str, Any]:
 
 def named_parameters(parts: Sequence[Any]) -> list[tuple[str, Any]]:
     """Return each parameter with its attribute path, as `_collect_params_with_prefix` spells it, once for each path."""
-    return [pair for number, part in enumerate(parts) for pair in _name(part, str(number) if len(parts) > 1 else "")]
+    return [
+        pair for number, part in enumerate(parts) for pair in _named_tree(part, str(number) if len(parts) > 1 else "")
+    ]
 
 
-def _name(block: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _named_tree(block: Any, path: str) -> Iterator[tuple[str, Any]]:
     method, default = type(block)._collect_params_with_prefix, import_mxnet().gluon.Block._collect_params_with_prefix
     if method is not default:  # such as gluonnlp's attention, with the names of an older release
         yield from block._collect_params_with_prefix(path).items()
@@ -103,7 +105,7 @@ def _name(block: Any, path: str) -> Iterator[tuple[str, Any]]:
     for name, parameter in _direct_parameters(block).items():
         yield f"{path}.{name}" if path else name, parameter
     for name, child in block._children.items():
-        yield from _name(child, f"{path}.{name}" if path else str(name))
+        yield from _named_tree(child, f"{path}.{name}" if path else str(name))
 
 
 def unique_names(parts: Sequence[Any]) -> Mapping[str, Any]:

@@ -115,7 +115,7 @@ def pull_back(
         number = numbers[id(output)]
         reached |= forward.survey.depends[number]
         place = places.index(number)
-        cotangents[place] = _find_added(cotangents[place], tensor, cotangent)
+        cotangents[place] = _add(cotangents[place], tensor, cotangent)
     nothing = {key: jnp.zeros(value.shape, value.dtype) for key, value in forward.upstream.items()}
     at_points, of_arrays = forward.pull(cotangents, nothing)
     at_points, of_arrays = dict(at_points), dict(of_arrays)
@@ -137,7 +137,7 @@ def pull_back(
     )
 
 
-def _find_added(total: Any, tensor: Any, cotangent: Any) -> Any:
+def _add(total: Any, tensor: Any, cotangent: Any) -> Any:
     """Return the cotangent of an output with that of the output, or of rows of it, added."""
     cotangent = jnp.asarray(cotangent, total.dtype)
     if isinstance(tensor, Rows):

@@ -301,22 +301,22 @@ class TreePart:
         self._numeric = [number for number, (_, value) in enumerate(leaves) if _is_numeric(value)]
         self._modules = dict(_equinox_modules(part, ()))
         self.attributes: Sequence[dict[str, Any]] = ()
-        self.modules = {self._name(path): type(module).__name__ for path, module in self._modules.items()}
+        self.modules = {self._path_of(path): type(module).__name__ for path, module in self._modules.items()}
         self.leaves = [self._leaf(part, *leaves[number], linen=linen) for number in self._numeric]
         if linen:
             self.modules |= {leaf.module: "" for leaf in self.leaves}
         self.structure = (self._tree, tuple(value for value in self._values if value is not None))
 
-    def _name(self, path: Sequence[str]) -> str:
+    def _path_of(self, path: Sequence[str]) -> str:
         return (self._prefix + ".".join(path)).rstrip(".")
 
     def _leaf(self, part: Any, keys: Sequence[Any], value: Any, *, linen: bool) -> Leaf:
         path = [_key(key) for key in keys]
-        name = self._name(path)
-        module = self._name(path[1:-1] if linen else path[:-1])
+        name = self._path_of(path)
+        module = self._path_of(path[1:-1] if linen else path[:-1])
         owner = self._modules.get(tuple(path[:-1]))
         is_table = path[-1] in TABLES and (linen or (owner is not None and type(owner).__name__ in EMBEDS))
-        table = module if is_table and module else self._name(path[1:] if linen else path)
+        table = module if is_table and module else self._path_of(path[1:] if linen else path)
         array = jnp.asarray(value)
         # Linen's other variables and Equinox's states are such as running averages.
         is_state = path[0] != "params" if linen else has_base(part, "equinox.nn._stateful", "State")
@@ -338,7 +338,7 @@ class TreePart:
             copied = equinox.nn.inference_mode(copied, value=not training)
             for path, module in _equinox_modules(copied, ()):
                 if callable(module):
-                    object.__setattr__(module, "__class__", dress(_class_of(module), self._name(path)))
+                    object.__setattr__(module, "__class__", dress(_class_of(module), self._path_of(path)))
         yield {self._index: copied}, lambda: [array for leaf, array in zip(self.leaves, arrays) if leaf.random]  # noqa: B905
 
 

@@ -88,7 +88,7 @@ def flatten(function: Any) -> FlatGraph:
     inlined = _inline(definition, [*arguments, *results, *(operation.name for operation in graph.control_outputs)])
     tensors = {name: f"embgrad_argument_{number}:0" for number, name in enumerate(arguments)}
     ordered = _in_order(sorted(inlined.node, key=lambda node: order.get(node.name, len(order))))
-    written, result_names = _find_written(ordered, tensors, results)
+    written, result_names = _write(ordered, tensors, results)
     nodes = _last_checks(_find_needed(written, result_names), result_names)
     library = {entry.signature.name: entry for entry in inlined.library.function}
     return FlatGraph(tuple(tensors.values()), tuple(nodes), tuple(result_names), library, tuple(gradients))
@@ -115,7 +115,7 @@ def _prepare(nodes: Sequence[Any], functions: Mapping[str, Any], restored: bool)
         operations = nodes if function is None else function.node_def
         names = {entry.name for entry in (*operations, *arguments)}
         for node in operations:
-            called = _call_function(node)
+            called = _find_called(node)
             if called in functions:
                 waiting += [called] if called not in reached else []
                 reached.add(called)
@@ -156,9 +156,7 @@ def _inline(definition: Any, fetched: Sequence[str]) -> Any:
     return tf_optimizer.OptimizeGraph(config, meta)
 
 
-def _find_written(
-    nodes: Sequence[Any], arguments: Mapping[str, str], results: Sequence[str]
-) -> tuple[list[Any], list[str]]:
+def _write(nodes: Sequence[Any], arguments: Mapping[str, str], results: Sequence[str]) -> tuple[list[Any], list[str]]:
     """Return an inlined graph's operations with short names, without those that only hand on, and the names of its results.
 
     Args:
@@ -212,7 +210,7 @@ def _inlined_names(
     """
     names = []
     for node in _in_order(nodes):
-        name, called = f"{prefix}{node.name}", _call_function(node)
+        name, called = f"{prefix}{node.name}", _find_called(node)
         if called in inside:
             raise ClosedGraphError(f"the function at {name!r} calls itself")
         if called in functions:
@@ -221,7 +219,7 @@ def _inlined_names(
     return names
 
 
-def _call_function(node: Any) -> str:
+def _find_called(node: Any) -> str:
     """Return the name of the function that an operation calls; its type, which is no function's name, where it calls none."""
     return str(node.attr["f"].func.name if node.op in CALLS else node.op)
 

@@ -213,11 +213,11 @@ class CutGraph:
             if answered is not None:
                 return answered
         self._run_stretch(done, len(self.flat.nodes), values, crossings, running)
-        results = [self._give_ids(name, len(self.flat.nodes), values, crossings) for name in self.flat.results]
+        results = [self._value_for(name, len(self.flat.nodes), values, crossings) for name in self.flat.results]
         crossings.report_calls()
         return results
 
-    def _give_ids(self, name: str, user: int, values: Mapping[str, list[Any]], crossings: Crossings) -> Any:
+    def _value_for(self, name: str, user: int, values: Mapping[str, list[Any]], crossings: Crossings) -> Any:
         return values[name][self._version(name, user, crossings)]
 
     def _version(self, name: str, user: int, crossings: Crossings) -> int:
@@ -228,7 +228,7 @@ class CutGraph:
         self, number: int, values: dict[str, list[Any]], crossings: Crossings, running: CutFunctions
     ) -> None:
         node = self.flat.nodes[number]
-        inputs = [self._give_ids(name, number, values, crossings) for name in node.input]
+        inputs = [self._value_for(name, number, values, crossings) for name in node.input]
         self._put(f"{node.name}:0", running.alone(node, inputs), values, crossings)
 
     def _put(self, name: str, value: Any, values: dict[str, list[Any]], crossings: Crossings) -> None:

@@ -139,7 +139,7 @@ class Watcher:
         Args:
             is_graph: whether a graph runs and no Python of the model, so that `perform` runs all lookups.
         """
-        op_callbacks.add_op_callback(self._call_function)
+        op_callbacks.add_op_callback(self._observe)
         try:
             with contextlib.nullcontext() if is_graph else self._intercept():
                 yield
@@ -154,7 +154,7 @@ class Watcher:
                     self._record_lookup(handle, indices, shape, rows=None)  # likewise
             raise
         finally:
-            op_callbacks.remove_op_callback(self._call_function)
+            op_callbacks.remove_op_callback(self._observe)
         self._raise_failure()  # the model may have caught it
         self._replacing.expect_done()
 
@@ -193,7 +193,7 @@ class Watcher:
     def _is_active(self) -> bool:
         return depth() == self._depth and not (self.points is not None and self.points.working)
 
-    def _call_function(
+    def _observe(
         self, op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None
     ) -> None:
         if graph is not None:  # a function is being traced

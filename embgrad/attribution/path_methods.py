@@ -155,7 +155,7 @@ class SequentialIntegratedGradients(Method):
         positions = np.flatnonzero((inputs != baseline).any((0, 2)))
         examples = len(inputs)
 
-        def replace_tensor(start: int, end: int, fractions: np.ndarray) -> np.ndarray:
+        def move_positions(start: int, end: int, fractions: np.ndarray) -> np.ndarray:
             """Return the values of rows, one fraction after another, one position after another, all examples."""
             line, example = np.divmod(np.arange(start, end), examples)
             step, position = np.divmod(line, len(positions))
@@ -169,7 +169,7 @@ class SequentialIntegratedGradients(Method):
         total = np.zeros(inputs.shape)
         count = len(positions)
         if count:
-            rows = Rows(self.steps * count, lambda start, end: replace_tensor(start, end, nodes))
+            rows = Rows(self.steps * count, lambda start, end: move_positions(start, end, nodes))
             for start, end, gradients, _ in passes.gradients(rows):
                 line, example = np.divmod(np.arange(start, end), examples)
                 step, position = np.divmod(line, count)
@@ -178,7 +178,7 @@ class SequentialIntegratedGradients(Method):
         values = total * (inputs - baseline)
         promised, size = np.zeros(examples), np.zeros(examples)
         if count:
-            without = passes.objectives(Rows(count, lambda start, end: replace_tensor(start, end, np.zeros(1))))
+            without = passes.objectives(Rows(count, lambda start, end: move_positions(start, end, np.zeros(1))))
             differences = passes.state.objective - without.reshape(count, examples)
             promised, size = differences.sum(0), np.abs(differences).sum(0)
         delta = values.sum((1, 2)) - promised

@@ -16,11 +16,11 @@ def _gauss_legendre(steps: int) -> tuple[np.ndarray, np.ndarray]:
     return (nodes + 1) / 2, weights / 2
 
 
-def _round_nodes_left(steps: int) -> tuple[np.ndarray, np.ndarray]:
+def _left_ends(steps: int) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(steps) / steps, np.full(steps, 1 / steps)
 
 
-def _right(steps: int) -> tuple[np.ndarray, np.ndarray]:
+def _right_ends(steps: int) -> tuple[np.ndarray, np.ndarray]:
     return (np.arange(steps) + 1) / steps, np.full(steps, 1 / steps)
 
 
@@ -38,8 +38,8 @@ def _trapezoid(steps: int) -> tuple[np.ndarray, np.ndarray]:
 
 RULES: Final[Mapping[str, Callable[[int], tuple[np.ndarray, np.ndarray]]]] = {
     "gausslegendre": _gauss_legendre,
-    "riemann_left": _round_nodes_left,
-    "riemann_right": _right,
+    "riemann_left": _left_ends,
+    "riemann_right": _right_ends,
     "riemann_middle": _middle,
     "riemann_trapezoid": _trapezoid,
 }

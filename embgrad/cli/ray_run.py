@@ -206,13 +206,13 @@ def _objective(request: GradientRequest) -> Objective | Callable[[Mapping[str, A
     if request.labels is None:
         return parse_objective(request.objective)
     parse_objective(request.objective, [0])  # raises if the text is not an objective
-    objective = functools.partial(_label, request.objective, request.labels)
+    objective = functools.partial(_objective_of, request.objective, request.labels)
     # The manifest of the folder identifies a function by its qualified name.
     vars(objective)["__qualname__"] = f"{request.objective or 'CrossEntropy'}, labels of the column {request.labels!r}"
     return objective
 
 
-def _label(spelled: str | None, column: str, rows: Mapping[str, Any]) -> Objective:
+def _objective_of(spelled: str | None, column: str, rows: Mapping[str, Any]) -> Objective:
     """Return the objective of a block of rows; runs in an actor."""
     objective = parse_objective(spelled, rows[column].tolist())
     assert objective is not None

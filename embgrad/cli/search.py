@@ -109,7 +109,7 @@ def search(
     options: dict[str, Any] = {
         "goal": goal,
         "until": until,
-        "allowed": _allow(allowed or ()),
+        "allowed": _find_allowed(allowed or ()),
         "positions": _positions(positions),
         "stable": not unstable,
         "training": request.training,
@@ -144,7 +144,7 @@ def search(
     return OK
 
 
-def _allow(names: list[str] | tuple[str, ...]) -> Any:
+def _find_allowed(names: list[str] | tuple[str, ...]) -> Any:
     """Return the functions of tokens that --allowed names; None for none.
 
     Raises:

@@ -40,11 +40,11 @@ def attach(
         setattr(owner, name, value)
         return value
 
-    def quote() -> list[str]:
+    def list_names() -> list[str]:
         own = {name for name in vars(import_module(package)) if name.startswith("__")}
         return sorted({*own, *modules, *namespaces})
 
-    return use, quote, sorted(modules)
+    return use, list_names, sorted(modules)
 
 
 def _refusal(package: str, name: str, known: Collection[str]) -> str:

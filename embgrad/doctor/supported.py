@@ -83,30 +83,30 @@ class Supported:
         return f"pip install '{name or self.name}=={self.newest}.*'"
 
 
-def _name(*packages: Supported) -> Mapping[str, Supported]:
+def _by_name(*packages: Supported) -> Mapping[str, Supported]:
     return {package.name: package for package in packages}
 
 
 #: The packages by name, the framework first, for each that needs them: embgrad itself, its command, a backend, embgrad.ray.
 SUPPORTED: Final[Mapping[str, Mapping[str, Supported]]] = {
-    "core": _name(
+    "core": _by_name(
         Supported("python", "3.10", "3.13"),
         Supported("numpy", "1.24", "2.5"),
         Supported("safetensors", "0.4.3", "0.8"),
     ),
-    "cli": _name(
+    "cli": _by_name(
         Supported("typer", "0.16", "0.29"),
         Supported("rich", "13", "15"),
         Supported("tokenizers", "0.19", "0.23"),
     ),
-    "torch": _name(Supported("torch", "2.6", "2.13"), Supported("transformers", "4.44", "5.23")),
-    "tensorflow": _name(
+    "torch": _by_name(Supported("torch", "2.6", "2.13"), Supported("transformers", "4.44", "5.23")),
+    "tensorflow": _by_name(
         Supported("tensorflow-cpu", "2.16", "2.21"),
         Supported("tf-keras", "2.16", "2.21"),
         Supported("tensorflow-hub", "0.16.0", "0.16"),
         Supported("transformers", "4.44", "4.57", "5", "transformers 5 has no TensorFlow classes any more"),
     ),
-    "gluon": _name(
+    "gluon": _by_name(
         Supported("mxnet", "1.9.1", "1.9.1"),
         Supported("gluonnlp", "0.10.0", "0.10.0"),
         Supported(
@@ -118,9 +118,9 @@ SUPPORTED: Final[Mapping[str, Mapping[str, Supported]]] = {
         ),
         Supported("python", "3.10", "3.12", "3.13", "no NumPy below 2, which MXNet needs, has a wheel for Python 3.13"),
     ),
-    "jax": _name(Supported("jax", "0.6.2", "0.12"), Supported("flax", "0.11.2", "0.12")),
-    "keras": _name(Supported("keras", "3.8", "3.15"), Supported("keras-hub", "0.16.1", "0.32")),
-    "ray": _name(Supported("ray", "2.55", "2.60")),
+    "jax": _by_name(Supported("jax", "0.6.2", "0.12"), Supported("flax", "0.11.2", "0.12")),
+    "keras": _by_name(Supported("keras", "3.8", "3.15"), Supported("keras-hub", "0.16.1", "0.32")),
+    "ray": _by_name(Supported("ray", "2.55", "2.60")),
 }
 
 #: The bound on setuptools, which tensorflow-hub and gluonnlp need for pkg_resources.

@@ -189,7 +189,7 @@ def locate_in_pass(
         PointError: a name means no point, or several.
     """
     points = reached if isinstance(reached, list) else list(reached)
-    named = _name(bound, names, batch, points)
+    named = _find_named(bound, names, batch, points)
     located = _arrange(bound, named, batch, points)
     if isinstance(reached, Reached):
         _remember(bound, batch, reached, _find_meant(named, located, batch))
@@ -255,7 +255,7 @@ def meanings_in_sub_batch(bound: BoundModel, names: Iterable[str], batch: TokenB
     try:
         sub_batch = batch.take(examples)
         reached = bound.points(sub_batch)
-        named = _name(bound, wanted, sub_batch, reached)
+        named = _find_named(bound, wanted, sub_batch, reached)
         meant = _find_meant(named, _arrange(bound, named, sub_batch, reached), sub_batch)
     except errors_of_model():  # it may accept no other number of examples: the whole batch gives the better message
         return None
@@ -284,7 +284,7 @@ def expect_each_once(option: str, names: Iterable[str], located: Mapping[str, Lo
         raise AmbiguousPointError(f"{option} names one point several times, as {quote(twice)}: name it once")
 
 
-def _name(
+def _find_named(
     bound: BoundModel, names: Sequence[str], batch: TokenBatch, points: list[Point]
 ) -> dict[str, tuple[Point, bool]]:
     """Return the points that names mean, and whether these are roles."""

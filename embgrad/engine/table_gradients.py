@@ -246,13 +246,13 @@ def why_no_sum(question: Question, ledger: TableGradients, points: Sequence[Poin
         times = np.bincount(lookup.indices.ravel(), minlength=lookup.rows)
         plain.append(rows)
         divided.append(rows / np.maximum(times, 1)[:, None])
-    taken = _take(own, plain, tolerance)
+    taken = _find_taken(own, plain, tolerance)
     if taken is not None:
         return BY_THE_TABLE if taken.all() else DETACHED
-    return None if _take(own, divided, tolerance) is None else BY_FREQUENCY
+    return None if _find_taken(own, divided, tolerance) is None else BY_FREQUENCY
 
 
-def _take(whole: np.ndarray, arrays: Sequence[np.ndarray], tolerance: float) -> np.ndarray | None:
+def _find_taken(whole: np.ndarray, arrays: Sequence[np.ndarray], tolerance: float) -> np.ndarray | None:
     """Return 1 or 0 for each array, so that the whole is the sum of those with 1; None where it is no such sum."""
     if not arrays:
         return None

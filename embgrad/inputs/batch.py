@@ -307,11 +307,11 @@ class TokenBatch:
 
     def to_huggingface(self) -> dict[str, np.ndarray]:
         """Return a dict of `input_ids`, and of `attention_mask` and `token_type_ids` where given, int64."""
-        return self._name("huggingface", np.int64, complete=False)
+        return self._named_arrays("huggingface", np.int64, complete=False)
 
     def to_tfhub(self) -> dict[str, np.ndarray]:
         """Return a dict of `input_word_ids`, `input_mask` and `input_type_ids`, int32; the format requires all three."""
-        return self._name("tfhub", np.int32, complete=True)
+        return self._named_arrays("tfhub", np.int32, complete=True)
 
     def to_keras_hub(self) -> dict[str, np.ndarray]:
         """Return a dict of `token_ids` and `padding_mask`, which the format requires, and of `segment_ids` where given, int32.
@@ -320,7 +320,7 @@ class TokenBatch:
         it receives others than it declares.
         """
         mask = np.ones_like(self.ids) if self.mask is None else self.mask
-        return self.replace(mask=mask)._name("keras_hub", np.int32, complete=False)
+        return self.replace(mask=mask)._named_arrays("keras_hub", np.int32, complete=False)
 
     def to_gluonnlp(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (ids, types, valid lengths): int32, int32, float32 of shape (example,); the format requires all three.
@@ -352,7 +352,7 @@ class TokenBatch:
         if self.convention == "gluonnlp":
             return self.to_gluonnlp()
         dtype = np.int64 if self.convention == "huggingface" else np.int32
-        inputs: dict[str, Any] = self._name(self.convention, dtype, complete=False)
+        inputs: dict[str, Any] = self._named_arrays(self.convention, dtype, complete=False)
         if self.mask_is_bool:
             inputs[CONVENTIONS[self.convention][1]] = self.model_mask()
         return {**inputs, **self.extras}
@@ -371,7 +371,7 @@ class TokenBatch:
     def _fields(self) -> dict[str, Any]:
         return {**{name: getattr(self, name) for name in self.__slots__}, "extras": dict(self.extras)}
 
-    def _name(self, convention: str, dtype: Any, *, complete: bool) -> dict[str, np.ndarray]:
+    def _named_arrays(self, convention: str, dtype: Any, *, complete: bool) -> dict[str, np.ndarray]:
         ids, mask, types = CONVENTIONS[convention]
         named = {ids: self.ids, mask: self.mask, types: self.types}
         if complete:

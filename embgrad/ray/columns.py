@@ -83,14 +83,14 @@ class Block:
         return np.array([len(example.ids) for example in self.examples])
 
     @cached_property
-    def _pad(self) -> TokenBatch:
+    def _padded(self) -> TokenBatch:
         """The rows, padded to the longest, with a mask that is 1 at all of their positions."""
         return pad(self.examples, self.padding)
 
     @cached_property
     def batch(self) -> TokenBatch:
         """The rows, padded to the longest, as the model receives them."""
-        batch = self._pad
+        batch = self._padded
         if self.masks is not None:
             mask = np.zeros(batch.shape, np.int64)
             mask[self.real] = np.concatenate(self.masks)
@@ -100,7 +100,7 @@ class Block:
     @cached_property
     def real(self) -> np.ndarray:
         """True at the rows' positions, False at padding, (row, position)."""
-        return self._pad.real
+        return self._padded.real
 
     def take(self, chosen: np.ndarray) -> Block:
         """Return the chosen rows; an index may occur several times."""

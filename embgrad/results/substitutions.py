@@ -166,7 +166,7 @@ class Substitutions:
         )
 
 
-def _find_written(substitution: Substitution) -> str:
+def _describe(substitution: Substitution) -> str:
     name = f"id {substitution.id}" if substitution.after is None else token_text(substitution.after)
     return f"{name} {substitution.score:+.3g}"
 
@@ -184,7 +184,7 @@ def _rows(result: Substitutions, example: int, most: int) -> list[tuple[int, str
 def lines_of(result: Substitutions, example: int, most: int = SHOWN) -> list[str]:
     """Return the lines of an example that `show` prints: a summary, and each searched position with its replacements."""
     rows = [
-        [str(position), name, "→", *map(_find_written, found)] for position, name, found in _rows(result, example, most)
+        [str(position), name, "→", *map(_describe, found)] for position, name, found in _rows(result, example, most)
     ]
     count = max((len(row) for row in rows), default=0)
     widths = [max(len(row[column]) for row in rows if len(row) > column) for column in range(count)]
@@ -210,7 +210,7 @@ def _table_html(result: Substitutions, example: int) -> Html:
             tag("td", position, style=f"{_CELL};{FAINT}"),
             tag("th", name, style=_CELL),
             [
-                colour(_find_written(each), *shade(each.score, largest, True), _CELL, "td", title=f"id {each.id}")
+                colour(_describe(each), *shade(each.score, largest, True), _CELL, "td", title=f"id {each.id}")
                 for each in found
             ],
         )

@@ -38,7 +38,7 @@ def matrix_of(attribution: Any, example: Any, by: str | None, special: bool, fal
     if not (alone.outputs >= 0).any():
         raise EmbgradError(f"the example {index} has no output tokens: choose another example")
     sides = [alone.of_output(0), *([] if alone.decoder_ids is None else [alone.of_output(0, decoder=True)])]
-    units = [unit_of(sides[:1], by, ("tokens",) if _repeat(alone) else fallback)]
+    units = [unit_of(sides[:1], by, ("tokens",) if _find_repeated(alone) else fallback)]
     if len(sides) > 1:
         units.append("words" if units[0] == "words" and sides[1].tokens is not None else "tokens")
     whole = [pieces_of(side, unit, [0], True)[0] for side, unit in zip(sides, units, strict=True)]
@@ -68,7 +68,7 @@ def _outputs(alone: Any, side: Any, pieces: Sequence[Piece], unit: str) -> list[
     indices_at: dict[int, list[int]] = defaultdict(list)
     for index, position in enumerate(alone.outputs[0].tolist()):
         indices_at[position].append(index)
-    if unit != "tokens" and (repeated := _repeat(alone)):
+    if unit != "tokens" and (repeated := _find_repeated(alone)):
         raise EmbgradError(f"the output at position {repeated[0]} is there more than once: expected by='tokens'")
     outputs: list[tuple[Piece, list[int]]] = []
     space = ""
@@ -86,7 +86,7 @@ def _outputs(alone: Any, side: Any, pieces: Sequence[Piece], unit: str) -> list[
     return outputs
 
 
-def _repeat(alone: Any) -> list[int]:
+def _find_repeated(alone: Any) -> list[int]:
     """Return the positions of outputs that are there more than once, as with several other ids to compare with."""
     positions, counts = np.unique(alone.outputs[alone.outputs >= 0], return_counts=True)
     return list(positions[counts > 1].tolist())
@@ -100,7 +100,7 @@ def _output_text(
     if unit != "tokens" and side.offsets is not None and (located := source_text(side, 0, positions)):
         return located
     text = "".join(_token(alone, index) for index in indices)
-    if alone.contrast_ids is not None and int(alone.outputs[0, indices[0]]) in _repeat(alone):
+    if alone.contrast_ids is not None and int(alone.outputs[0, indices[0]]) in _find_repeated(alone):
         text += f" (not {alone.contrast_ids[0, indices[0]]})"
     return text
 

@@ -86,7 +86,7 @@ def allowed_ids(allowed: Any, tokenizer: Any, vocab: int) -> np.ndarray:
         BatchError: a function needs the tokens, and no tokenizer names them.
         EmbgradError: `allowed` is none of these, names an id outside the table, or allows none.
     """
-    result = _allow(allowed, _Vocabulary(tokenizer, vocab))
+    result = _read_allowed(allowed, _Vocabulary(tokenizer, vocab))
     if not result.any():
         raise EmbgradError(
             f"allowed is {_name(allowed)}, which allows none of the {vocab} ids: expected one id at least. Special tokens are "
@@ -165,14 +165,14 @@ class _Vocabulary:
         return result
 
 
-def _allow(allowed: Any, vocabulary: _Vocabulary) -> np.ndarray:
+def _read_allowed(allowed: Any, vocabulary: _Vocabulary) -> np.ndarray:
     if allowed is None:
         return np.array(vocabulary.ordinary)
     if callable(allowed):
         return vocabulary.admit(allowed)
     entries = list(allowed) if isinstance(allowed, (list, tuple, set, frozenset)) else None
     if entries is not None and any(callable(entry) or getattr(entry, "ndim", 0) for entry in entries):
-        return np.asarray(np.logical_and.reduce([_allow(entry, vocabulary) for entry in entries]))
+        return np.asarray(np.logical_and.reduce([_read_allowed(entry, vocabulary) for entry in entries]))
     try:
         array = to_numpy(allowed if entries is None else entries)
     except ValueError:
