@@ -1,0 +1,139 @@
+"""Sites, stretches of two forward passes with equal inputs and different outputs, and the explanations of their differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from embgrad.comparison.recording import HeldWeight, Recording
+from embgrad.comparison.sites import Pair, difference
+from embgrad.comparison.weights import Match, Matching
+from embgrad.model_points.points import INPUT
+
+__all__ = ["Before", "Explanation", "Site"]
+
+#: Returns the values at a point before a site, (example, position, feature), by its name.
+Values = Callable[[str], np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Before:
+    """A tensor that both models have at a point before a site.
+
+    Attributes:
+        name: the name of the pair of points.
+        values: float64, (example, position, feature), in a's order of features.
+    """
+
+    name: str
+    values: np.ndarray = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A cause of a difference at a site, with the output of the port that it predicts.
+
+    Attributes:
+        cause: a key of CAUSES.
+        setting: what differs, as the subject of the text, such as "epsilon".
+        values: the setting's value in a and in b, as texts.
+        predicted: b's output according to the hypothesis, of the shape of the site's outputs.
+        compute: b's function of the values at earlier points, so that the reference can be run with it; None where it is not
+            known.
+        inputs: the names of the points that `compute` reads.
+    """
+
+    cause: str
+    setting: str
+    values: tuple[str, str]
+    predicted: np.ndarray = field(repr=False)
+    compute: Callable[[Values], np.ndarray] | None = field(default=None, repr=False)
+    inputs: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The explanation without the places where it holds."""
+        return f"{self.setting} {self.values[0]} in a and {self.values[1]} in b"
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A stretch of both passes that ends at a pair of points, and whose outputs differ although its inputs are equal.
+
+    Attributes:
+        pair: the points at its end.
+        layer: the index of the layer that contains it; None outside of the layers.
+        a: a's output, float64, (example, position, feature).
+        b: b's output for the same inputs, in the same order of features.
+        real: the positions that count, bool, (example, position).
+        ids: the batch's ids, (example, position).
+        before: the tensors at the pairs of points before it, the nearest first; equal in both models.
+        recordings: both sides.
+        matching: the weights of both sides by their partners.
+        floor: the relative L2 that rounding may cause here.
+    """
+
+    pair: Pair
+    layer: int | None
+    a: np.ndarray = field(repr=False)
+    b: np.ndarray = field(repr=False)
+    real: np.ndarray = field(repr=False)
+    ids: np.ndarray = field(repr=False)
+    before: Sequence[Before] = field(repr=False)
+    recordings: tuple[Recording, Recording] = field(repr=False)
+    matching: Matching = field(repr=False)
+    floor: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The readable name of the point at its end."""
+        return self.pair.name
+
+    @property
+    def path(self) -> str:
+        """The path in a of the module at whose input or output the site ends."""
+        return self.recordings[0].tensors[self.pair.a].path
+
+    @property
+    def is_output(self) -> bool:
+        """Return whether the site ends at the output of a module or a lookup, not at an input."""
+        return self.recordings[0].tensors[self.pair.a].side != INPUT
+
+    @cached_property
+    def difference(self) -> float:
+        """The relative L2 of b's output against a's at real positions."""
+        return difference(self.a, self.b, self.real)
+
+    @cached_property
+    def entry(self) -> Before | None:
+        """The tensor at the input of the module whose output ends the site; None where there is none."""
+        number = self.recordings[0].tensors[self.pair.a].number
+        name = f"{self.path}:{INPUT}" if number == 0 else f"{self.path}#{number}:{INPUT}"
+        return next((before for before in self.before if before.name == name), None) if self.is_output else None
+
+    @cached_property
+    def held(self) -> Mapping[str, tuple[HeldWeight, HeldWeight | None, Match | None]]:
+        """The weights of the module in a, by name, with b's partner and how the two match; None where b has none."""
+        others = {weight.name: weight for weight in self.recordings[1].weights}
+        matches = {match.a: match for match in self.matching.matches}
+        own = [weight for weight in self.recordings[0].weights if weight.module == self.path]
+        return {
+            weight.name: (
+                weight,
+                others[matches[weight.name].b] if weight.name in matches else None,
+                matches.get(weight.name),
+            )
+            for weight in own
+        }
+
+    def off(self, predicted: np.ndarray, *, from_a: bool = False) -> float:
+        """Return the relative L2 between a prediction and b's output, or a's, at real positions."""
+        return difference(self.a if from_a else self.b, predicted, self.real)
+
+    def rows(self, values: np.ndarray) -> np.ndarray:
+        """Return a tensor's vectors at real positions as float64, (token, feature)."""
+        at = values[self.real] if values.shape[:2] == self.real.shape else values.reshape(-1, values.shape[-1])
+        return np.asarray(at, np.float64)

@@ -1,0 +1,381 @@
+"""Recordings of a forward pass: values and gradients at its points, the weights and the layers of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from embgrad.backend.protocol import Call, Callback, Change, PointValues, Request, Run
+from embgrad.backend.registry import bind
+from embgrad.engine.call_errors import explain_forward
+from embgrad.engine.descent import with_certain_roles
+from embgrad.engine.options import GradientOptions
+from embgrad.engine.probe import order_of, with_layout, word_resolved
+from embgrad.engine.question import Question
+from embgrad.engine.weights import weights_of
+from embgrad.errors import AmbiguousPointError, NoGradientError, ObjectiveError, OutputError, UnsupportedError
+from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.axes import Arrangement, axis_of_examples, of_lookup, of_module
+from embgrad.model_points.points import INPUT, OUTPUT, WORD, Point, split_name
+from embgrad.model_points.roles import LAYER
+from embgrad.objectives.objectives import Objective, as_objective
+
+__all__ = ["FINAL", "HeldWeight", "LiveSide", "Recording", "Tensor"]
+
+#: The key of the model's own output.
+FINAL: Final = "output"
+
+#: The marks between the path of a module and that of a module inside it.
+MARKS: Final = (".", "/")
+
+
+class _Changes(NamedTuple):
+    """Functions by the points' keys that change values and gradients in a pass."""
+
+    override: Mapping[str, Change] = {}
+    add: Mapping[str, Change] = {}
+    edit: Mapping[str, Change] = {}
+
+
+#: No changes.
+_NONE: Final = _Changes()
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """The values that a pass had at a point.
+
+    Attributes:
+        key: the point's key in the model.
+        path: the path of the module or table.
+        side: "input" or "output" of a module; None at a lookup.
+        number: how many calls of the same module came before.
+        roles: the point's roles, such as "layer.0".
+        time: when its tensor existed; infinite for the model's output.
+        values: float32 or float64, (example, position, feature); of (example, 1, feature) where it has no positions.
+        gradient: the objective's gradient, of the same shape; None where there is none.
+        ids: the indices that a lookup took, (example, position); None at a module.
+    """
+
+    key: str
+    path: str
+    side: str | None
+    number: int
+    roles: tuple[str, ...]
+    time: float
+    values: np.ndarray = field(repr=False)
+    gradient: np.ndarray | None = field(default=None, repr=False)
+    ids: np.ndarray | None = field(default=None, repr=False)
+
+    @property
+    def features(self) -> int:
+        """The number of features at each position."""
+        return int(self.values.shape[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class HeldWeight:
+    """A weight, with its place in the forward pass.
+
+    Attributes:
+        name: its name in the framework's spelling.
+        module: the path of the innermost module that the pass called and that contains it; "" for the model itself.
+        shape: its shape.
+        get: returns its values, float32 or float64.
+        time: when its module ended first, as a share of the whole pass; 1 where the pass did not call it.
+        layer: the index of the layer that contains it; None outside of the layers.
+    """
+
+    name: str
+    module: str
+    shape: tuple[int, ...]
+    get: Callable[[], np.ndarray] = field(repr=False)
+    time: float = 1.0
+    layer: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """The record of one side of a comparison.
+
+    Attributes:
+        label: a description, such as "torch LlamaForCausalLM".
+        tensors: the values at its points, by key, in the order of the pass.
+        weights: its weights.
+        batch: the batch that it ran on.
+        dtype: the name of the dtype in which it computed.
+        objective: the objective's values, (example,); None without an objective.
+        live: the model, which can be run again; None for a folder.
+        failure: the reason why there are no gradients although an objective was passed; empty where there is none.
+    """
+
+    label: str
+    tensors: Mapping[str, Tensor]
+    weights: tuple[HeldWeight, ...]
+    batch: TokenBatch
+    dtype: str
+    objective: np.ndarray | None = None
+    live: LiveSide | None = field(default=None, repr=False)
+    failure: str = ""
+
+    def by_role(self, role: str) -> Tensor | None:
+        """Return the tensor with a role; None where there is none."""
+        return next((tensor for tensor in self.tensors.values() if role in tensor.roles), None)
+
+    def of_module(self, path: str, side: str, number: int = 0) -> Tensor | None:
+        """Return the tensor at a side of a call of a module; None where there is none."""
+        return self.tensors.get(f"{path}:{side}#{number}")
+
+
+class LiveSide:
+    """A model that can be run, with the points that its pass reaches.
+
+    Args:
+        model: as in `gradients`.
+        batch: the batch that it runs on.
+        objective: as in `gradients`; None to read values alone.
+        call: a function that calls the model, as in `gradients`.
+    """
+
+    def __init__(self, model: Any, batch: TokenBatch, objective: Any = None, call: Call | None = None) -> None:
+        self.bound = bind(model, call)
+        self.batch = batch
+        self._objective: Objective | Any = None if objective is None else as_objective(objective)
+        with explain_forward(self.bound, batch):
+            self.points = {point.key: point for point in self._reached()}
+        self._in_order = order_of(self.bound, batch, list(self.points.values())).is_batch
+        self._turned = self._axes_of_examples()
+        self._arrangements = {
+            key: arrangement
+            for key, point in self.points.items()
+            if (arrangement := self._arrangement(point)) is not None
+        }
+        self._final: tuple[int, ...] | None = None
+
+    @property
+    def can_be_led(self) -> bool:
+        """Return whether values can be put in at the points of a pass."""
+        return self.bound.supports("modules", "override")
+
+    def record(self) -> Recording:
+        """Run the model, and return its recording, with gradients where an objective was passed."""
+        keys = tuple(self._arrangements)
+        run, final, failure = self._run(keys)
+        tensors = {key: self._tensor(key, run.points[key]) for key in keys}
+        if final is not None:
+            tensors[FINAL] = final
+        tensors = dict(sorted(tensors.items(), key=lambda entry: entry[1].time))
+        responses = run.objectives if self._objective is not None and not failure else ()
+        return Recording(
+            label=f"{self.bound.backend.name} {_class_names(self.bound.model)}",
+            tensors=tensors,
+            weights=tuple(self._weights()),
+            batch=self.batch,
+            dtype=run.compute_dtype,
+            objective=responses[0].values if responses else None,
+            live=self,
+            failure=failure,
+        )
+
+    def led(
+        self,
+        values: Mapping[str, Callable[[np.ndarray], np.ndarray]],
+        gradients: Mapping[str, Callable[[np.ndarray], np.ndarray]],
+    ) -> dict[str, np.ndarray]:
+        """Run the model with changed values and gradients, and return the values of its output by `FINAL`, if it has one.
+
+        Args:
+            values: by key a function that takes the values that arrive at a point, (example, position, feature), and returns
+                those with which the model continues.
+            gradients: by key the same for the gradients of the backward pass. Where there are any, the values are changed by
+                additions, through which gradients flow, so that they are right up to rounding alone.
+        """
+        changed = {key: self._native(key, function) for key, function in values.items()}
+        edited = {key: self._native(key, function) for key, function in gradients.items()}
+        if edited:
+            added = {key: _as_addition(function) for key, function in changed.items()}
+            _, final, _ = self._run(tuple(values), _Changes(add=added, edit=edited))
+        else:
+            _, final, _ = self._run(tuple(values), _Changes(override=changed), pullback=False)
+        return {} if final is None else {FINAL: final.values}
+
+    def _native(self, key: str, function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+        arrangement = self._arrangements[key]
+
+        def change(value: np.ndarray) -> np.ndarray:
+            arrived = _as_features(arrangement.to_user_axes(value), self.batch)
+            new = np.asarray(function(arrived), value.dtype)
+            if arrangement.shared:
+                return np.ascontiguousarray(new[0].reshape(value.shape))
+            rest = None if arrangement.is_whole else value
+            return np.ascontiguousarray(arrangement.to_native_axes(new.reshape(arrangement.shape), rest))
+
+        return change
+
+    def _run(
+        self, keys: tuple[str, ...], changes: _Changes = _NONE, *, pullback: bool = True
+    ) -> tuple[Run, Tensor | None, str]:
+        """Run the model; return the run, the model's output, and the reason why there are no gradients."""
+        failure = ""
+        outputs: list[np.ndarray] = []
+
+        def read(named: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
+            outputs.append(np.array(named[None]))
+            return ()
+
+        reads: tuple[Callback, ...] = (Callback(read),)
+        request = Request(
+            keys,
+            reads,
+            call=self.bound.call,
+            override=changes.override,
+            add=changes.add,
+            edit=changes.edit,
+            pullback=False,
+        )
+        if self._objective is not None and pullback:
+            question = Question(self.bound, self.batch, (self._objective,), GradientOptions(()), quiet=True)
+            reads = reads if self.bound.supports("split") else ()
+            asked = question.request(keys)
+            asked = replace(
+                asked,
+                objectives=(*asked.objectives, *reads),
+                override=changes.override,
+                add=changes.add,
+                edit=changes.edit,
+            )
+            try:
+                return self._finished(question.run(asked), outputs, "")
+            except (NoGradientError, ObjectiveError) as error:
+                failure = str(error)
+        try:
+            return self._finished(self.bound.run(self.batch, request), outputs, failure)
+        except OutputError:  # the model has several outputs, which are points of their own
+            return self._finished(self.bound.run(self.batch, replace(request, objectives=())), [], failure)
+
+    def _finished(self, run: Run, outputs: Sequence[np.ndarray], failure: str) -> tuple[Run, Tensor | None, str]:
+        values = _final_values(outputs[-1], self.batch) if outputs else None
+        final = None if values is None else Tensor(FINAL, "", OUTPUT, 0, (), float("inf"), values)
+        return run, final, failure
+
+    def _reached(self) -> list[Point]:
+        seen = self.bound.points(self.batch)
+        try:
+            resolved = word_resolved(self.bound, self.batch, seen)
+        except AmbiguousPointError:  # then no lookup has the role `word`; the other roles are unaffected
+            resolved = [_without_word(point) for point in seen]
+        return with_certain_roles(self.bound, self.batch, seen, resolved)
+
+    def _axes_of_examples(self) -> Mapping[str, int]:
+        """Return, by key, which of the first two axes holds the examples, if there are as many examples as positions."""
+        examples, positions = self.batch.shape
+        if examples != positions or examples == 1:
+            return {}
+        fewer = self.bound.points(self.batch[:-1])
+        axes = {point.key: axis_of_examples(point.shape, examples - 1, positions) for point in fewer}
+        return {key: axis for key, axis in axes.items() if axis is not None}
+
+    def _arrangement(self, point: Point) -> Arrangement | None:
+        """Return the arrangement of a point's tensor; None where it does not hold features of examples and positions."""
+        axis = self._turned.get(point.key)
+        if point.lookup is None:
+            if not self._in_order:
+                return None
+            found = of_module(point.name, point.shape, self.batch, axis, by_role=False, in_order=True)
+            examples = self.batch.shape[0]
+            by_token = found.shape[:2] == self.batch.shape and len(found.shape) > 2
+            return found if by_token or (len(found.shape) == 2 and found.shape[0] == examples) else None
+        try:
+            lookup = with_layout(self.bound, self.batch, point.lookup)
+            return of_lookup(
+                point.name, lookup, self.batch, None if lookup.layout else axis, by_role=True, in_order=self._in_order
+            )
+        except (UnsupportedError, AmbiguousPointError):  # a lookup of relative positions, for example
+            return None
+
+    def _tensor(self, key: str, read: PointValues) -> Tensor:
+        arrangement, point = self._arrangements[key], self.points[key]
+        gradient = read.gradients[0] if read.gradients else None
+        if gradient is not None and not arrangement.shared:
+            gradient = _as_features(arrangement.to_user_axes(gradient), self.batch)
+        elif gradient is not None:  # the sum over the examples that share the tensor
+            gradient = None
+        return Tensor(
+            key=key,
+            path=point.path,
+            side=point.side,
+            number=split_name(key).occurrence or 0,
+            roles=point.roles,
+            time=float(point.time),
+            values=_as_features(arrangement.to_user_axes(read.activation), self.batch),
+            gradient=gradient,
+            ids=None if point.lookup is None else np.asarray(arrangement.ids),
+        )
+
+    def _weights(self) -> list[HeldWeight]:
+        if not self.bound.supports("weights"):
+            return []
+        ended: dict[str, float] = {}
+        for point in self.points.values():
+            if point.side == OUTPUT or point.lookup is not None:
+                ended.setdefault(point.path, float(point.time))
+        whole = max(ended.values(), default=0.0) + 1
+        spans = self._layers()
+        held = []
+        for weight in weights_of(self.bound.model):
+            module = _caller(weight.module or weight.name, ended)
+            time = ended.get(module, whole)
+            layer = next((number for number, (start, end) in spans.items() if start <= time <= end), None)
+            held.append(HeldWeight(weight.name, module, weight.shape, weight.get, time / whole, layer))
+        return held
+
+    def _layers(self) -> dict[int, tuple[float, float]]:
+        """Return the times at which each layer starts and ends."""
+        spans: dict[int, tuple[float, float]] = {}
+        for point in self.points.values():
+            for role in point.roles:
+                number = role.removeprefix(f"{LAYER}.")
+                if role != number and number.isdigit():
+                    entry = self.points.get(point.key.replace(f":{OUTPUT}", f":{INPUT}"))
+                    before = spans.get(int(number) - 1, (0.0, -1.0))[1]
+                    start = float(entry.time) if entry is not None and entry is not point else before
+                    spans[int(number)] = (start, float(point.time))
+        return spans
+
+
+def _as_addition(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda value: np.asarray(function(value) - value)
+
+
+def _as_features(values: np.ndarray, batch: TokenBatch) -> np.ndarray:
+    """Return a tensor as (example, position, feature); one without positions as (example, 1, feature)."""
+    examples = batch.shape[0]
+    if values.ndim == 2:
+        return values.reshape(examples, 1, -1)
+    return values.reshape(*batch.shape, -1)
+
+
+def _final_values(output: np.ndarray, batch: TokenBatch) -> np.ndarray | None:
+    if output.ndim >= 2 and output.shape[0] == batch.shape[0]:
+        by_token = output.ndim > 2 and output.shape[1] == batch.shape[1]
+        return output.reshape(*batch.shape, -1) if by_token else output.reshape(batch.shape[0], 1, -1)
+    return None
+
+
+def _caller(path: str, ended: Mapping[str, float]) -> str:
+    """Return the path of the innermost called module that contains a path; "" for the model itself."""
+    while path and path not in ended:
+        path = path[: max(path.rfind(mark) for mark in MARKS)] if any(mark in path for mark in MARKS) else ""
+    return path
+
+
+def _class_names(model: Any) -> str:
+    parts = model if isinstance(model, (list, tuple)) else (model,)
+    return " + ".join(type(part).__qualname__ for part in parts)
+
+
+def _without_word(point: Point) -> Point:
+    return replace(point, roles=tuple(role for role in point.roles if role != WORD))

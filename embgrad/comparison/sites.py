@@ -1,0 +1,256 @@
+"""Pairs of points with the same tensor in two models, and runs of a model led by the values of another."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from embgrad.backend.protocol import Change
+from embgrad.comparison.recording import FINAL, HeldWeight, Recording, Tensor
+from embgrad.comparison.weights import Match, Matching
+from embgrad.model_points.points import INPUT, OUTPUT
+
+__all__ = ["Led", "Pair", "difference", "lead", "pair_points"]
+
+#: The relative L2 up to which an output is the product of an input with a matrix.
+PRODUCT: Final = 1e-2
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A point of a and the point of b that holds the same tensor.
+
+    Attributes:
+        name: a readable name: the path in a, with ":input" where it is a module's input.
+        a: the point's key in a.
+        b: the point's key in b.
+        features_a: the features of a's tensor, in order; None for all.
+        features_b: the features of b's tensor that hold these; None for the same.
+        time: when a computed it.
+    """
+
+    name: str
+    a: str
+    b: str
+    features_a: np.ndarray | None = field(default=None, repr=False)
+    features_b: np.ndarray | None = field(default=None, repr=False)
+    time: float = 0.0
+
+    def in_a(self, values: np.ndarray) -> np.ndarray:
+        """Return the features of a's tensor that belong to the pair."""
+        return values if self.features_a is None else np.asarray(values[..., self.features_a])
+
+    def in_b(self, values: np.ndarray) -> np.ndarray:
+        """Return the features of b's tensor that belong to the pair, in a's order."""
+        return values if self.features_b is None else np.asarray(values[..., self.features_b])
+
+    def put_in_b(self, values: np.ndarray, new: np.ndarray) -> np.ndarray:
+        """Return b's tensor with the pair's features replaced by those of a."""
+        if self.features_b is None:
+            return new
+        changed = np.array(values)
+        changed[..., self.features_b] = new
+        return changed
+
+    @property
+    def reversed(self) -> Pair:
+        """The pair with the two sides exchanged."""
+        return Pair(self.name, self.b, self.a, self.features_b, self.features_a, self.time)
+
+
+@dataclass(frozen=True, eq=False)
+class Led:
+    """The values that a side computes from the values of the other side.
+
+    Attributes:
+        values: by the pairs' indices the values that arrived at the led side's point, in a's order of features.
+        gradients: likewise the gradients that arrived.
+        follower: "a" or "b", the side that was led.
+        final: the led side's output; None where it has none.
+    """
+
+    values: Mapping[int, np.ndarray]
+    gradients: Mapping[int, np.ndarray]
+    follower: str
+    final: np.ndarray | None = None
+
+
+def pair_points(a: Recording, b: Recording, matching: Matching) -> list[Pair]:
+    """Return the points of both sides that hold the same tensor, in a's order.
+
+    These are the points with the same role, the inputs and outputs of modules whose weights belong together, and the models'
+    outputs.
+    """
+    pairs = [*_by_roles(a, b), *_by_modules(a, b, matching)]
+    if FINAL in a.tensors and FINAL in b.tensors:
+        pairs.extend(_whole(FINAL, a.tensors[FINAL], b.tensors[FINAL]))
+    unique: dict[tuple[str, bytes], Pair] = {}
+    for pair in pairs:
+        features = b"" if pair.features_a is None else pair.features_a.tobytes()
+        unique.setdefault((pair.a, features), pair)
+    return sorted(unique.values(), key=lambda pair: (pair.time, pair.name))
+
+
+def lead(pairs: Sequence[Pair], leader: Recording, follower: Recording, name: str) -> Led:
+    """Return what the follower computes at each pair from the leader's values at all pairs before it.
+
+    Args:
+        pairs: the pairs, with the leader as their a.
+        leader: the side whose values are put in.
+        follower: the side that is run.
+        name: "a" or "b", the follower.
+    """
+    assert follower.live is not None, "the caller has checked that it can be run"
+    values: dict[int, np.ndarray] = {}
+    gradients: dict[int, np.ndarray] = {}
+    by_key: dict[str, list[int]] = defaultdict(list)
+    for number, pair in enumerate(pairs):
+        if pair.b != FINAL:
+            by_key[pair.b].append(number)
+
+    def change(key: str, store: dict[int, np.ndarray], wanted: Callable[[Tensor], np.ndarray | None]) -> Change:
+        def function(arrived: np.ndarray) -> np.ndarray:
+            new = arrived
+            for number in by_key[key]:
+                pair = pairs[number]
+                store[number] = np.array(pair.in_b(arrived))
+                lead_values = wanted(leader.tensors[pair.a])
+                if lead_values is not None:
+                    new = pair.put_in_b(new, pair.in_a(lead_values))
+            return new
+
+        return function
+
+    final = follower.live.led(
+        {key: change(key, values, lambda tensor: tensor.values) for key in by_key},
+        {
+            key: change(key, gradients, lambda tensor: tensor.gradient)
+            for key, numbers in by_key.items()
+            if any(leader.tensors[pairs[number].a].gradient is not None for number in numbers)
+        },
+    )
+    for number, pair in enumerate(pairs):
+        if pair.b == FINAL and FINAL in final:
+            values[number] = pair.in_b(final[FINAL])
+    return Led(values, gradients, name, final.get(FINAL))
+
+
+def difference(reference: np.ndarray, other: np.ndarray, real: np.ndarray) -> float:
+    """Return the relative L2 of one tensor against another at real positions; infinite where either is not finite there.
+
+    Args:
+        reference: (example, position, feature).
+        other: of the same shape.
+        real: bool, (example, position), the positions that count; not used where a tensor has no positions.
+    """
+    first, second = (
+        (values[real] if values.shape[:2] == real.shape else values.reshape(-1, values.shape[-1])).astype(np.float64)
+        for values in (reference, other)
+    )
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        return 0.0 if np.array_equal(first, second, equal_nan=True) else float("inf")
+    length = float(np.linalg.norm(first))
+    distance = float(np.linalg.norm(second - first))
+    return distance / length if length else (float("inf") if distance else 0.0)
+
+
+def _by_roles(a: Recording, b: Recording) -> Iterator[Pair]:
+    roles = dict.fromkeys(role for tensor in a.tensors.values() for role in tensor.roles)
+    for role in roles:
+        first, second = a.by_role(role), b.by_role(role)
+        if first is not None and second is not None:
+            yield from _whole(_name(first), first, second)
+
+
+def _whole(name: str, first: Tensor, second: Tensor) -> Iterator[Pair]:
+    if first.values.shape == second.values.shape:
+        yield Pair(name, first.key, second.key, time=first.time)
+
+
+def _name(tensor: Tensor) -> str:
+    path = tensor.path if tensor.number == 0 else f"{tensor.path}#{tensor.number}"
+    return f"{path}:{INPUT}" if tensor.side == INPUT else path
+
+
+def _by_modules(a: Recording, b: Recording, matching: Matching) -> Iterator[Pair]:
+    held_a, held_b = ({weight.name: weight for weight in side.weights} for side in (a, b))
+    partners: dict[str, list[Match]] = defaultdict(list)
+    for match in matching.matches:
+        partners[held_a[match.a].module].append(match)
+    split = {held_a[name].module for name in matching.parts}
+    for module, matches in partners.items():
+        others = {held_b[match.b].module for match in matches}
+        if len(others) == 1 and module not in split:
+            other = next(iter(others))
+            matrices = [match for match in matches if len(held_a[match.a].shape) > 1]
+            permuted = matrices[0] if len(matrices) == 1 and matrices[0].order is not None else None
+            yield from _of_two_modules(a, b, module, other, permuted)
+    for name, parts in matching.parts.items():
+        for part in parts:
+            yield from _of_parts(a, b, held_a[name], held_b[part.name], part.rows, part.others)
+
+
+def _of_two_modules(a: Recording, b: Recording, module: str, other: str, permuted: Match | None) -> Iterator[Pair]:
+    for tensor in a.tensors.values():
+        if tensor.path != module or tensor.side is None:
+            continue
+        partner = b.of_module(other, tensor.side, tensor.number)
+        if partner is None or partner.values.shape != tensor.values.shape:
+            continue
+        order = None
+        if permuted is not None and permuted.order is not None and len(permuted.order) == tensor.features:
+            order = permuted.order if _is_side_of(a, module, permuted, tensor) else None
+        yield Pair(_name(tensor), tensor.key, partner.key, None, order, tensor.time)
+
+
+def _is_side_of(a: Recording, module: str, match: Match, tensor: Tensor) -> bool:
+    """Return whether the permuted axis of a's matrix holds this tensor's features."""
+    values = next(weight.get() for weight in a.weights if weight.name == match.a)
+    matrix = values.reshape(len(values), -1)
+    first, last = a.of_module(module, INPUT, tensor.number), a.of_module(module, OUTPUT, tensor.number)
+    if first is None or last is None:
+        return tensor.side == OUTPUT
+    rows_are_outputs = is_product(first.values, matrix, last.values)
+    return (match.axis == 0) == (rows_are_outputs == (tensor.side == OUTPUT))
+
+
+def is_product(before: np.ndarray, matrix: np.ndarray, behind: np.ndarray) -> bool:
+    """Return whether an output is the product of an input with the transpose of a matrix, (output, input), up to a bias."""
+    if matrix.shape != (behind.shape[-1], before.shape[-1]):
+        return False
+    x, y = (values.reshape(-1, values.shape[-1]).astype(np.float64) for values in (before, behind))
+    rest = y - x @ matrix.T.astype(np.float64)
+    rest -= rest.mean(0)
+    return float(np.linalg.norm(rest)) <= PRODUCT * float(np.linalg.norm(y - y.mean(0))) + 1e-12
+
+
+def _of_parts(
+    a: Recording, b: Recording, weight: HeldWeight, other: HeldWeight, rows: np.ndarray, others: np.ndarray
+) -> Iterator[Pair]:
+    """Yield the pairs of a module whose matrix is fused or split on the other side."""
+    for tensor in a.tensors.values():
+        if tensor.path != weight.module or tensor.side is None:
+            continue
+        partner = b.of_module(other.module, tensor.side, tensor.number)
+        if partner is None:
+            continue
+        if tensor.side == INPUT and tensor.values.shape == partner.values.shape:
+            yield Pair(_name(tensor), tensor.key, partner.key, time=tensor.time)
+        elif (
+            tensor.side == OUTPUT and rows.max(initial=0) < tensor.features and others.max(initial=0) < partner.features
+        ):
+            whole_a = len(rows) == tensor.features and np.array_equal(rows, np.arange(len(rows)))
+            whole_b = len(others) == partner.features and np.array_equal(others, np.arange(len(others)))
+            name = _name(tensor) if whole_a else f"{_name(tensor)}[{rows.min()}:{rows.max() + 1}]"
+            yield Pair(
+                name,
+                tensor.key,
+                partner.key,
+                None if whole_a else rows,
+                None if whole_b else others,
+                tensor.time,
+            )

@@ -1,0 +1,519 @@
+"""Match weights of two models by their values, whatever their names: up to transposition, reshaping, order and fusion."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+import numpy as np
+
+__all__ = ["Match", "Matching", "NamedArray", "Part", "match_weights"]
+
+#: The relative L2 up to which two weights are equal: the rounding error of storing them in single precision.
+EQUAL: Final = 1e-6
+
+#: The relative L2 up to which two weights are versions of one: rounded to half precision, or quantised to eight bits.
+ALIKE: Final = 0.05
+
+#: The relative difference of two sums of magnitudes up to which weights may be versions of one.
+SUMS: Final = 0.02
+
+#: The number of entries that are compared before all are.
+SAMPLED: Final = 2048
+
+#: The most candidates whose entries are compared with those of a weight.
+MOST_CANDIDATES: Final = 64
+
+#: The length of rows from which chance makes no two equal.
+LEAST_ROW: Final = 4
+
+
+class NamedArray(Protocol):
+    """A weight of a model or of a folder."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the framework's spelling."""
+        ...
+
+    @property
+    def module(self) -> str:
+        """The path of the module that owns it."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    @property
+    def get(self) -> Callable[[], np.ndarray]:
+        """A function that returns its values, float32 or float64."""
+        ...
+
+    @property
+    def time(self) -> float:
+        """When its module ended, as a share of the forward pass."""
+        ...
+
+    @property
+    def layer(self) -> int | None:
+        """The index of the layer that contains it; None outside of the layers."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Rows of one weight that equal rows of another, both seen as matrices.
+
+    Attributes:
+        name: the other weight's name.
+        rows: the indices of the rows of the first weight.
+        others: the indices of the equal rows of the other weight.
+    """
+
+    name: str
+    rows: np.ndarray = field(repr=False)
+    others: np.ndarray = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """A weight of a with its partner in b.
+
+    Attributes:
+        a: the weight's name in a.
+        b: the partner's name in b.
+        distance: the relative L2 of b's values against a's, in the same layout.
+        transposed: whether the partner's matrix is the transpose of a's.
+        order: the permutation under which b's rows or columns are a's; None for the same order.
+        axis: the axis of a's matrix that is permuted.
+        relation: how the values relate, as a short text: "equal", "times 8", "plus 1", "rounded to bfloat16", "different".
+        by_value: whether the values show that the two belong together; otherwise only shape and order do.
+    """
+
+    a: str
+    b: str
+    distance: float
+    transposed: bool = False
+    order: np.ndarray | None = field(default=None, repr=False)
+    axis: int = 0
+    relation: str = "equal"
+    by_value: bool = True
+
+    @property
+    def is_equal(self) -> bool:
+        """Return whether the two hold the same numbers, in any layout."""
+        return self.distance <= EQUAL
+
+
+@dataclass(frozen=True, eq=False)
+class Matching:
+    """The weights of two models by their partners.
+
+    Attributes:
+        matches: the pairs, in a's order.
+        parts: for weights of a that are fused or split in b, their rows in b's weights, by name.
+        alone_a: the names of a's weights without a partner.
+        alone_b: the names of b's weights without a partner.
+    """
+
+    matches: tuple[Match, ...]
+    parts: Mapping[str, tuple[Part, ...]]
+    alone_a: tuple[str, ...]
+    alone_b: tuple[str, ...]
+
+    @property
+    def different(self) -> tuple[Match, ...]:
+        """The pairs whose values differ."""
+        return tuple(match for match in self.matches if not match.is_equal)
+
+
+@dataclass(frozen=True, eq=False)
+class _Summary:
+    """A weight with numbers that do not depend on the order of its entries."""
+
+    weight: NamedArray
+    number: int
+    size: int
+    magnitude: float
+    power: float
+
+    def distance(self, other: _Summary) -> float:
+        """Return the larger relative difference of the two sums."""
+        pairs = ((self.magnitude, other.magnitude), (self.power, other.power))
+        return max(abs(x - y) / max(abs(x), abs(y), 1e-30) for x, y in pairs)
+
+
+def match_weights(a: Sequence[NamedArray], b: Sequence[NamedArray]) -> Matching:
+    """Return the weights of a with their partners in b, found by value.
+
+    Equal weights come first, in any layout; then versions of one weight, scaled or shifted by a constant; then fused and split
+    ones, by equal rows. Others, and those whose entries are all the same, are paired by size and by their place in the pass.
+
+    Args:
+        a: the weights of the reference.
+        b: the weights of the port.
+    """
+    left, others = _summaries(a), _summaries(b)
+    matches: list[Match] = []
+    left, others = _matched(left, others, _equal, matches)
+    moved = _moved(matches, a, b)
+    if moved:
+        matches = [match for match in matches if match.a not in moved]
+        left = sorted([*left, *_only(_summaries(a), moved)], key=lambda summary: summary.number)
+        others = sorted([*others, *_only(_summaries(b), moved.values())], key=lambda summary: summary.number)
+        left, others = _by_place(left, others, matches, a, b, moved)
+    left, others = _matched(left, others, _version, matches)
+    parts, left, others = _by_rows(left, others)
+    left, others = _by_place(left, others, matches, a, b, {})
+    order = {weight.name: number for number, weight in enumerate(a)}
+    matches.sort(key=lambda match: order[match.a])
+    return Matching(
+        tuple(matches),
+        parts,
+        tuple(summary.weight.name for summary in left),
+        tuple(summary.weight.name for summary in others),
+    )
+
+
+def _summaries(weights: Sequence[NamedArray]) -> list[_Summary]:
+    summaries = []
+    for number, weight in enumerate(weights):
+        values = np.abs(weight.get().astype(np.float64, copy=False))
+        summaries.append(_Summary(weight, number, values.size, float(values.sum()), float((values**2).sum())))
+    return summaries
+
+
+def _only(summaries: Sequence[_Summary], names: Iterable[str]) -> list[_Summary]:
+    wanted = set(names)
+    return [summary for summary in summaries if summary.weight.name in wanted]
+
+
+def _moved(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedArray]) -> dict[str, str]:
+    """Return the weights of a whose equal lies in another layer of b, with its name; empty where most do."""
+    layers_a, layers_b = ({weight.name: weight.layer for weight in side} for side in (a, b))
+    pairs = [(match, layers_a[match.a], layers_b[match.b]) for match in matches]
+    known = [(match, first, second) for match, first, second in pairs if first is not None and second is not None]
+    moved = {match.a: match.b for match, first, second in known if first != second}
+    return moved if 2 * len(moved) <= len(known) else {}
+
+
+def _by_place(
+    left: Sequence[_Summary],
+    others: Sequence[_Summary],
+    matches: list[Match],
+    a: Sequence[NamedArray],
+    b: Sequence[NamedArray],
+    moved: Mapping[str, str],
+) -> tuple[list[_Summary], list[_Summary]]:
+    """Append the pairs of equally large weights at the same place of both passes; return the summaries without a partner.
+
+    Args:
+        left: the weights of a without a partner.
+        others: those of b.
+        matches: the pairs so far, which are extended.
+        a: all weights of a.
+        b: all weights of b.
+        moved: for weights of a the name of the equal weight of b, which stands at another place.
+    """
+    place = _Places(matches, a, b)
+    holder = {theirs: mine for mine, theirs in moved.items()}
+    costs = sorted(
+        (cost, summary.number, other.number)
+        for summary in left
+        for other in others
+        if summary.size == other.size and (cost := place.distance(summary.weight, other.weight)) is not None
+    )
+    by_number = {summary.number: summary for summary in left}, {other.number: other for other in others}
+    taken: tuple[set[int], set[int]] = (set(), set())
+    for _, first, second in costs:
+        if first in taken[0] or second in taken[1]:
+            continue
+        taken[0].add(first)
+        taken[1].add(second)
+        matches.append(_at_one_place(by_number[0][first].weight, by_number[1][second].weight, holder))
+    return (
+        [summary for summary in left if summary.number not in taken[0]],
+        [other for other in others if other.number not in taken[1]],
+    )
+
+
+class _Places:
+    """A measure of the distance of two weights in the forward passes of both models, from the known pairs.
+
+    Args:
+        matches: the known pairs.
+        a: the weights of a.
+        b: the weights of b.
+    """
+
+    def __init__(self, matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedArray]) -> None:
+        held_a, held_b = ({weight.name: weight for weight in side} for side in (a, b))
+        known = [(held_a[match.a], held_b[match.b]) for match in matches]
+        times = sorted((first.time, second.time) for first, second in known)
+        self._times = [0.0, *(first for first, _ in times), 1.0], [0.0, *(second for _, second in times), 1.0]
+        self._modules = {first.module: second.module for first, second in known}
+        self._others = {second.module: first.module for first, second in known}
+
+    def distance(self, first: NamedArray, second: NamedArray) -> float | None:
+        """Return how far apart two weights are, as a share of a pass; None where they cannot belong together."""
+        partner = self._modules.get(first.module)
+        if partner is not None or second.module in self._others:
+            return -1.0 + abs(first.time - second.time) if partner == second.module else None
+        if first.layer is not None and second.layer is not None and first.layer != second.layer:
+            return None
+        return abs(float(np.interp(first.time, *self._times)) - second.time)
+
+
+def _at_one_place(weight: NamedArray, other: NamedArray, holder: Mapping[str, str]) -> Match:
+    """Return the match of two weights at the same place, with a text for how their values relate."""
+    mine, its = weight.get(), other.get()
+    versions = list(_layouts(mine, its))
+    if not versions:
+        return Match(weight.name, other.name, float("inf"), relation="of another shape", by_value=False)
+    transposed, x, y = min(versions, key=lambda version: _distance(version[1], version[2]))
+    distance = _distance(x, y)
+    base = Match(weight.name, other.name, distance, transposed=transposed, by_value=distance <= EQUAL)
+    if distance <= EQUAL:
+        return base
+    if other.name in holder:
+        return replace(base, relation=f"equal to {holder[other.name]}")
+    if not its.any():
+        return replace(base, relation="zeros in b")
+    if not mine.any():
+        return replace(base, relation="zeros in a")
+    return replace(base, relation="different")
+
+
+Rule = Callable[[_Summary, _Summary, np.ndarray, np.ndarray], "Match | None"]
+
+
+def _matched(
+    left: Sequence[_Summary], others: Sequence[_Summary], rule: Rule, matches: list[Match]
+) -> tuple[list[_Summary], list[_Summary]]:
+    """Append the pairs that a rule accepts, closest sums first; return the summaries without a partner."""
+    by_size: dict[int, list[_Summary]] = defaultdict(list)
+    for other in others:
+        by_size[other.size].append(other)
+    taken: set[int] = set()
+    rest: list[_Summary] = []
+    for summary in left:
+        free = [other for other in by_size[summary.size] if other.number not in taken]
+        values = summary.weight.get() if free else np.zeros(0)
+        found = _first_match(summary, free, values, rule)
+        if found is None:
+            rest.append(summary)
+        else:
+            taken.add(found[1].number)
+            matches.append(found[0])
+    return rest, [other for other in others if other.number not in taken]
+
+
+def _first_match(
+    summary: _Summary, free: Sequence[_Summary], values: np.ndarray, rule: Rule
+) -> tuple[Match, _Summary] | None:
+    time = summary.weight.time
+    ranked = sorted(free, key=lambda other: (round(summary.distance(other), 7), abs(other.weight.time - time)))
+    for other in ranked[:MOST_CANDIDATES]:
+        match = rule(summary, other, values, other.weight.get())
+        if match is not None:
+            return match, other
+    return None
+
+
+def _equal(summary: _Summary, other: _Summary, values: np.ndarray, theirs: np.ndarray) -> Match | None:
+    """Return the match of two weights that hold the same numbers in any layout, or rounded ones."""
+    if summary.distance(other) > SUMS or not _is_distinct(values):
+        return None
+    base = Match(summary.weight.name, other.weight.name, 0.0)
+    for transposed, mine, its in _layouts(values, theirs):
+        distance = _distance(mine, its)
+        if distance <= ALIKE:
+            return _described(replace(base, distance=distance, transposed=transposed), mine, its)
+    for transposed, mine, its in _layouts(values, theirs):
+        for axis in (0, 1):
+            order = _order_of_rows(mine, its) if axis == 0 else _order_of_rows(mine.T, its.T)
+            if order is not None:
+                moved = np.take(its, order, axis)
+                return replace(base, distance=_distance(mine, moved), transposed=transposed, order=order, axis=axis)
+    return None
+
+
+def _version(summary: _Summary, other: _Summary, values: np.ndarray, theirs: np.ndarray) -> Match | None:
+    """Return the match of two weights one of which is the other times a number, or plus a number."""
+    base = Match(summary.weight.name, other.weight.name, 0.0)
+    for transposed, mine, its in _layouts(values, theirs):
+        if mine.size < LEAST_ROW or not _is_distinct(mine):
+            continue
+        x, y = mine.astype(np.float64).ravel(), its.astype(np.float64).ravel()
+        number = float(x @ y) / (float(x @ x) or 1.0)
+        if number and _distance(number * x, y) <= EQUAL * 10:
+            return replace(base, distance=_distance(x, y), transposed=transposed, relation=f"times {number:.6g}")
+        shift = float((y - x).mean())
+        if shift and _distance(x + shift, y) <= EQUAL * 10:
+            return replace(base, distance=_distance(x, y), transposed=transposed, relation=f"plus {shift:.6g}")
+    return None
+
+
+def _layouts(values: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[bool, np.ndarray, np.ndarray]]:
+    """Yield both weights as matrices of equal shape, in each way in which one may be the other's layout."""
+    seen = set()
+    for mine, its in itertools.product(_matrices(values), _matrices(theirs)):
+        for transposed in (False, True):
+            turned = its.T if transposed else its
+            if turned.shape != mine.shape or (transposed and 1 in mine.shape):
+                continue
+            label = (mine.shape, transposed, its.shape)
+            if label not in seen:
+                seen.add(label)
+                yield transposed, mine, turned
+
+
+def _matrices(values: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield a weight as a matrix, with its axes before or after each cut on one side."""
+    squeezed = values.reshape([size for size in values.shape if size != 1] or [1])
+    if squeezed.ndim == 1:
+        yield squeezed.reshape(1, -1)
+        return
+    for cut in range(1, squeezed.ndim):
+        yield squeezed.reshape(int(np.prod(squeezed.shape[:cut])), -1)
+
+
+def _described(match: Match, mine: np.ndarray, its: np.ndarray) -> Match:
+    """Return the match with a text for how rounded values relate."""
+    if match.is_equal:
+        return match
+    for dtype in ("bfloat16", "float16"):
+        for exact, coarse, whose in ((mine, its, "b"), (its, mine, "a")):
+            if _distance(_in_half(exact, dtype), coarse) <= EQUAL:
+                return replace(match, relation=f"rounded to {dtype} in {whose}")
+    return replace(match, relation="different")
+
+
+def _order_of_rows(mine: np.ndarray, its: np.ndarray) -> np.ndarray | None:
+    """Return the rows of the second matrix in the order of the first's, or None where they are not the same rows."""
+    if mine.shape[1] < LEAST_ROW or mine.shape[0] < 2:
+        return None
+    keys = [_keys(matrix) for matrix in (mine, its)]
+    ranked = [np.argsort(key, kind="stable") for key in keys]
+    if not np.allclose(keys[0][ranked[0]], keys[1][ranked[1]], rtol=1e-4, atol=1e-12):
+        return None
+    order = np.empty(len(mine), np.int64)
+    order[ranked[0]] = ranked[1]
+    return order if _distance(mine, its[order]) <= ALIKE else None
+
+
+def _keys(matrix: np.ndarray) -> np.ndarray:
+    """Return a number for each row that hardly any two rows share."""
+    wide = matrix.astype(np.float64)
+    return np.asarray(wide @ np.cos(1.0 + np.arange(matrix.shape[1])))
+
+
+def _by_rows(
+    left: Sequence[_Summary], others: Sequence[_Summary]
+) -> tuple[dict[str, tuple[Part, ...]], list[_Summary], list[_Summary]]:
+    """Return the parts of fused and split weights, and the summaries whose rows are not found on the other side."""
+    rows = _index_of_rows(others)
+    parts: dict[str, tuple[Part, ...]] = {}
+    used: dict[str, int] = defaultdict(int)
+    for summary in left:
+        found = _parts_of(summary.weight.get(), rows)
+        if found:
+            parts[summary.weight.name] = tuple(found)
+            for part in found:
+                used[part.name] += len(part.rows)
+    return (
+        parts,
+        [summary for summary in left if summary.weight.name not in parts],
+        [other for other in others if other.weight.name not in used],
+    )
+
+
+#: For rows of one length: their keys in order, the names of their weights, and their indices there.
+Rows = Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
+def _index_of_rows(summaries: Iterable[_Summary]) -> Rows:
+    collected: dict[int, list[tuple[np.ndarray, str]]] = defaultdict(list)
+    for summary in summaries:
+        for matrix in _oriented(summary.weight.get()):
+            collected[matrix.shape[1]].append((_keys(matrix), summary.weight.name))
+    index = {}
+    for length, entries in collected.items():
+        keys = np.concatenate([key for key, _ in entries])
+        names = np.concatenate([np.full(len(key), number) for number, (key, _) in enumerate(entries)])
+        at = np.concatenate([np.arange(len(key)) for key, _ in entries])
+        ranked = np.argsort(keys, kind="stable")
+        index[length] = (keys[ranked], np.array([name for _, name in entries])[names[ranked]], at[ranked])
+    return index
+
+
+def _oriented(values: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield a weight's matrices, and their transposes, whose rows are long enough to be recognised."""
+    for matrix in _matrices(values):
+        for turned in (matrix, matrix.T):
+            if turned.shape[1] >= LEAST_ROW and turned.shape[0] > 1:
+                yield turned
+
+
+def _parts_of(values: np.ndarray, rows: Rows) -> list[Part]:
+    """Return the parts of a weight in others, where all of its rows, or those of a partner, are found."""
+    for matrix in _oriented(values):
+        if matrix.shape[1] not in rows:
+            continue
+        keys, names, at = rows[matrix.shape[1]]
+        wanted = _keys(matrix)
+        near = np.clip(np.searchsorted(keys, wanted), 0, len(keys) - 1)
+        before = np.maximum(near - 1, 0)
+        nearest = np.where(np.abs(keys[before] - wanted) < np.abs(keys[near] - wanted), before, near)
+        scale = np.linalg.norm(matrix.astype(np.float64), axis=1) + 1e-30
+        equal = np.abs(keys[nearest] - wanted) <= 1e-5 * scale
+        if equal.mean() < 0.2 or equal.sum() < 2:
+            continue
+        return [
+            Part(
+                str(name),
+                np.flatnonzero(equal & (names[nearest] == name)),
+                at[nearest][equal & (names[nearest] == name)],
+            )
+            for name in dict.fromkeys(names[nearest][equal].tolist())
+        ]
+    return []
+
+
+def _distance(mine: np.ndarray, its: np.ndarray) -> float:
+    """Return the relative L2 of the second array against the first; an estimate from a sample where they are far apart."""
+    x, y = mine.reshape(-1), its.reshape(-1)
+    if x.size > SAMPLED:
+        step = x.size // SAMPLED
+        sample = _relative(x[::step], y[::step])
+        if sample > 2 * ALIKE:
+            return sample
+    return _relative(x, y)
+
+
+def _relative(x: np.ndarray, y: np.ndarray) -> float:
+    first, second = x.astype(np.float64), y.astype(np.float64)
+    length = float(np.linalg.norm(first))
+    difference = float(np.linalg.norm(second - first))
+    return difference / length if length else float(difference > 0)
+
+
+def _is_distinct(values: np.ndarray) -> bool:
+    """Return whether a weight's entries differ from one another, so that a likeness means something."""
+    return bool(np.ptp(values) > 1e-3 * np.abs(values).max(initial=0.0))
+
+
+def _in_half(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the values rounded to half precision, as float32."""
+    single = values.astype(np.float32)
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return single.astype(np.float16).astype(np.float32)
+    bits = np.ascontiguousarray(single).view(np.uint32)
+    rounded: np.ndarray = ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+    return rounded
