@@ -29,6 +29,8 @@ NAMED = {"keras": "keras"}
 PACKAGES = {"torch": "torch", "tensorflow": "tensorflow", "gluon": "mxnet", "jax": "jax"}
 #: What else EMBGRAD_TEST_BACKENDS may name.
 BESIDE = {"ray": "ray"}
+#: Backends that compute values only, which do not run the contract of those with gradients, and are under test where named.
+VALUES_ONLY = {"onnx": "onnxruntime"}
 REFERENCE = "reference"
 HERE = Path(__file__).parent
 SEED = 11
@@ -91,7 +93,7 @@ def backends_under_test() -> list[str]:
     if named is None:
         return [REFERENCE, *(name for name, package in PACKAGES.items() if installed(package))]
     wanted = [name.strip() for name in named.split(",") if name.strip()]
-    known = {**PACKAGES, **BESIDE, **NAMED}
+    known = {**PACKAGES, **BESIDE, **NAMED, **VALUES_ONLY}
     for name in wanted:
         if name not in (*known, REFERENCE):
             raise pytest.UsageError(
@@ -110,9 +112,16 @@ def beside_under_test() -> list[str]:
     return [name for name in BESIDE if name in (one.strip() for one in named.split(","))]
 
 
+def values_only_under_test() -> list[str]:
+    """Return the backends of this run that compute values only."""
+    named = os.environ.get("EMBGRAD_TEST_BACKENDS", "").split(",")
+    return [name for name in VALUES_ONLY if name in (one.strip() for one in named)]
+
+
 def pytest_report_header() -> str:
     which = "slow tests" if slow_is_asked_for() else "backends"
-    return f"{which} under test: {', '.join([*backends_under_test(), *beside_under_test()])}"
+    under_test = [*backends_under_test(), *values_only_under_test(), *beside_under_test()]
+    return f"{which} under test: {', '.join(under_test)}"
 
 
 def slow_is_asked_for() -> bool:
@@ -159,7 +168,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect the tests of backends that are not under test, and the slow ones or the others."""
     from tests.support.sampling import slow_items
 
-    under_test, slow = backends_under_test(), slow_items(items)
+    under_test, slow = [*backends_under_test(), *values_only_under_test()], slow_items(items)
     out = [
         item
         for item in items
@@ -173,14 +182,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Ignore the folder of a framework that is not under test, what needs all of them, and the browser's unless it is named."""
-    under_test = backends_under_test()
+    under_test = [*backends_under_test(), *values_only_under_test()]
     cross = HERE / "cross"
     needs_all = collection_path in (cross, HERE / "unit" / "page" / "test_minilm.py")
     if needs_all and not PACKAGES.keys() <= {*under_test}:
         return True
     if (
         collection_path.parent == HERE / "frameworks"
-        and collection_path.name in PACKAGES
+        and collection_path.name in (*PACKAGES, *VALUES_ONLY)
         and collection_path.name not in under_test
     ):
         return True

@@ -72,7 +72,7 @@ class FixedChange:
 
 #: The abilities that a backend may have, with their meanings.
 ABILITIES: Final[Mapping[str, str]] = {
-    "word": "reads values and gradients at lookups; every backend does",
+    "word": "reads values and gradients at lookups, values alone with `values_only`; every backend does",
     "training": "runs the model in training mode, `Request.training`",
     "split": "pulls back several sets of cotangents through one forward pass, `Request.several` and several objectives",
     "native": "takes a user's function of native outputs as an objective, `NativeObjective`",
@@ -467,6 +467,8 @@ class Backend(Protocol):
         supports: the abilities that it has, of `ABILITIES`; requesting another one raises UnsupportedError.
 
     A backend may also have a mapping `instead`, from an absent ability to the end of the error's message, which says what to do;
+    an attribute `values_only`, which is True where the framework computes no gradients, so that requests with a pullback are
+    refused; a method `load(path)`, which returns the model in a file of the framework's own format;
     a method `device_meter(model)` that returns an `embgrad.common.memory_meter.MemoryMeter` of the model's device, or None
     for a model on the CPU, or raises UnsupportedError where that memory cannot be measured; a method `prefix(model)` that
     returns an empty `embgrad.backend.prefix.Prefix`, or None for a model that keeps nothing of a text; a method
@@ -587,6 +589,19 @@ class BoundModel:
     def supports(self, *abilities: str) -> bool:
         """Return whether the backend has all of these abilities."""
         return all(ability in self.backend.supports for ability in abilities)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Return whether the backend computes gradients, and not values alone."""
+        return not getattr(self.backend, "values_only", False)
+
+    def expect_gradients(self) -> None:
+        """Raise UnsupportedError where the backend computes values only."""
+        if not self.has_gradients:
+            raise UnsupportedError(
+                f"the backend {self.backend.name!r} computes values only, and no gradients: use embgrad.evaluate, or take the "
+                "gradient of the model from which this one was exported"
+            )
 
     def expect_ability(self, ability: str) -> None:
         """Raise UnsupportedError where the backend lacks an ability."""

@@ -22,6 +22,8 @@ KNOWN_PACKAGES: Final[Mapping[str, tuple[str, str | None]]] = {
     "equinox": ("an Equinox module", "jax"),
     "jax": ("a JAX function", "jax"),
     "jaxlib": ("a JAX function", "jax"),
+    "onnx": ("an ONNX model", "onnx"),
+    "onnxruntime": ("an ONNX model", "onnx"),
     "haiku": ("a Haiku module", None),
     "paddle": ("a Paddle layer", None),
 }
@@ -154,6 +156,8 @@ def _look(part: Any) -> tuple[str, str | None] | None:
 
 def _instead(value: Any) -> str:
     """Return a message's advice on what to pass in place of a name, a dict or a function."""
+    if isinstance(value, str) and value.endswith(".onnx"):
+        return "; in place of a file's name, pass the model that embgrad_onnx.load(path) returns"
     if isinstance(value, str):
         return "; in place of a name, pass the model that from_pretrained(...) or embgrad.zoo.load_bert(folder) returns"
     if isinstance(value, Mapping):

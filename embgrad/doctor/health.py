@@ -165,6 +165,10 @@ NEEDS: Final[dict[str, tuple[Need, ...]]] = {
         _need("jax", "flax", "Flax's models, embgrad.zoo.load_bert", "pip install 'embgrad[jax]'"),
         Need("equinox", ("equinox",), "Equinox's models", install="pip install equinox", optional=True),
     ),
+    "onnx": (
+        _need("onnx", "onnxruntime", "the framework", "pip install 'embgrad[onnx]'", optional=False),
+        _need("onnx", "onnx", "reads graphs", "pip install 'embgrad[onnx]'", optional=False),
+    ),
     KERAS: (
         _need("keras", "keras", "the library", "pip install 'embgrad[keras]'", optional=False),
         _need("keras", "keras-hub", "keras-hub's models, embgrad.zoo.load_bert", "pip install 'embgrad[keras]'"),

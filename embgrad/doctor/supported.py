@@ -119,6 +119,7 @@ SUPPORTED: Final[Mapping[str, Mapping[str, Supported]]] = {
         Supported("python", "3.10", "3.12", "3.13", "no NumPy below 2, which MXNet needs, has a wheel for Python 3.13"),
     ),
     "jax": _by_name(Supported("jax", "0.6.2", "0.12"), Supported("flax", "0.11.2", "0.12")),
+    "onnx": _by_name(Supported("onnxruntime", "1.22", "1.32"), Supported("onnx", "1.18", "1.23")),
     "keras": _by_name(Supported("keras", "3.8", "3.15"), Supported("keras-hub", "0.16.1", "0.32")),
     "ray": _by_name(Supported("ray", "2.55", "2.60")),
 }
@@ -134,6 +135,7 @@ _ROWS: Final[Mapping[str, str]] = {
     "tensorflow": "TensorFlow",
     "gluon": "MXNet Gluon",
     "jax": "JAX",
+    "onnx": "ONNX, values only",
     "keras": "Keras 3, on TensorFlow",
     "ray": "embgrad.ray",
 }

@@ -68,6 +68,8 @@ class Question:
     layouts: Layouts | None = None
 
     def __post_init__(self) -> None:
+        if self.pullback:
+            self.bound.expect_gradients()
         for objective in self.objectives:
             self.options.expect_supported(self.bound, objective)
         if len(self.objectives) > 1 and self.pullback:

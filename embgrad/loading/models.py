@@ -1,4 +1,4 @@
-"""Loading of the model that a command names: a checkpoint folder, a SavedModel, or an object from the user's code."""
+"""Loading of the model that a command names: a checkpoint folder, a SavedModel, an .onnx file, or the user's object."""
 
 from __future__ import annotations
 
@@ -45,6 +45,9 @@ LIBRARIES: Final = {
 #: By framework, the environment variable that keeps transformers from importing it.
 IMPORT_SWITCHES: Final = {"torch": "USE_TORCH", "tensorflow": "USE_TF", "flax": "USE_JAX"}
 
+#: The name of the backend of .onnx files.
+ONNX: Final = "onnx"
+
 #: The architectures of a BERT without a head; older checkpoints do not name one.
 BARE: Final = ("BertModel", "TFBertModel")
 
@@ -57,7 +60,7 @@ class Loaded:
         model: the model.
         framework: the name of its backend; "keras" where the user asked for that.
         name: the name that the user gave on the command line.
-        folder: the folder that may hold its tokenizer; None for a model from the user's code.
+        folder: the folder that may hold its tokenizer, that of an .onnx file; None for a model from the user's code.
     """
 
     model: Any
@@ -97,7 +100,7 @@ def load_model(spelled: str, framework: str | None = None, ignore: Sequence[str]
     """Load the model that --model names.
 
     Args:
-        spelled: a folder, `module:name` or `file.py:name`.
+        spelled: a folder, an .onnx file, `module:name` or `file.py:name`.
         framework: the framework to build a checkpoint in, or that the user's own model must belong to; "keras" for Keras 3 on
             its current backend. None for the first one installed, or the framework of the user's model.
         ignore: patterns of weights that a BERT encoder may leave unused, see `embgrad.zoo.load_bert`.
@@ -110,7 +113,9 @@ def load_model(spelled: str, framework: str | None = None, ignore: Sequence[str]
     """
     _expect_model(spelled, framework, ignore)
     path = Path(spelled)
-    return _of_folder(path, framework, ignore) if path.is_dir() else _of_code(spelled, framework)
+    if path.is_dir():
+        return _of_folder(path, framework, ignore)
+    return _of_onnx(path) if _is_onnx(path) else _of_code(spelled, framework)
 
 
 def expect_models(
@@ -140,10 +145,15 @@ def _expect_model(spelled: str, framework: str | None, ignore: Sequence[str]) ->
     path = Path(spelled)
     if path.is_dir():
         return _framework_of(path, framework, ignore)
+    if _is_onnx(path):
+        if framework not in (None, ONNX):
+            raise UsageError(f"{path} is an ONNX model: expected --framework {ONNX}, not {framework}")
+        _expect_none_ignored(ignore, str(path), "is an ONNX model")
+        return backend_named(ONNX).name
     if not is_reference(spelled):
         raise UsageError(
-            f"--model {spelled!r} does not exist: expected a checkpoint folder, a SavedModel folder, or your own model "
-            "as path/to/file.py:name or module:name. embgrad reads local files only and downloads nothing"
+            f"--model {spelled!r} does not exist: expected a checkpoint folder, a SavedModel folder, an .onnx file, or your own "
+            "model as path/to/file.py:name or module:name. embgrad reads local files only and downloads nothing"
         )
     expect_function(spelled, "--model")
     _expect_none_ignored(ignore, spelled, "is your own code")
@@ -165,6 +175,15 @@ def _of_folder(path: Path, framework: str | None, ignore: Sequence[str]) -> Load
     if framework in ("tensorflow", KERAS):  # Keras may be the first to import TensorFlow
         prepare_tensorflow()
     return Loaded(_checkpoint(path, framework, ignore), framework, str(path), path)
+
+
+def _is_onnx(path: Path) -> bool:
+    return path.suffix == ".onnx" and path.is_file()
+
+
+def _of_onnx(path: Path) -> Loaded:
+    backend: Any = backend_named(ONNX)
+    return Loaded(backend.load(path), ONNX, str(path), path.parent)
 
 
 def _is_saved_model(path: Path) -> bool:

@@ -14,14 +14,14 @@ from embgrad.engine.weights import depth_of, substitute, weights_of
 from embgrad.testing.examples import close, example_batch, example_weights, expect_same, needs
 from embgrad.testing.harness import Harness
 
-__all__ = ["WeightChecks"]
+__all__ = ["WeightChecks", "WeightReadingChecks"]
 
 OBJECTIVE: Final = embgrad.Projection([1.0, -2.0, 0.5])
 
 
 @needs("weights")
-class WeightChecks:
-    """The checks that a backend with the ability "weights" must pass."""
+class WeightReadingChecks:
+    """The checks that a backend with the ability "weights" must pass, whether it computes gradients or values alone."""
 
     def test_the_weights_of_a_model(self, harness: Harness, model: Any) -> None:
         expected = example_weights()
@@ -81,24 +81,6 @@ class WeightChecks:
             weight.rows(np.arange(3))[...] = 0  # neighbours in memory, which a framework may return as a view
             expect_same(harness.state(built), before)
 
-    def test_a_written_weight_changes_the_gradient(self, harness: Harness, model: Any) -> None:
-        """Check that after a `put` the gradient is that of a model which was built with these values."""
-        batch, random = example_batch(), np.random.default_rng(9)
-        for key in ("E", "W1", "b1", "W"):
-            built, changed = model("hidden"), example_weights()
-            embgrad.gradients(built, batch, OBJECTIVE)  # so that a compiled graph exists, which could become outdated
-            changed[key] = random.normal(size=changed[key].shape)
-            expected = embgrad.gradients(harness.build("hidden", changed), batch, OBJECTIVE)
-            name, transposed = _name_of(harness, built, key)
-            value = changed[key].T if transposed else changed[key]
-            with substitute(built, {name: value}):
-                meanwhile = embgrad.gradients(built, batch, OBJECTIVE)
-            close(meanwhile.values, expected.values, 1e-12)
-            close(meanwhile.objective, expected.objective, 1e-12)
-            (put,) = (weight.put for weight in weights_of(built) if weight.name == name)
-            put(value)
-            close(embgrad.gradients(built, batch, OBJECTIVE).values, expected.values, 1e-12)
-
     @pytest.mark.parametrize("raised", [None, RuntimeError("the body broke"), KeyboardInterrupt()])
     def test_weights_are_restored_bit_for_bit(self, harness: Harness, raised: BaseException | None) -> None:
         for precision in harness.precisions:
@@ -136,6 +118,29 @@ class WeightChecks:
             with pytest.raises(embgrad.EmbgradError, match=message), substitute(built, {**good, **values}):
                 raise AssertionError("nothing is put")
             expect_same(harness.state(built), before)
+
+
+@needs("weights")
+class WeightChecks(WeightReadingChecks):
+    """The checks that a backend with the ability "weights" and with gradients must pass."""
+
+    def test_a_written_weight_changes_the_gradient(self, harness: Harness, model: Any) -> None:
+        """Check that after a `put` the gradient is that of a model which was built with these values."""
+        batch, random = example_batch(), np.random.default_rng(9)
+        for key in ("E", "W1", "b1", "W"):
+            built, changed = model("hidden"), example_weights()
+            embgrad.gradients(built, batch, OBJECTIVE)  # so that a compiled graph exists, which could become outdated
+            changed[key] = random.normal(size=changed[key].shape)
+            expected = embgrad.gradients(harness.build("hidden", changed), batch, OBJECTIVE)
+            name, transposed = _name_of(harness, built, key)
+            value = changed[key].T if transposed else changed[key]
+            with substitute(built, {name: value}):
+                meanwhile = embgrad.gradients(built, batch, OBJECTIVE)
+            close(meanwhile.values, expected.values, 1e-12)
+            close(meanwhile.objective, expected.objective, 1e-12)
+            (put,) = (weight.put for weight in weights_of(built) if weight.name == name)
+            put(value)
+            close(embgrad.gradients(built, batch, OBJECTIVE).values, expected.values, 1e-12)
 
     def test_parts_are_numbered(self, harness: Harness, model: Any) -> None:
         first, second = model("mean"), model("hidden")

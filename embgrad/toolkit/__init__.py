@@ -5,7 +5,8 @@ from embgrad.common.lazy import attach as _attach
 __getattr__, __dir__, __all__ = _attach(
     __name__,
     {
-        "common.arrays": ["copy_owned", "take_owned", "whole_numbers"],
+        "common.arrays": ["copy_owned", "take_owned", "to_numpy", "whole_numbers"],
+        "common.lru": ["LRUCache"],
         "common.memory_meter": ["MemoryMeter"],
         "common.pytree": ["PLAIN", "copy_nest", "every", "first", "is_nest", "map_nest", "with_first"],
         "common.tolerance": ["coarsest"],

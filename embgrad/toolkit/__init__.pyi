@@ -1,6 +1,7 @@
 """The names of `embgrad.toolkit` and their types: `__init__.py` imports each when it is first used."""
 
-from embgrad.common.arrays import copy_owned, take_owned, whole_numbers
+from embgrad.common.arrays import copy_owned, take_owned, to_numpy, whole_numbers
+from embgrad.common.lru import LRUCache
 from embgrad.common.memory_meter import MemoryMeter
 from embgrad.common.pytree import PLAIN, copy_nest, every, first, is_nest, map_nest, with_first
 from embgrad.common.tolerance import coarsest
@@ -20,6 +21,7 @@ __all__ = [
     "CallPlan",
     "CallRecorder",
     "Interception",
+    "LRUCache",
     "MemoryMeter",
     "ModuleCalls",
     "ObjectState",
@@ -59,6 +61,7 @@ __all__ = [
     "record_kept",
     "states_of",
     "take_owned",
+    "to_numpy",
     "whole_numbers",
     "with_first",
 ]

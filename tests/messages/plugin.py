@@ -35,6 +35,11 @@ PARTS: Final = {
     ),
     "gluon": ("embgrad_gluon",),
     "jax": ("embgrad_jax", "embgrad.common.arrays:to_numpy ValueError: embgrad was called inside jax.jit"),
+    "onnx": (
+        "embgrad_onnx",
+        "embgrad.backend.protocol:BoundModel.expect_gradients",
+        "embgrad.loading.models:_expect_model UsageError: … is an ONNX model",
+    ),
     "ray": (
         "embgrad.ray",
         "embgrad.cli.ray_run",
@@ -115,11 +120,11 @@ class Messages:
 
     def unread(self, config: pytest.Config) -> list[str]:
         """Return the keys of the sites whose messages this run should have read and has not."""
-        from tests.conftest import backends_under_test, beside_under_test
+        from tests.conftest import backends_under_test, beside_under_test, values_only_under_test
 
         if not config.getoption("every_message"):
             return []
-        under_test = {*backends_under_test(), *beside_under_test()}
+        under_test = {*backends_under_test(), *beside_under_test(), *values_only_under_test()}
         return [site.key for site in answerable(under_test) if site.key not in self.read]
 
 

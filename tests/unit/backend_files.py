@@ -23,6 +23,8 @@ FRAMEWORKS = frozenset(
         "keras",
         "keras_hub",
         "mxnet",
+        "onnx",
+        "onnxruntime",
         "tensorflow",
         "tensorflow_hub",
         "tf_keras",

@@ -29,6 +29,7 @@ ENVIRONMENTS = {
     "tensorflow": ("tensorflow-oldest", "tensorflow-newest"),
     "gluon": ("mxnet-oldest", "mxnet-newest"),
     "jax": ("jax-oldest", "jax-newest"),
+    "onnx": ("onnx-oldest", "onnx-newest"),
     "keras": ("tensorflow-oldest", "tensorflow-newest"),
     "ray": ("ray-oldest", "ray-newest"),
 }
@@ -39,6 +40,7 @@ EXTRAS = {
     "tensorflow": ("tensorflow", "hub"),
     "gluon": ("mxnet",),
     "jax": ("jax",),
+    "onnx": ("onnx",),
     "keras": ("keras",),
     "ray": ("ray",),
 }

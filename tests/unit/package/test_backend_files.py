@@ -11,7 +11,7 @@ import pytest
 from tests.unit.backend_files import circles, files_of, imports_of, private_names
 
 #: How many private names of other packages each backend uses. A number here only falls.
-MOST_PRIVATE = {"embgrad_torch": 31, "embgrad_tensorflow": 30, "embgrad_gluon": 32, "embgrad_jax": 0}
+MOST_PRIVATE = {"embgrad_torch": 31, "embgrad_tensorflow": 30, "embgrad_gluon": 32, "embgrad_jax": 0, "embgrad_onnx": 2}
 
 
 @pytest.mark.parametrize("backend", MOST_PRIVATE)
@@ -61,6 +61,10 @@ OWN = {
         "keras": "Keras's layers are called, and their variables replaced, in another way than modules that are pytrees",
         "leaves": "an array of a model is an object of its own in no library of JAX's",
     },
+    "embgrad_onnx": {
+        "importing": "two libraries are needed, one that reads graphs and one that runs them",
+        "sessions": "onnxruntime compiles a graph for the tensors that it is to compute",
+    },
 }
 
 #: The files that a backend lacks, with the reason.
@@ -77,6 +81,16 @@ ABSENT = {
     "embgrad_jax": {
         "capture": "JAX keeps no record of a backward pass that was made outside of embgrad",
         "prefix": "there is no common form of a cache of keys and values among JAX's libraries",
+    },
+    "embgrad_onnx": {
+        "bert": "a graph is loaded as it is, and none is built",
+        "capture": "the user's passes are sessions of their own, which compute what they were made for",
+        "compile": "onnxruntime compiles each graph",
+        "modules": "modules are scopes of the graph, which is read by `graphs`",
+        "prefix": "the keys and values of a text are inputs of the graph as any other",
+        "pullback": "onnxruntime computes values only",
+        "state": "a pass changes nothing",
+        "tap": "values are read, and not changed",
     },
 }
 

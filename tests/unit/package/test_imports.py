@@ -18,7 +18,7 @@ import embgrad
 LIBRARIES = ("tokenizers", "rich", "matplotlib", "pyarrow")
 FRAMEWORKS = (
     *("torch", "tensorflow", "mxnet", "gluonnlp", "transformers", "keras", "keras_hub", "tf_keras", "jax", "flax"),
-    *("equinox", "ray", *LIBRARIES),
+    *("equinox", "ray", "onnx", "onnxruntime", *LIBRARIES),
 )
 
 CORE = Path(embgrad.__file__).parent
@@ -42,6 +42,7 @@ ALLOWED = {
         "jax",
         "flax",
         "keras",
+        "onnx",
     },  # it tries them, in a process of its own
     CORE / "ray": {"ray", "pyarrow", "typing_extensions"},  # the last for type checkers alone
     CORE / "cli" / "ray_run.py": {"ray"},
@@ -55,6 +56,7 @@ ALLOWED = {
     BACKENDS / "embgrad_tensorflow": {"tensorflow", "keras", "tf_keras", "transformers"},
     BACKENDS / "embgrad_gluon": {"mxnet", "gluonnlp"},
     BACKENDS / "embgrad_jax": {"jax", "flax", "equinox", "keras"},
+    BACKENDS / "embgrad_onnx": {"onnx", "onnxruntime"},
 }
 EVERYWHERE = {"numpy", "embgrad", *sys.stdlib_module_names}
 

@@ -29,10 +29,10 @@ def test_the_backends_are_found_from_any_folder(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert json.loads(done.stdout) == [["gluon", "jax", "reference", "tensorflow", "torch"], {}]
+    assert json.loads(done.stdout) == [["gluon", "jax", "onnx", "reference", "tensorflow", "torch"], {}]
 
 
-@pytest.mark.parametrize("package", ["embgrad", "embgrad_gluon", "embgrad_tensorflow", "embgrad_torch"])
+@pytest.mark.parametrize("package", ["embgrad", "embgrad_gluon", "embgrad_onnx", "embgrad_tensorflow", "embgrad_torch"])
 def test_the_packages_are_typed(package: str) -> None:
     spec = importlib.util.find_spec(package)
     assert spec is not None

@@ -1,0 +1,97 @@
+"""Report a pass to its recorder: the lookups by their computed indices, the calls of modules as the graph has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from embgrad.backend import PassRecorder
+from embgrad_onnx.graphs import Graph, Module, Node
+
+__all__ = ["Record", "indices_of", "tensors_of"]
+
+
+@dataclass(eq=False)
+class _Tensor:
+    """A tensor of the graph, which the recorder knows by its identity.
+
+    Attributes:
+        shape: its shape; () where it was not computed.
+    """
+
+    shape: tuple[int, ...]
+
+
+@dataclass
+class Record:
+    """The tensors at the points that a recorder requested.
+
+    Attributes:
+        names: the tensors' names by the points' keys.
+    """
+
+    graph: Graph
+    recorder: PassRecorder
+    names: dict[str, str] = field(default_factory=dict)
+
+    def replay(self, indices: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Report the pass to the recorder: its lookups, and the calls of modules around them.
+
+        Args:
+            indices: the indices of the lookups, by their tensors' names.
+            shapes: the shapes of the tensors at points, by name, as far as they are known.
+
+        Raises:
+            BatchError: an index is outside its table.
+        """
+        graph = self.graph
+        known: dict[str, _Tensor] = {}
+
+        def tensor(name: str) -> _Tensor:
+            return known.setdefault(name, _Tensor(shapes.get(name, ())))
+
+        def report(item: Module | Node) -> None:
+            if isinstance(item, Node):
+                self._see(item, indices[item.inputs[-1]], tensor)
+                return
+            entering = None if item.entering is None else tensor(item.entering)
+            key = self.recorder.enter(item.path, item.kind, entering, () if entering is None else entering.shape)
+            self._keep(key, item.entering)
+            for inner in graph.inside[item]:
+                report(inner)
+            leaving = tensor(item.leaving)
+            self._keep(self.recorder.leave(leaving, leaving.shape), item.leaving)
+
+        for item in graph.inside[None]:
+            report(item)
+
+    def _see(self, node: Node, indices: np.ndarray, tensor: Callable[[str], _Tensor]) -> None:
+        graph = self.graph
+        weight, path = graph.lookups[node], graph.table(node)
+        shape = graph.shape_of(weight)
+        axis = next((each.i for each in node.proto.attribute if each.name == "axis"), 0)
+        if len(shape) != 2 or axis or not graph.is_floating(node.outputs[0]):
+            dtype = "float32" if graph.is_floating(weight) else "int8"
+            self.recorder.see_other(node.op, path, indices, shape, dtype, axis=axis)
+            return
+        key = self.recorder.see(path, indices, *shape)
+        self.recorder.record_output(tensor(node.outputs[0]))
+        self._keep(key, node.outputs[0])
+
+    def _keep(self, key: str | None, name: str | None) -> None:
+        if key is not None and name is not None:
+            self.names[key] = name
+
+
+def indices_of(graph: Graph) -> tuple[str, ...]:
+    """Return the names of the tensors that are the indices of lookups."""
+    return tuple(dict.fromkeys(node.inputs[-1] for node in graph.lookups))
+
+
+def tensors_of(graph: Graph) -> tuple[str, ...]:
+    """Return the names of the tensors at the points of modules."""
+    borders: list[Any] = [name for module in graph.modules for name in (module.entering, module.leaving)]
+    return tuple(dict.fromkeys(name for name in borders if name is not None))

@@ -1,0 +1,78 @@
+"""The weights of a graph: its initialisers and constants of real numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from embgrad.backend import Weight
+from embgrad.errors import UnsupportedError
+from embgrad.toolkit import copy_owned
+from embgrad_onnx.graphs import Graph, graph_of
+from embgrad_onnx.importing import import_onnx
+from embgrad_onnx.walk import FLOATING, Source, location_of, named_tensors, source_of
+
+__all__ = ["weights"]
+
+
+def weights(model: Any) -> Sequence[Weight]:
+    """Return the initialisers and the constants of several real numbers, each once, in the graph's order."""
+    source = source_of(model)
+    graph = graph_of(source)
+    return [
+        _weight(source, graph, name, tensor)
+        for name, tensor in graph.tensors.items()
+        if tensor.data_type in FLOATING and (name not in graph.makers or len(tensor.dims) > 0)
+    ]
+
+
+def _weight(source: Source, graph: Graph, name: str, tensor: Any) -> Weight:
+    def read() -> np.ndarray:
+        return _load(source, name)
+
+    def put(value: np.ndarray) -> None:
+        _write(source, name, value)
+
+    return Weight(
+        name,
+        graph.owners.get(name, ""),
+        tuple(tensor.dims),
+        FLOATING[tensor.data_type],
+        lambda: copy_owned(read()),
+        lambda indices: copy_owned(read()[indices]),
+        put,
+    )
+
+
+def _load(source: Source, name: str) -> np.ndarray:
+    """Return a weight's values, read from its file where they are in one.
+
+    Raises:
+        UnsupportedError: the file is gone or too short.
+    """
+    onnx, _ = import_onnx()
+    tensor = graph_of(source).tensors[name]
+    if location_of(tensor) is None:
+        return np.asarray(onnx.numpy_helper.to_array(tensor))
+    copied = onnx.TensorProto()  # into which onnx reads the values
+    copied.CopyFrom(tensor)
+    try:
+        return np.asarray(onnx.numpy_helper.to_array(copied, str(source.folder)))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise UnsupportedError(
+            f"the weight {name!r} cannot be read from {location_of(tensor)!r} in {source.folder} "
+            f"({' '.join(str(error).split())[:200]}): write or fetch the file again"
+        ) from error
+
+
+def _write(source: Source, name: str, value: np.ndarray) -> None:
+    """Write values into a weight of the proto, in its dtype; the file that they came from stays as it is."""
+    onnx, _ = import_onnx()
+    tensor = named_tensors(source.proto)[name]
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    new = onnx.numpy_helper.from_array(np.asarray(value).astype(dtype), tensor.name)
+    new.data_type = tensor.data_type
+    tensor.CopyFrom(new)
+    source.clear()

@@ -1,0 +1,98 @@
+"""Sessions of onnxruntime that compute chosen tensors of a graph, and no steps beside those that these need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.errors import BatchError, UnsupportedError
+from embgrad_onnx.graphs import Graph
+from embgrad_onnx.importing import import_onnx
+from embgrad_onnx.walk import Source, location_of
+
+__all__ = ["compute"]
+
+#: The end of the names of the tensors that hold other tensors' shapes.
+SHAPE: Final = ":embgrad_shape"
+
+#: How an error of onnxruntime begins: its code, and often a place in the source with the function's signature.
+PLACE: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (/\S+:\d+ .*?\) (?=[A-Z]))?")
+
+
+def compute(
+    source: Source, graph: Graph, feeds: Mapping[str, np.ndarray], names: Sequence[str], shapes_of: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """Return the values of some tensors and the shapes of others, by name.
+
+    Args:
+        source: the model.
+        graph: its graph.
+        feeds: what the graph takes, by name.
+        names: the tensors whose values are computed.
+        shapes_of: the tensors whose shapes are computed; their values are not kept.
+
+    Raises:
+        UnsupportedError: onnxruntime cannot run the graph.
+        BatchError: it cannot run it on this batch.
+    """
+    onnx, _ = import_onnx()
+    fixed = {name: onnx.numpy_helper.to_array(graph.tensors[name]) for name in names if name in graph.tensors}
+    values: dict[str, Any] = {name: feeds[name] for name in names if name in feeds} | fixed
+    wanted = tuple(name for name in names if name not in values)
+    shaped = tuple(name for name in shapes_of if name not in feeds)
+    shapes = {name: tuple(feeds[name].shape) for name in shapes_of if name in feeds}
+    if wanted or shaped:
+        session = source.session((wanted, shaped), lambda: _session(source, graph, wanted, shaped))
+        taken = {value.name: feeds[value.name] for value in session.get_inputs()}
+        outputs = [*wanted, *(name + SHAPE for name in shaped)]
+        options = import_onnx()[1].RunOptions()
+        options.log_severity_level = 4  # what is raised is enough
+        try:
+            computed = session.run(outputs, taken, options)
+        except Exception as error:  # onnxruntime has a class for each of its error codes
+            raise BatchError(
+                f"onnxruntime cannot run the graph on this batch ({_reason(error)}): expected a graph that takes any number "
+                "of examples and positions, as one does that was exported with dynamic axes"
+            ) from error
+        values |= dict(zip(wanted, computed, strict=False))
+        shapes |= {name: tuple(map(int, shape)) for name, shape in zip(shaped, computed[len(wanted) :], strict=True)}
+    return values, shapes
+
+
+def _session(source: Source, graph: Graph, names: Sequence[str], shapes_of: Sequence[str]) -> Any:
+    """Return a new session that computes these tensors and shapes.
+
+    Raises:
+        UnsupportedError: onnxruntime cannot run the graph.
+    """
+    onnx, onnxruntime = import_onnx()
+    proto = graph.proto
+    nodes = graph.steps_for([*names, *shapes_of])
+    taken = {name for node in nodes for name in node.inputs}
+    part = onnx.ModelProto(ir_version=max(proto.ir_version, 4), opset_import=proto.opset_import)
+    part.graph.name = proto.graph.name or "graph"
+    part.graph.node.extend(node.proto for node in nodes)
+    part.graph.node.extend(onnx.helper.make_node("Shape", [name], [name + SHAPE]) for name in shapes_of)
+    part.graph.initializer.extend(tensor for tensor in proto.graph.initializer if tensor.name in taken)
+    part.graph.input.extend(value for value in proto.graph.input if value.name in taken - graph.tensors.keys())
+    part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in (*names, *(n + SHAPE for n in shapes_of)))
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    if source.folder is not None and any(location_of(tensor) is not None for tensor in part.graph.initializer):
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(source.folder))
+    try:
+        return onnxruntime.InferenceSession(part.SerializeToString(), options, providers=list(source.providers))
+    except Exception as error:  # onnxruntime has a class for each of its error codes
+        raise UnsupportedError(
+            f"onnxruntime {onnxruntime.__version__} cannot run the graph ({_reason(error)}): install a version that can, or "
+            "export the model again for an older opset"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the part of an error of onnxruntime that says what is wrong, without its code and the place in its source."""
+    text = " ".join(str(error).split()).rpartition("Status Message: ")[2]
+    return PLACE.sub("", text)[:300]

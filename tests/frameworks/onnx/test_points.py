@@ -1,0 +1,233 @@
+"""Modules and lookups that are read off a graph: by the scopes in names, or else by the weights that steps read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import embgrad
+from embgrad.backend.protocol import Request
+from embgrad.backend.registry import bind
+from embgrad.engine.weights import weights_of
+from embgrad.testing.examples import close, example_batch, example_weights
+from tests.contract.conformance.harness_onnx import Builder
+
+BATCH = example_batch()
+WEIGHTS = example_weights()
+ROWS = WEIGHTS["E"][BATCH.ids]
+
+
+def builder(**weights: np.ndarray) -> Builder:
+    return Builder({**WEIGHTS, **weights}, "float64")
+
+
+def values(model: Any, *keys: str) -> list[np.ndarray]:
+    run = bind(model).run(BATCH, Request(keys, pullback=False))
+    return [run.points[key].activation for key in keys]
+
+
+def paths(model: Any) -> list[str]:
+    return [point.path for point in embgrad.points(model, BATCH) if point.lookup is None]
+
+
+def modules(model: Any) -> dict[str, str]:
+    return {weight.name: weight.module for weight in weights_of(model)}
+
+
+# Graphs without scopes
+
+
+def test_a_product_and_its_bias_are_one_module() -> None:
+    b = builder()
+    b.classify(b.bend(b.lookup()))
+    inside, outside = values(b.model(), "W1:input#0", "W1:output#0")
+    close(inside, ROWS, 1e-15)
+    close(outside, ROWS @ WEIGHTS["W1"] + WEIGHTS["b1"], 1e-12)
+    assert modules(b.model()) == {"E": "E", "W1": "W1", "b1": "W1", "W": "W", "b": "W"}
+
+
+def test_a_bias_on_the_left_and_a_matrix_that_is_transposed() -> None:
+    b = builder(W1=WEIGHTS["W1"].T)
+    product = b("MatMul", b.lookup(), b("Transpose", "W1", perm=[1, 0]))
+    b.classify(b("Add", "b1", product))
+    close(values(b.model(), "W1:output#0")[0], ROWS @ WEIGHTS["W1"] + WEIGHTS["b1"], 1e-12)
+
+
+def test_a_product_that_is_used_twice_ends_before_its_bias() -> None:
+    b = builder()
+    product = b("MatMul", b.lookup(), "W1")
+    b.classify(b("Add", b("Add", product, "b1"), product))
+    close(values(b.model(), "W1:output#0", "b1:output#0")[0], ROWS @ WEIGHTS["W1"], 1e-12)
+
+
+def test_a_sum_of_two_computed_tensors_is_no_bias() -> None:
+    b = builder()
+    rows = b.lookup()
+    b.classify(b("Add", b("MatMul", rows, "W1"), rows))
+    close(values(b.model(), "W1:output#0")[0], ROWS @ WEIGHTS["W1"], 1e-12)
+
+
+def test_modules_are_named_by_their_weights() -> None:
+    names = {"enc.0.proj.weight": WEIGHTS["W1"], "enc.0.proj.bias": WEIGHTS["b1"], "emb.weight": WEIGHTS["E"]}
+    b = builder(**names)
+    b.classify(b("Add", b("MatMul", b.lookup("emb.weight"), "enc.0.proj.weight"), "enc.0.proj.bias"))
+    assert paths(b.model()) == ["enc.0.proj", "W"]
+    (word,) = [point for point in embgrad.points(b.model(), BATCH) if "word" in point.roles]
+    assert word.path == "emb"
+
+
+def test_names_that_an_exporter_made_up_are_passed_over() -> None:
+    b = builder(**{"onnx::MatMul_12": WEIGHTS["W1"], "enc.proj.bias": WEIGHTS["b1"]})
+    b.classify(b("Add", b("MatMul", b.lookup(), "onnx::MatMul_12"), "enc.proj.bias"))
+    assert paths(b.model()) == ["enc.proj", "W"]
+    b = builder(**{"onnx::MatMul_12": WEIGHTS["W1"]})
+    b.classify(b("MatMul", b.lookup(), "onnx::MatMul_12", name="hidden"))
+    assert paths(b.model()) == ["hidden", "W"]
+
+
+def test_a_weight_that_is_read_twice_is_called_twice() -> None:
+    b = builder()
+    b.classify(b.bend(b.bend(b.lookup())))
+    first = np.tanh(ROWS @ WEIGHTS["W1"] + WEIGHTS["b1"])
+    close(values(b.model(), "W1:output#1")[0], first @ WEIGHTS["W1"] + WEIGHTS["b1"], 1e-12)
+
+
+def test_single_numbers_and_shapes_are_no_weights() -> None:
+    b = builder()
+    scaled = b("Mul", b("Add", b.lookup(), b.number(1.0)), b.number(2.0))
+    b.classify(b("Reshape", scaled, b("Shape", scaled)))
+    assert paths(b.model()) == ["W"]
+
+
+def test_constants_are_weights() -> None:
+    b = builder()
+    b.classify(b("MatMul", b.lookup(), b("Identity", b.constant(WEIGHTS["W1"]))))
+    name = next(name for name in modules(b.model()) if name.startswith("c"))
+    (weight,) = [weight for weight in weights_of(b.model()) if weight.name == name]
+    np.testing.assert_array_equal(weight.get(), WEIGHTS["W1"])
+
+
+@pytest.mark.parametrize("operator", ["LayerNormalization", "steps"])
+def test_a_norm_is_a_module(operator: str) -> None:
+    b = builder(**{"norm.weight": np.arange(1.0, 6.0), "norm.bias": np.arange(5.0)})
+    hidden = b.bend(b.lookup())
+    if operator == "steps":
+        centred = b("Sub", hidden, b.mean(hidden, 2, 1))
+        variance = b.mean(b("Mul", centred, centred), 2, 1)
+        unit = b("Div", centred, b("Sqrt", b("Add", variance, b.number(1e-5))))
+        normed = b("Add", b("Mul", unit, "norm.weight"), "norm.bias")
+    else:
+        normed = b("LayerNormalization", hidden, "norm.weight", "norm.bias", axis=-1, epsilon=1e-5)
+    b.classify(normed)
+    taken, made = values(b.model(), "norm:input#0", "norm:output#0")
+    by_hand = np.tanh(ROWS @ WEIGHTS["W1"] + WEIGHTS["b1"])
+    close(taken, by_hand, 1e-12)
+    unit = (by_hand - by_hand.mean(-1, keepdims=True)) / np.sqrt(by_hand.var(-1, keepdims=True) + 1e-5)
+    close(made, unit * np.arange(1.0, 6.0) + np.arange(5.0), 1e-12)
+
+
+# Scopes
+
+
+def test_scopes_are_modules_and_their_paths_have_dots() -> None:
+    b = builder()
+    hidden = b.bend(b.lookup(scope="/enc/emb"), "/enc/layer.0")
+    b.classify(b("Add", hidden, b.number(1.0)))
+    assert paths(b.model()) == ["enc", "enc.layer.0", "enc.layer.0.dense", "W"]
+    assert modules(b.model()) == {
+        "E": "enc.emb",
+        "W1": "enc.layer.0.dense",
+        "b1": "enc.layer.0.dense",
+        "W": "W",
+        "b": "W",
+    }
+    close(values(b.model(), "enc:output#0")[0], np.tanh(ROWS @ WEIGHTS["W1"] + WEIGHTS["b1"]), 1e-12)
+
+
+def test_two_matrices_in_one_scope_are_two_modules() -> None:
+    b = builder(**{"attn.q": WEIGHTS["W1"], "attn.k": WEIGHTS["W1"] * 2})
+    rows = b.lookup()
+    b.classify(
+        b("Add", b("MatMul", rows, "attn.q", scope="/attn"), b("MatMul", rows, "attn.k", scope="/attn"), scope="/attn")
+    )
+    close(values(b.model(), "attn.k:output#0")[0], ROWS @ WEIGHTS["W1"] * 2, 1e-12)
+    close(values(b.model(), "attn:output#0")[0], ROWS @ WEIGHTS["W1"] * 3, 1e-12)
+
+
+def test_paths_that_pytorch_wrote_into_metadata() -> None:
+    b = builder()
+    b.classify(b.bend(b.lookup()))
+    model = b.model()
+    for node in model.graph.node[:3]:
+        entry = node.metadata_props.add()
+        entry.key, entry.value = "pkg.torch.onnx.name_scopes", "['', 'bert', 'bert.layer.0', 'linear_1']"
+    assert paths(model)[:2] == ["bert", "bert.layer.0"]
+
+
+def test_a_tensor_of_which_only_the_shape_is_used_outside_does_not_leave() -> None:
+    b = builder()
+    bent = b.bend(b.lookup(), "/m")
+    more = b("Mul", bent, b.number(2.0), scope="/m")
+    b.classify(b("Reshape", more, b("Shape", b("Neg", more, scope="/m"))))
+    close(values(b.model(), "m:output#0")[0], 2 * np.tanh(ROWS @ WEIGHTS["W1"] + WEIGHTS["b1"]), 1e-12)
+
+
+# Graphs inside graphs, functions, tables
+
+
+def test_a_graph_inside_takes_tensors_from_outside() -> None:
+    b = builder()
+    hidden = b.bend(b.lookup())
+    double = helper.make_graph([helper.make_node("Add", [hidden, hidden], ["twice"])], "then", [], [value("twice")])
+    same = helper.make_graph([helper.make_node("Identity", [hidden], ["once"])], "else", [], [value("once")])
+    b.classify(b("If", b.constant(np.bool_(True)), then_branch=double, else_branch=same))
+    expected = 2 * np.tanh(ROWS @ WEIGHTS["W1"] + WEIGHTS["b1"])
+    close(values(b.model(), "W:input#0")[0], expected, 1e-12)
+
+
+def value(name: str) -> Any:
+    return helper.make_tensor_value_info(name, TensorProto.DOUBLE, ["a", "b", "c"])
+
+
+def test_functions_of_a_model_are_written_out() -> None:
+    b = builder()
+    b.classify(b("Bend", b.lookup(), "W1", domain="own"))
+    model = b.model()
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Tanh", ["y"], ["z"])]
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    model.functions.append(helper.make_function("own", "Bend", ["x", "w"], ["z"], nodes, [helper.make_opsetid("", 18)]))
+    before = model.SerializeToString()
+    close(values(model, "W1:output#0")[0], ROWS @ WEIGHTS["W1"], 1e-12)
+    assert model.SerializeToString() == before
+
+
+def test_a_table_of_whole_numbers_and_one_along_another_axis_are_no_word() -> None:
+    model = _with_table(numpy_helper.from_array(np.ones((40, 5), np.int8), "E"))
+    with pytest.raises(embgrad.errors.PointNotReachedError, match=r"rows of 'E', of shape .* not floating point"):
+        bind(model).run(BATCH, Request(("word",), pullback=False))
+    model = _with_table(numpy_helper.from_array(WEIGHTS["E"].T.copy(), "E"), axis=1)
+    with pytest.raises(embgrad.errors.PointNotReachedError, match="entries along axis 1 of 'E'"):
+        bind(model).run(BATCH, Request(("word",), pullback=False))
+
+
+def _with_table(table: Any, axis: int = 0) -> Any:
+    b = builder()
+    rows = b("Cast", b("Gather", "E", "input_ids", axis=axis), to=TensorProto.DOUBLE)
+    b.classify(b("Reshape", rows, b.constant(np.array([3, 4, 5]))))
+    model = b.model()
+    (tensor,) = [tensor for tensor in model.graph.initializer if tensor.name == "E"]
+    tensor.CopyFrom(table)
+    return model
+
+
+def test_a_table_that_is_the_head_as_well_is_where_the_ids_are_looked_up() -> None:
+    b = builder()
+    hidden = b.bend(b("Mul", b.lookup(scope="/emb"), b.number(2.0), scope="/emb"), "/enc")
+    b("MatMul", hidden, b("Transpose", "E", perm=[1, 0]), scope="/head", name="logits")
+    b.outputs.append("logits")
+    (word,) = [point for point in embgrad.points(b.model(), BATCH) if point.lookup is not None]
+    assert word.path == "emb"
+    assert modules(b.model())["E"] == "emb"
