@@ -24,11 +24,9 @@ class OnnxBackend:
     package: Final = "onnxruntime"
     extra: Final = "onnx"
     values_only: Final = True
-    supports: Final = frozenset({"word", "native", "float64", "modules", "weights"})
+    supports: Final = frozenset({"word", "native", "float64", "modules", "override", "add", "weights"})
     instead: Final = {
         "training": "take the model from which the graph was exported",
-        "override": "change the ids, or take the model from which the graph was exported",
-        "add": "change the ids, or take the model from which the graph was exported",
         "compile": "omit it: a graph is compiled as it is",
     }
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from embgrad_onnx.importing import import_onnx
 from embgrad_onnx.walk import FLOATING, Source, location_of, named_tensors
 
-__all__ = ["Graph", "Module", "Node", "graph_of"]
+__all__ = ["Graph", "Module", "Node", "graph_of", "size_of"]
 
 #: The metadata in which PyTorch's newer exporter writes the paths of the modules that a node is in.
 NAME_SCOPES: Final = "pkg.torch.onnx.name_scopes"
@@ -173,7 +173,7 @@ class Graph:
         if not any(name not in self.fixed for name in node.inputs):
             return []
         weights = [self.weight(name) for name in node.inputs if self.is_floating(name)]
-        return [name for name in weights if name is not None and _size(self.tensors[name]) > 1]
+        return [name for name in weights if name is not None and size_of(self.tensors[name]) > 1]
 
     def shape_of(self, weight: str) -> tuple[int, ...]:
         """Return the shape of a weight."""
@@ -373,7 +373,7 @@ class Graph:
     def _are_added(self, node: Node, weights: Sequence[str]) -> bool:
         """Return whether a step adds a bias, or scales, so that it ends the module of the step before it."""
         return node.op in ("Add", "Mul") and all(
-            _size(self.tensors[name]) == max(self.shape_of(name)) for name in weights
+            size_of(self.tensors[name]) == max(self.shape_of(name)) for name in weights
         )
 
 
@@ -402,7 +402,8 @@ def _users(nodes: Iterable[Node]) -> dict[str, list[Node]]:
     return users
 
 
-def _size(tensor: Any) -> int:
+def size_of(tensor: Any) -> int:
+    """Return the number of a tensor's entries."""
     size = 1
     for dim in tensor.dims:
         size *= dim

@@ -11,7 +11,7 @@ import numpy as np
 from embgrad.backend import PassRecorder
 from embgrad_onnx.graphs import Graph, Module, Node
 
-__all__ = ["Record", "indices_of", "tensors_of"]
+__all__ = ["Place", "Record", "indices_of", "tensors_of"]
 
 
 @dataclass(eq=False)
@@ -25,17 +25,32 @@ class _Tensor:
     shape: tuple[int, ...]
 
 
-@dataclass
-class Record:
-    """The tensors at the points that a recorder requested.
+@dataclass(frozen=True)
+class Place:
+    """The place of a point in the graph.
 
     Attributes:
-        names: the tensors' names by the points' keys.
+        tensor: the name of its tensor.
+        module: the module at whose input or output it is; None at a lookup.
+        inside: whether it is the module's input, which the module alone takes.
+    """
+
+    tensor: str
+    module: Module | None = None
+    inside: bool = False
+
+
+@dataclass
+class Record:
+    """The places of the points that a recorder requested.
+
+    Attributes:
+        places: the places by the points' keys.
     """
 
     graph: Graph
     recorder: PassRecorder
-    names: dict[str, str] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
 
     def replay(self, indices: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Report the pass to the recorder: its lookups, and the calls of modules around them.
@@ -59,11 +74,11 @@ class Record:
                 return
             entering = None if item.entering is None else tensor(item.entering)
             key = self.recorder.enter(item.path, item.kind, entering, () if entering is None else entering.shape)
-            self._keep(key, item.entering)
+            self._keep(key, item.entering, item, inside=True)
             for inner in graph.inside[item]:
                 report(inner)
             leaving = tensor(item.leaving)
-            self._keep(self.recorder.leave(leaving, leaving.shape), item.leaving)
+            self._keep(self.recorder.leave(leaving, leaving.shape), item.leaving, item)
 
         for item in graph.inside[None]:
             report(item)
@@ -81,9 +96,9 @@ class Record:
         self.recorder.record_output(tensor(node.outputs[0]))
         self._keep(key, node.outputs[0])
 
-    def _keep(self, key: str | None, name: str | None) -> None:
+    def _keep(self, key: str | None, name: str | None, module: Module | None = None, *, inside: bool = False) -> None:
         if key is not None and name is not None:
-            self.names[key] = name
+            self.places[key] = Place(name, module, inside)
 
 
 def indices_of(graph: Graph) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from embgrad.backend import Weight
 from embgrad.errors import UnsupportedError
 from embgrad.toolkit import copy_owned
-from embgrad_onnx.graphs import Graph, graph_of
+from embgrad_onnx.graphs import Graph, graph_of, size_of
 from embgrad_onnx.importing import import_onnx
 from embgrad_onnx.walk import FLOATING, Source, location_of, named_tensors, source_of
 
@@ -24,7 +24,7 @@ def weights(model: Any) -> Sequence[Weight]:
     return [
         _weight(source, graph, name, tensor)
         for name, tensor in graph.tensors.items()
-        if tensor.data_type in FLOATING and (name not in graph.makers or len(tensor.dims) > 0)
+        if tensor.data_type in FLOATING and (name not in graph.makers or size_of(tensor) > 1)
     ]
 
 

@@ -13,6 +13,7 @@ from embgrad.backend import (
     Cotangents,
     ModelPass,
     PassRecorder,
+    PointChanges,
     Pullback,
     Reached,
     Request,
@@ -25,6 +26,7 @@ from embgrad_onnx.graphs import graph_of
 from embgrad_onnx.inputs import NumpyArrays, feeds
 from embgrad_onnx.lookup import Record, indices_of, tensors_of
 from embgrad_onnx.sessions import compute
+from embgrad_onnx.tap import Stretches, changed_places
 from embgrad_onnx.walk import alone, source_of
 
 __all__ = ["OnnxPass", "points"]
@@ -35,11 +37,15 @@ def points(model: Any, batch: TokenBatch, call: Call | None) -> Reached:
     return OnnxPass(model, batch, Request(call=call), PassRecorder(batch, None)).points()
 
 
+def _like(array: np.ndarray, tensor: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(np.broadcast_to(array, tensor.shape), tensor.dtype)
+
+
 class OnnxPass(ModelPass):
     """A forward pass of a graph, see `ModelPass`.
 
     The lookups' indices are computed first, and the shapes at points where these are listed: onnxruntime then computes, of all
-    tensors, what the request reads. Nothing of the model is changed.
+    tensors, what the request reads. Where values are changed it runs the graph in stretches.
     """
 
     def prepare(self) -> AbstractContextManager[None]:
@@ -63,9 +69,18 @@ class OnnxPass(ModelPass):
         record = Record(graph, self.recorder)
         record.replay(found, shapes)
         returned = graph.outputs if self.request.objectives else ()
-        names = tuple(dict.fromkeys([*returned, *record.names.values()]))
-        values, _ = compute(source, graph, given, names) if names else ({}, {})
-        self._values = {key: values[name] for key, name in record.names.items()}
+        changed = changed_places(record.places, {*self.request.override, *self.request.add})
+        others = {key: place.tensor for key, place in record.places.items() if key not in changed}
+        names = tuple(dict.fromkeys([*returned, *others.values()]))
+        if changed:
+            changes = PointChanges[Any](self.request, self.tensors.to_numpy, _like)
+            stretches = Stretches(source, graph, changed, changes.value, names)
+            values = stretches.run(given)
+            self._values = stretches.values
+        else:
+            values = compute(source, graph, given, names)[0] if names else {}
+            self._values = {}
+        self._values |= {key: values[name] for key, name in others.items()}
         return {name: values[name] for name in returned}
 
     def activations(self, keys: Sequence[str]) -> dict[str, np.ndarray]:

@@ -9,11 +9,11 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.errors import BatchError, UnsupportedError
-from embgrad_onnx.graphs import Graph
+from embgrad_onnx.graphs import Graph, Node
 from embgrad_onnx.importing import import_onnx
 from embgrad_onnx.walk import Source, location_of
 
-__all__ = ["compute"]
+__all__ = ["compute", "make_session", "run_session"]
 
 #: The end of the names of the tensors that hold other tensors' shapes.
 SHAPE: Final = ":embgrad_shape"
@@ -45,42 +45,49 @@ def compute(
     shaped = tuple(name for name in shapes_of if name not in feeds)
     shapes = {name: tuple(feeds[name].shape) for name in shapes_of if name in feeds}
     if wanted or shaped:
-        session = source.session((wanted, shaped), lambda: _session(source, graph, wanted, shaped))
-        taken = {value.name: feeds[value.name] for value in session.get_inputs()}
-        outputs = [*wanted, *(name + SHAPE for name in shaped)]
-        options = import_onnx()[1].RunOptions()
-        options.log_severity_level = 4  # what is raised is enough
-        try:
-            computed = session.run(outputs, taken, options)
-        except Exception as error:  # onnxruntime has a class for each of its error codes
-            raise BatchError(
-                f"onnxruntime cannot run the graph on this batch ({_reason(error)}): expected a graph that takes any number "
-                "of examples and positions, as one does that was exported with dynamic axes"
-            ) from error
-        values |= dict(zip(wanted, computed, strict=False))
-        shapes |= {name: tuple(map(int, shape)) for name, shape in zip(shaped, computed[len(wanted) :], strict=True)}
+        nodes = graph.steps_for([*wanted, *shaped])
+        session = source.session((wanted, shaped), lambda: make_session(source, graph, nodes, wanted, shaped))
+        computed = run_session(session, feeds)
+        values |= {name: computed[name] for name in wanted}
+        shapes |= {name: tuple(map(int, computed[name + SHAPE])) for name in shaped}
     return values, shapes
 
 
-def _session(source: Source, graph: Graph, names: Sequence[str], shapes_of: Sequence[str]) -> Any:
-    """Return a new session that computes these tensors and shapes.
+def make_session(
+    source: Source,
+    graph: Graph,
+    nodes: Sequence[Node],
+    names: Sequence[str],
+    shapes_of: Sequence[str] = (),
+    taken: Mapping[str, int] | None = None,
+) -> Any:
+    """Return a new session that runs some steps.
+
+    Args:
+        source: the model.
+        graph: its graph.
+        nodes: the steps.
+        names: the tensors that it returns.
+        shapes_of: the tensors whose shapes it returns.
+        taken: the types of what it takes beside the graph's inputs, by name, in `onnx.TensorProto.DataType`.
 
     Raises:
-        UnsupportedError: onnxruntime cannot run the graph.
+        UnsupportedError: onnxruntime cannot run the steps.
     """
     onnx, onnxruntime = import_onnx()
-    proto = graph.proto
-    nodes = graph.steps_for([*names, *shapes_of])
-    taken = {name for node in nodes for name in node.inputs}
+    proto, taken = graph.proto, taken or {}
+    read = {name for node in nodes for name in node.inputs}.union(*(node.proto.input for node in nodes))
     part = onnx.ModelProto(ir_version=max(proto.ir_version, 4), opset_import=proto.opset_import)
     part.graph.name = proto.graph.name or "graph"
     part.graph.node.extend(node.proto for node in nodes)
     part.graph.node.extend(onnx.helper.make_node("Shape", [name], [name + SHAPE]) for name in shapes_of)
-    part.graph.initializer.extend(tensor for tensor in proto.graph.initializer if tensor.name in taken)
-    part.graph.input.extend(value for value in proto.graph.input if value.name in taken - graph.tensors.keys())
+    part.graph.initializer.extend(tensor for tensor in proto.graph.initializer if tensor.name in read)
+    inputs = [value for value in proto.graph.input if value.name in read - graph.tensors.keys() - taken.keys()]
+    part.graph.input.extend([*inputs, *(onnx.helper.make_tensor_value_info(*each, None) for each in taken.items())])
     part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in (*names, *(n + SHAPE for n in shapes_of)))
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # there may be many sessions
     if source.folder is not None and any(location_of(tensor) is not None for tensor in part.graph.initializer):
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(source.folder))
     try:
@@ -90,6 +97,26 @@ def _session(source: Source, graph: Graph, names: Sequence[str], shapes_of: Sequ
             f"onnxruntime {onnxruntime.__version__} cannot run the graph ({_reason(error)}): install a version that can, or "
             "export the model again for an older opset"
         ) from error
+
+
+def run_session(session: Any, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return by name what a session computes of the values that it takes.
+
+    Raises:
+        BatchError: it cannot run on this batch.
+    """
+    _, onnxruntime = import_onnx()
+    names = [value.name for value in session.get_outputs()]
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = 4  # what is raised is enough
+    try:
+        computed = session.run(names, {value.name: values[value.name] for value in session.get_inputs()}, options)
+    except Exception as error:  # onnxruntime has a class for each of its error codes
+        raise BatchError(
+            f"onnxruntime cannot run the graph on this batch ({_reason(error)}): expected a graph that takes any number "
+            "of examples and positions, as one does that was exported with dynamic axes"
+        ) from error
+    return dict(zip(names, computed, strict=True))
 
 
 def _reason(error: Exception) -> str:

@@ -25,8 +25,8 @@ FLOATING: Final = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
 #: The class of a session, by its module and name.
 _SESSION: Final = ("onnxruntime.capi.onnxruntime_inference_collection", "InferenceSession")
 
-#: The number of sessions that are kept of a model: one that computes indices and shapes, and some that compute values.
-SESSIONS: Final = 4
+#: The number of sessions that are kept of a model, each of which has the weights: for shapes, for values, for changed values.
+SESSIONS: Final = 3
 
 
 class Source:

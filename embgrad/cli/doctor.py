@@ -33,8 +33,8 @@ def doctor(
 ) -> int:
     """Check which frameworks are installed, supported and working, and say what to install.
 
-    Computes one small gradient in each framework, in a separate process, and compares it with the exact result. Exit code 0
-    if at least one framework works, 1 if none does.
+    Computes one small gradient in each framework, in a separate process, and compares it with the exact result; values for ONNX.
+    Exit code 0 if at least one framework works, 1 if none does.
     """
     from embgrad.backend.registry import broken_backends
     from embgrad.version import __version__
@@ -87,7 +87,7 @@ def _print_backend(health: Health, terminal: Terminal) -> None:
     if not health.works:
         state = health.error
     elif health.tried:
-        state = f"a gradient in {health.seconds:.1f} s, including the import"
+        state = f"{health.computed} in {health.seconds:.1f} s, including the import"
     else:
         state = f"imported in {health.seconds:.1f} s; embgrad has no test model for it"
     mark, style = ("✓", "bold green") if health.works else ("✗", "bold red")

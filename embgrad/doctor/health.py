@@ -84,7 +84,8 @@ class Health:
         name: the backend's name.
         version: the framework's version; empty if it is not installed.
         works: whether the test gradient was correct; for a third party's backend, whether its framework can be imported.
-        tried: whether a test gradient was computed.
+        tried: whether a test gradient was computed, or test values.
+        computed: what was computed, "a gradient" or "values".
         error: the reason why it does not work; empty if it works.
         seconds: the duration of the test in seconds, including the import.
         install: the command that installs the framework.
@@ -96,6 +97,7 @@ class Health:
     version: str = ""
     works: bool = False
     tried: bool = False
+    computed: str = "a gradient"
     error: str = ""
     seconds: float = 0.0
     install: str = ""
@@ -214,6 +216,7 @@ def _health(name: str, limit: float) -> Health:
         version,
         works=outcome["works"],
         tried=outcome["tried"],
+        computed="values" if getattr(backend, "values_only", False) else "a gradient",
         error=outcome["error"],
         seconds=outcome["seconds"],
         install=install,

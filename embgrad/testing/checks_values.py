@@ -23,6 +23,7 @@ from embgrad.testing.examples import (
     example_weights,
     expect_same,
     layers_by_hand,
+    needs,
     softmax,
 )
 from embgrad.testing.harness import Harness
@@ -54,7 +55,66 @@ REFUSED: Final[Mapping[str, tuple[str, Callable[[Any, embgrad.TokenBatch], Any]]
 }
 
 
-class ValuesSuite(WeightReadingChecks):
+@needs("override", "add")
+class ValueChangeChecks:
+    """The checks that a backend without gradients and with the abilities "override" and "add" must pass."""
+
+    @pytest.mark.parametrize("architecture", ["layers", "repeated"])
+    @pytest.mark.parametrize("option", ["override", "add"])
+    @pytest.mark.parametrize(
+        "roles", ["word", "layer.0", "embeddings layer.1", "word embeddings layer.0 layer.1 layer.2"]
+    )
+    def test_changes_at_roles(self, model: Any, architecture: str, option: str, roles: str) -> None:
+        batch, random = example_batch(), np.random.default_rng(3)
+        arrays = {role: random.normal(size=(3, 4, 5)) for role in roles.split()}
+        logits, _ = layers_by_hand(example_weights(), batch.ids, OBJECTIVE, **{option: arrays})["logits"]
+        expected, _ = OBJECTIVE.evaluate(logits, batch)
+        built = model(architecture)
+        close(embgrad.evaluate(built, batch, OBJECTIVE, **{option: arrays}), expected, 1e-12)
+        close(embgrad.evaluate(built, batch, OBJECTIVE, **{option: arrays}, batch_size=2), expected, 1e-12)
+        plain, _ = OBJECTIVE.evaluate(logits_by_hand(architecture, example_weights(), batch), batch)
+        close(embgrad.evaluate(built, batch, OBJECTIVE), plain, 1e-12)
+
+    def test_a_function_gets_what_arrives_and_its_result_is_read(self, model: Any) -> None:
+        batch, built, arrived = example_batch(), model("layers"), list[np.ndarray]()
+        keys = {role: point.key for point in embgrad.points(built, batch) for role in point.roles}
+        new = np.random.default_rng(3).normal(size=(3, 4, 5))
+
+        def change(value: np.ndarray) -> np.ndarray:
+            arrived.append(value.copy())
+            value[...] = 0
+            return new
+
+        override = {keys["layer.0"]: lambda value: 2 * value, keys["layer.1"]: change}
+        request = Request((keys["layer.1"], keys["layer.2"]), override=override, pullback=False)
+        run = bind(built).run(batch, request)
+        by_hand = layers_by_hand(example_weights(), batch.ids, OBJECTIVE)
+        twice = layers_by_hand(example_weights(), batch.ids, OBJECTIVE, {"layer.0": 2 * by_hand["layer.0"][0]})
+        close(arrived[0], twice["layer.1"][0], 1e-12)
+        np.testing.assert_array_equal(run.points[keys["layer.1"]].activation, new)
+        after = layers_by_hand(example_weights(), batch.ids, OBJECTIVE, {"layer.1": new})
+        close(run.points[keys["layer.2"]].activation, after["layer.2"][0], 1e-12)
+
+    def test_a_function_that_raises_leaves_no_trace(self, harness: Harness, model: Any) -> None:
+        batch, built = example_batch(), model("layers")
+        before, plain = harness.state(built), embgrad.evaluate(built, batch, OBJECTIVE)
+        with pytest.raises(ZeroDivisionError):
+            embgrad.evaluate(built, batch, OBJECTIVE, override={"layer.1": lambda value: 1 / 0})
+        expect_same(harness.state(built), before)
+        np.testing.assert_array_equal(embgrad.evaluate(built, batch, OBJECTIVE), plain)
+
+    def test_occlusion_is_the_difference_to_the_batch_with_other_ids(self, model: Any) -> None:
+        batch, built = example_batch(), model("hidden")
+        made = embgrad.attribute(built, batch, OBJECTIVE, embgrad.methods.Occlusion(3))
+        for position in range(batch.shape[1]):
+            ids = batch.ids.copy()
+            ids[:, position] = 3
+            without = embgrad.evaluate(built, batch.replace(ids=ids), OBJECTIVE)
+            expected = embgrad.evaluate(built, batch, OBJECTIVE) - without
+            np.testing.assert_allclose(made.scores[:, position], expected, atol=1e-12)
+
+
+class ValuesSuite(WeightReadingChecks, ValueChangeChecks):
     """The checks that a backend without gradients must pass. A subclass defines the fixture `harness`."""
 
     @pytest.fixture

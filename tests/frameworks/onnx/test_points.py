@@ -175,6 +175,62 @@ def test_a_tensor_of_which_only_the_shape_is_used_outside_does_not_leave() -> No
     close(values(b.model(), "m:output#0")[0], 2 * np.tanh(ROWS @ WEIGHTS["W1"] + WEIGHTS["b1"]), 1e-12)
 
 
+# Changes
+
+
+def test_an_input_that_is_changed_is_seen_by_its_module_alone() -> None:
+    b = builder(Q=WEIGHTS["W1"], K=WEIGHTS["W1"] * 2)
+    hidden = b("Tanh", b.lookup(scope="/emb"), scope="/emb")
+    b.classify(b("Add", b("Add", b("MatMul", hidden, "Q"), b("MatMul", hidden, "K")), hidden))
+    rows = np.tanh(ROWS)
+    for changes, expected in (
+        ({"Q:input#0": 3.0}, 3 * rows @ WEIGHTS["W1"] + 2 * rows @ WEIGHTS["W1"] + rows),
+        ({"emb:output#0": 3.0}, 3 * (3 * rows @ WEIGHTS["W1"] + rows)),
+        ({"emb:output#0": 2.0, "K:input#0": 5.0}, 2 * (rows @ WEIGHTS["W1"] + 10 * rows @ WEIGHTS["W1"] + rows)),
+        ({"emb#0": 0.5, "Q:output#0": -1.0}, np.tanh(0.5 * ROWS) @ WEIGHTS["W1"] + np.tanh(0.5 * ROWS)),
+    ):
+        override = {key: lambda value, factor=factor: factor * value for key, factor in changes.items()}
+        reads = ("W:input#0", *changes)
+        run = bind(b.model()).run(BATCH, Request(reads, override=override, pullback=False))
+        close(run.points["W:input#0"].activation, expected, 1e-12)
+
+
+def test_a_point_is_read_beside_a_change_of_its_tensor() -> None:
+    b = builder()
+    b.classify(b.bend(b("Tanh", b.lookup(scope="/emb"), scope="/emb")))
+    request = Request(
+        ("emb:output#0", "W1:input#0"), override={"emb:output#0": lambda value: 2 * value}, pullback=False
+    )
+    run = bind(b.model()).run(BATCH, request)
+    for key in request.points:
+        close(run.points[key].activation, 2 * np.tanh(ROWS), 1e-12)
+    request = Request(("emb:output#0", "W1:input#0"), override={"W1:input#0": lambda value: 2 * value}, pullback=False)
+    run = bind(b.model()).run(BATCH, request)
+    close(run.points["emb:output#0"].activation, np.tanh(ROWS), 1e-12)
+    close(run.points["W1:input#0"].activation, 2 * np.tanh(ROWS), 1e-12)
+
+
+def test_a_graph_inside_takes_a_tensor_that_is_changed() -> None:
+    b = builder()
+    hidden = b.bend(b.lookup(), "/m")
+    double = helper.make_graph([helper.make_node("Add", [hidden, hidden], ["twice"])], "then", [], [value("twice")])
+    same = helper.make_graph([helper.make_node("Identity", [hidden], ["once"])], "else", [], [value("once")])
+    made = b("If", b.constant(np.bool_(True)), then_branch=double, else_branch=same)
+    b.classify(b("Add", made, hidden))
+    request = Request(("W:input#0",), override={"m:output#0": lambda value: value + 1}, pullback=False)
+    bent = np.tanh(ROWS @ WEIGHTS["W1"] + WEIGHTS["b1"])
+    close(bind(b.model()).run(BATCH, request).points["W:input#0"].activation, 3 * (bent + 1), 1e-12)
+
+
+def test_what_the_graph_returns_is_changed() -> None:
+    b = builder()
+    b("Add", b("MatMul", b.mean(b.lookup()), "W", scope="/head"), "b", scope="/head", name="logits")
+    b.outputs += ["logits", "E"]
+    override = {"head:output#0": lambda value: 0 * value + 7}
+    values = embgrad.evaluate(b.model(), BATCH, embgrad.Sum(), override=override)
+    np.testing.assert_array_equal(values, [21.0] * 3)
+
+
 # Graphs inside graphs, functions, tables
 
 

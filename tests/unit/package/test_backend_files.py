@@ -90,7 +90,6 @@ ABSENT = {
         "prefix": "the keys and values of a text are inputs of the graph as any other",
         "pullback": "onnxruntime computes values only",
         "state": "a pass changes nothing",
-        "tap": "values are read, and not changed",
     },
 }
 
