@@ -31,6 +31,9 @@ MOST_STEPS: Final = 16
 #: Operators that ask for a tensor's shape alone.
 OF_SHAPES: Final = frozenset({"Shape", "Size"})
 
+#: The types of tensors that hold whole numbers.
+WHOLE: Final = frozenset({6, 7})
+
 #: The number that PyTorch's older exporter adds to the name of a module that is called again.
 AGAIN: Final = re.compile(r"_\d+$")
 
@@ -197,6 +200,17 @@ class Graph:
         gathers = [node for node in self.nodes if node.op == "Gather" and node.inputs[-1] not in self.fixed]
         tables = {node: self.weight(node.inputs[0], KEEPING) for node in gathers}
         return {node: name for node, name in tables.items() if name is not None and len(self.shape_of(name)) > 1}
+
+    @cached_property
+    def functions(self) -> dict[Node, tuple[str, str]]:
+        """The steps that use whole numbers and a matrix otherwise, with the first of both, such as a fused embedding block."""
+        uses: dict[Node, tuple[str, str]] = {}
+        for node in self.nodes:
+            numbers = [name for name in node.inputs if name not in self.fixed and self._types.get(name) in WHOLE]
+            matrices = [name for name in self.weights_of(node) if len(self.shape_of(name)) > 1]
+            if numbers and matrices and node not in self.lookups:
+                uses[node] = numbers[0], matrices[0]
+        return uses
 
     def table(self, lookup: Node) -> str:
         """Return the path of the module that holds the table of a lookup."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,8 +12,12 @@ from embgrad.backend import TokenBatch
 from embgrad.errors import BatchError, UnsupportedError, brief
 from embgrad.toolkit import plan_mapping, to_numpy
 from embgrad_onnx.graphs import Graph
+from embgrad_onnx.walk import FLOATING
 
 __all__ = ["NumpyArrays", "feeds"]
+
+#: The names of inputs that hold the keys and values of earlier tokens, of which there are none unless the batch has some.
+EARLIER: Final = re.compile(r"past.*\.(key|value)$")
 
 #: The types of a graph's inputs that are filled, by their numbers in `onnx.TensorProto.DataType`, with NumPy's names.
 DTYPES: Final[Mapping[int, str]] = {
@@ -28,9 +33,21 @@ def feeds(graph: Graph, batch: TokenBatch) -> tuple[dict[str, np.ndarray], tuple
         BatchError: the batch has nothing for an input, or what it has does not fit.
         UnsupportedError: an input is no tensor of numbers.
     """
-    filled, unused = plan_mapping(graph.inputs, batch)
-    declared = {value.name: value for value in graph.proto.graph.input}
-    return {name: _convert(name, value, declared[name].type) for name, value in filled.items()}, unused
+    declared = {value.name: value.type for value in graph.proto.graph.input}
+    empty = {name: _empty(declared[name], len(batch)) for name in graph.inputs if EARLIER.search(name)}
+    empty = {name: value for name, value in empty.items() if value is not None and name not in batch.extras}
+    filled, unused = plan_mapping([name for name in graph.inputs if name not in empty], batch)
+    return {name: _convert(name, value, declared[name]) for name, value in {**filled, **empty}.items()}, unused
+
+
+def _empty(declared: Any, examples: int) -> np.ndarray | None:
+    """Return the keys or values of no earlier tokens; None for an input that declares no number of tokens to choose."""
+    dims = declared.tensor_type.shape.dim
+    open_ = [not dim.HasField("dim_value") for dim in dims]
+    if len(dims) != 4 or sum(open_[1:]) != 1 or declared.tensor_type.elem_type not in FLOATING:
+        return None
+    shape = [0 if is_open else dim.dim_value for dim, is_open in zip(dims, open_, strict=True)]
+    return np.zeros([shape[0] or examples, *shape[1:]], DTYPES.get(declared.tensor_type.elem_type, "float32"))
 
 
 def _convert(name: str, value: Any, declared: Any) -> np.ndarray:

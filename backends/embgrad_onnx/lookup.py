@@ -82,6 +82,10 @@ class Record:
 
         for item in graph.inside[None]:
             report(item)
+        for node, (numbers, weight) in graph.functions.items():
+            shape = graph.shape_of(weight)
+            path = graph.owners.get(weight, weight)
+            self.recorder.see_other(node.op, path, indices[numbers], shape, "float32", way="function")
 
     def _see(self, node: Node, indices: np.ndarray, tensor: Callable[[str], _Tensor]) -> None:
         graph = self.graph
@@ -102,8 +106,10 @@ class Record:
 
 
 def indices_of(graph: Graph) -> tuple[str, ...]:
-    """Return the names of the tensors that are the indices of lookups."""
-    return tuple(dict.fromkeys(node.inputs[-1] for node in graph.lookups))
+    """Return the names of the tensors that are the indices of lookups, or are used as such otherwise."""
+    return tuple(
+        dict.fromkeys([*(node.inputs[-1] for node in graph.lookups), *(n for n, _ in graph.functions.values())])
+    )
 
 
 def tensors_of(graph: Graph) -> tuple[str, ...]:

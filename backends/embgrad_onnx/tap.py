@@ -69,7 +69,7 @@ class Stretches:
         fixed = set(self._names) & self._graph.tensors.keys()
         onnx, _ = import_onnx()
         constants = {name: onnx.numpy_helper.to_array(self._graph.tensors[name]) for name in fixed}
-        return {name: constants[name] if name in fixed else self._seen_by(OUTSIDE, name) for name in self._names}
+        return {name: constants[name] if name in fixed else self._read(OUTSIDE, name) for name in self._names}
 
     def _cut(self, steps: Sequence[Node]) -> list[list[Node]]:
         """Return the steps in stretches, which end where a tensor is changed. A step with an inner graph is one by itself."""
@@ -91,7 +91,7 @@ class Stretches:
         wanted = {*self._names, *self._places, *(name for node in later for name in node.inputs)}
         names = [name for node in stretch for name in node.outputs if name in wanted]
         taken = {
-            self._taken_as(name, node): self._versions[self._version(name, node.number)]
+            self._spell_input(name, node): self._versions[self._version(name, node.number)]
             for node in stretch
             for name in node.inputs
             if name not in made and name not in self._graph.fixed
@@ -109,14 +109,14 @@ class Stretches:
         for node in stretch:
             proto = onnx.NodeProto()
             proto.CopyFrom(node.proto)
-            proto.input[:] = [self._taken_as(name, node) for name in node.proto.input]
+            proto.input[:] = [self._spell_input(name, node) for name in node.proto.input]
             steps.append(replace(node, proto=proto))
         constants = {name for node in stretch for name in node.inputs if name in self._graph.fixed}
         types = {name: onnx.helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype) for name, value in taken.items()}
         nodes = [*self._graph.steps_for(constants), *steps]
         return make_session(self._source, self._graph, nodes, names, taken=types)
 
-    def _taken_as(self, name: str, node: Node) -> str:
+    def _spell_input(self, name: str, node: Node) -> str:
         """Return the name by which a step of a stretch takes the version of a tensor that it sees."""
         return name if name not in self._places or self._reads_inside(node) else self._version(name, node.number)
 
@@ -127,7 +127,7 @@ class Stretches:
             seen = self._versions[self._version(name, user, count)]
             self.values[key] = self._versions[_spell(name, count + 1)] = self._change(key, seen)
 
-    def _seen_by(self, user: int, name: str) -> Any:
+    def _read(self, user: int, name: str) -> Any:
         return self._versions[self._version(name, user)]
 
     def _version(self, name: str, user: int, count: int | None = None) -> str:

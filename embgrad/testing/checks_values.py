@@ -69,9 +69,12 @@ class ValueChangeChecks:
         arrays = {role: random.normal(size=(3, 4, 5)) for role in roles.split()}
         logits, _ = layers_by_hand(example_weights(), batch.ids, OBJECTIVE, **{option: arrays})["logits"]
         expected, _ = OBJECTIVE.evaluate(logits, batch)
-        built = model(architecture)
-        close(embgrad.evaluate(built, batch, OBJECTIVE, **{option: arrays}), expected, 1e-12)
-        close(embgrad.evaluate(built, batch, OBJECTIVE, **{option: arrays}, batch_size=2), expected, 1e-12)
+        built, changes = model(architecture), {"override": None, "add": None, option: arrays}
+        for size in (None, 2):
+            values = embgrad.evaluate(
+                built, batch, OBJECTIVE, override=changes["override"], add=changes["add"], batch_size=size
+            )
+            close(values, expected, 1e-12)
         plain, _ = OBJECTIVE.evaluate(logits_by_hand(architecture, example_weights(), batch), batch)
         close(embgrad.evaluate(built, batch, OBJECTIVE), plain, 1e-12)
 

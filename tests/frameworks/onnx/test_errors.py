@@ -158,6 +158,19 @@ def test_an_input_that_the_batch_lacks() -> None:
     np.testing.assert_allclose(embgrad.evaluate(model, given, OBJECTIVE), plain + 3 * (1 - 2 + 0.5), rtol=1e-5)
 
 
+def test_keys_and_values_of_earlier_tokens_are_none() -> None:
+    name = "past_key_values.0.key"
+    shape = ("example", 2, "past", 3)
+    plain = embgrad.evaluate(proto("mean", "float32"), BATCH, OBJECTIVE)
+    model = with_input(name, TensorProto.FLOAT, shape)
+    model.graph.node[-2].op_type = "ReduceSum"
+    np.testing.assert_array_equal(embgrad.evaluate(model, BATCH, OBJECTIVE), plain)
+    given = {"input_ids": BATCH.ids, name: np.full((3, 2, 1, 3), 1 / 18, np.float32)}
+    np.testing.assert_allclose(embgrad.evaluate(model, given, OBJECTIVE), plain + (1 - 2 + 0.5), rtol=1e-5)
+    with refused(errors.BatchError, f"the model needs '{name}'"):  # the graph does not say which number to choose
+        embgrad.evaluate(with_input(name, TensorProto.FLOAT, ("example", "heads", "past", 3)), BATCH, OBJECTIVE)
+
+
 def test_types_that_were_not_given_are_zeros() -> None:
     plain = embgrad.evaluate(proto("mean", "float32"), BATCH, OBJECTIVE)
     np.testing.assert_array_equal(embgrad.evaluate(with_input("token_type_ids"), BATCH, OBJECTIVE), plain)

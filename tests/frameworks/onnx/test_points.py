@@ -269,6 +269,21 @@ def test_a_table_of_whole_numbers_and_one_along_another_axis_are_no_word() -> No
         bind(model).run(BATCH, Request(("word",), pullback=False))
 
 
+def test_a_fused_embedding_block_is_no_lookup() -> None:
+    b = Builder({**WEIGHTS, "gamma": np.ones(5), "beta": np.zeros(5)}, "float32")
+    inputs = ("input_ids", "", "E", "E2", "", "gamma", "beta")
+    node = helper.make_node("EmbedLayerNormalization", inputs, ["rows", "mask"], domain="com.microsoft", epsilon=1e-5)
+    b.nodes.append(node)
+    b.classify(b.mean("rows"))
+    model = b.model()
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT32
+    assert embgrad.evaluate(model, BATCH, embgrad.Sum()).shape == (3,)
+    message = "used otherwise: they are used inside EmbedLayerNormalization with 'E'"
+    with pytest.raises(embgrad.errors.PointNotReachedError, match=message):
+        bind(model).run(BATCH, Request(("word",), pullback=False))
+
+
 def _with_table(table: Any, axis: int = 0) -> Any:
     b = builder()
     rows = b("Cast", b("Gather", "E", "input_ids", axis=axis), to=TensorProto.DOUBLE)
