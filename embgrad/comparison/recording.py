@@ -10,6 +10,7 @@ import numpy as np
 
 from embgrad.backend.protocol import Call, Callback, Change, PointValues, Request, Run
 from embgrad.backend.registry import bind
+from embgrad.comparison.settings import Declared, declared_settings
 from embgrad.engine.call_errors import explain_forward
 from embgrad.engine.descent import with_certain_roles
 from embgrad.engine.options import GradientOptions
@@ -110,6 +111,7 @@ class Recording:
         objective: the objective's values, (example,); None without an objective.
         live: the model, which can be run again; None for a folder.
         failure: the reason why there are no gradients although an objective was passed; empty where there is none.
+        settings: the settings that its configuration declares.
     """
 
     label: str
@@ -120,6 +122,7 @@ class Recording:
     objective: np.ndarray | None = None
     live: LiveSide | None = field(default=None, repr=False)
     failure: str = ""
+    settings: Mapping[str, Declared] = field(default_factory=dict)
 
     def by_role(self, role: str) -> Tensor | None:
         """Return the tensor with a role; None where there is none."""
@@ -178,6 +181,7 @@ class LiveSide:
             objective=responses[0].values if responses else None,
             live=self,
             failure=failure,
+            settings=declared_settings(self.bound.model),
         )
 
     def led(

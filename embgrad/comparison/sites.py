@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,7 @@ from embgrad.comparison.recording import FINAL, HeldWeight, Recording, Tensor
 from embgrad.comparison.weights import Match, Matching
 from embgrad.model_points.points import INPUT, OUTPUT
 
-__all__ = ["Led", "Pair", "difference", "lead", "pair_points"]
+__all__ = ["Led", "Pair", "can_be_led", "difference", "lead", "name_of", "pair_points"]
 
 #: The relative L2 up to which an output is the product of an input with a matrix.
 PRODUCT: Final = 1e-2
@@ -73,7 +73,7 @@ class Led:
         final: the led side's output; None where it has none.
     """
 
-    values: Mapping[int, np.ndarray]
+    values: dict[int, np.ndarray]
     gradients: Mapping[int, np.ndarray]
     follower: str
     final: np.ndarray | None = None
@@ -92,7 +92,22 @@ def pair_points(a: Recording, b: Recording, matching: Matching) -> list[Pair]:
     for pair in pairs:
         features = b"" if pair.features_a is None else pair.features_a.tobytes()
         unique.setdefault((pair.a, features), pair)
-    return sorted(unique.values(), key=lambda pair: (pair.time, pair.name))
+    return _with_unique_names(sorted(unique.values(), key=lambda pair: (pair.time, pair.name)))
+
+
+def _with_unique_names(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the pairs; the output of a module that makes a lookup of the same name is named as its output."""
+    seen: set[str] = set()
+    named = []
+    for pair in pairs:
+        named.append(replace(pair, name=f"{pair.name}:{OUTPUT}") if pair.name in seen else pair)
+        seen.add(pair.name)
+    return named
+
+
+def can_be_led(recording: Recording) -> bool:
+    """Return whether a side can be run with values put in at its points."""
+    return recording.live is not None and recording.live.can_be_led
 
 
 def lead(pairs: Sequence[Pair], leader: Recording, follower: Recording, name: str) -> Led:
@@ -163,7 +178,7 @@ def _by_roles(a: Recording, b: Recording) -> Iterator[Pair]:
     for role in roles:
         first, second = a.by_role(role), b.by_role(role)
         if first is not None and second is not None:
-            yield from _whole(_name(first), first, second)
+            yield from _whole(name_of(first), first, second)
 
 
 def _whole(name: str, first: Tensor, second: Tensor) -> Iterator[Pair]:
@@ -171,7 +186,8 @@ def _whole(name: str, first: Tensor, second: Tensor) -> Iterator[Pair]:
         yield Pair(name, first.key, second.key, time=first.time)
 
 
-def _name(tensor: Tensor) -> str:
+def name_of(tensor: Tensor) -> str:
+    """Return the readable name of a point: its path, with its number from the second call, and with ":input" where it is one."""
     path = tensor.path if tensor.number == 0 else f"{tensor.path}#{tensor.number}"
     return f"{path}:{INPUT}" if tensor.side == INPUT else path
 
@@ -204,7 +220,7 @@ def _of_two_modules(a: Recording, b: Recording, module: str, other: str, permute
         order = None
         if permuted is not None and permuted.order is not None and len(permuted.order) == tensor.features:
             order = permuted.order if _is_side_of(a, module, permuted, tensor) else None
-        yield Pair(_name(tensor), tensor.key, partner.key, None, order, tensor.time)
+        yield Pair(name_of(tensor), tensor.key, partner.key, None, order, tensor.time)
 
 
 def _is_side_of(a: Recording, module: str, match: Match, tensor: Tensor) -> bool:
@@ -239,13 +255,13 @@ def _of_parts(
         if partner is None:
             continue
         if tensor.side == INPUT and tensor.values.shape == partner.values.shape:
-            yield Pair(_name(tensor), tensor.key, partner.key, time=tensor.time)
+            yield Pair(name_of(tensor), tensor.key, partner.key, time=tensor.time)
         elif (
             tensor.side == OUTPUT and rows.max(initial=0) < tensor.features and others.max(initial=0) < partner.features
         ):
             whole_a = len(rows) == tensor.features and np.array_equal(rows, np.arange(len(rows)))
             whole_b = len(others) == partner.features and np.array_equal(others, np.arange(len(others)))
-            name = _name(tensor) if whole_a else f"{_name(tensor)}[{rows.min()}:{rows.max() + 1}]"
+            name = name_of(tensor) if whole_a else f"{name_of(tensor)}[{rows.min()}:{rows.max() + 1}]"
             yield Pair(
                 name,
                 tensor.key,

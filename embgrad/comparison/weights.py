@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-__all__ = ["Match", "Matching", "NamedArray", "Part", "match_weights"]
+__all__ = ["Match", "Matching", "NamedArray", "Part", "match_weights", "matrices_of"]
 
 #: The relative L2 up to which two weights are equal: the rounding error of storing them in single precision.
 EQUAL: Final = 1e-6
@@ -20,6 +20,9 @@ ALIKE: Final = 0.05
 
 #: The relative difference of two sums of magnitudes up to which weights may be versions of one.
 SUMS: Final = 0.02
+
+#: The share of a weight's rows up to which they may differ, for the others to show that two weights belong together.
+MOSTLY: Final = 0.5
 
 #: The number of entries that are compared before all are.
 SAMPLED: Final = 2048
@@ -105,6 +108,13 @@ class Match:
     by_value: bool = True
 
     @property
+    def as_object(self) -> str:
+        """The relation as the end of a sentence such as "b has NAME …"."""
+        if self.relation == "different":
+            return f"with other values (relative L2 {self.distance:.1e})"
+        return self.relation.removesuffix(" in b").replace("equal to", "equal to a's")
+
+    @property
     def is_equal(self) -> bool:
         """Return whether the two hold the same numbers, in any layout."""
         return self.distance <= EQUAL
@@ -168,6 +178,7 @@ def match_weights(a: Sequence[NamedArray], b: Sequence[NamedArray]) -> Matching:
         others = sorted([*others, *_only(_summaries(b), moved.values())], key=lambda summary: summary.number)
         left, others = _by_place(left, others, matches, a, b, moved)
     left, others = _matched(left, others, _version, matches)
+    left, others = _matched(left, others, _mostly_equal, matches)
     parts, left, others = _by_rows(left, others)
     left, others = _by_place(left, others, matches, a, b, {})
     order = {weight.name: number for number, weight in enumerate(a)}
@@ -183,8 +194,9 @@ def match_weights(a: Sequence[NamedArray], b: Sequence[NamedArray]) -> Matching:
 def _summaries(weights: Sequence[NamedArray]) -> list[_Summary]:
     summaries = []
     for number, weight in enumerate(weights):
-        values = np.abs(weight.get().astype(np.float64, copy=False))
-        summaries.append(_Summary(weight, number, values.size, float(values.sum()), float((values**2).sum())))
+        values = weight.get().ravel()
+        magnitude = float(np.abs(values).sum(dtype=np.float64))
+        summaries.append(_Summary(weight, number, values.size, magnitude, float(np.vdot(values, values))))
     return summaries
 
 
@@ -359,28 +371,41 @@ def _version(summary: _Summary, other: _Summary, values: np.ndarray, theirs: np.
     return None
 
 
+def _mostly_equal(summary: _Summary, other: _Summary, values: np.ndarray, theirs: np.ndarray) -> Match | None:
+    """Return the match of two weights of which most rows are equal, at the same indices."""
+    for transposed, mine, its in _layouts(values, theirs):
+        for x, y in ((mine, its), (mine.T, its.T)):
+            if min(x.shape) < 2 or not _is_distinct(x):
+                continue
+            rows = np.linalg.norm(y.astype(np.float64) - x, axis=1) > EQUAL * (np.linalg.norm(x, axis=1) + 1e-30)
+            if 0 < rows.sum() < MOSTLY * len(rows):
+                relation = f"different in {int(rows.sum())} of {len(rows)} rows"
+                distance = _relative(mine, its)
+                return Match(summary.weight.name, other.weight.name, distance, transposed, relation=relation)
+    return None
+
+
 def _layouts(values: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[bool, np.ndarray, np.ndarray]]:
     """Yield both weights as matrices of equal shape, in each way in which one may be the other's layout."""
-    seen = set()
-    for mine, its in itertools.product(_matrices(values), _matrices(theirs)):
+    firsts = list(matrices_of(values))
+    for mine, its in itertools.product(firsts[:1] if values.ndim == theirs.ndim else firsts, matrices_of(theirs)):
         for transposed in (False, True):
             turned = its.T if transposed else its
-            if turned.shape != mine.shape or (transposed and 1 in mine.shape):
-                continue
-            label = (mine.shape, transposed, its.shape)
-            if label not in seen:
-                seen.add(label)
+            if turned.shape == mine.shape and not (transposed and 1 in mine.shape):
                 yield transposed, mine, turned
 
 
-def _matrices(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield a weight as a matrix, with its axes before or after each cut on one side."""
+def matrices_of(values: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield a weight as a matrix, in each way in which its axes may be outputs or inputs."""
     squeezed = values.reshape([size for size in values.shape if size != 1] or [1])
     if squeezed.ndim == 1:
         yield squeezed.reshape(1, -1)
         return
-    for cut in range(1, squeezed.ndim):
-        yield squeezed.reshape(int(np.prod(squeezed.shape[:cut])), -1)
+    orders = itertools.permutations(range(squeezed.ndim)) if squeezed.ndim == 3 else [tuple(range(squeezed.ndim))]
+    for order in orders:
+        turned = squeezed.transpose(order)
+        for cut in range(1, squeezed.ndim):
+            yield turned.reshape(int(np.prod(turned.shape[:cut])), -1)
 
 
 def _described(match: Match, mine: np.ndarray, its: np.ndarray) -> Match:
@@ -454,7 +479,7 @@ def _index_of_rows(summaries: Iterable[_Summary]) -> Rows:
 
 def _oriented(values: np.ndarray) -> Iterator[np.ndarray]:
     """Yield a weight's matrices, and their transposes, whose rows are long enough to be recognised."""
-    for matrix in _matrices(values):
+    for matrix in matrices_of(values):
         for turned in (matrix, matrix.T):
             if turned.shape[1] >= LEAST_ROW and turned.shape[0] > 1:
                 yield turned
@@ -487,6 +512,8 @@ def _parts_of(values: np.ndarray, rows: Rows) -> list[Part]:
 
 def _distance(mine: np.ndarray, its: np.ndarray) -> float:
     """Return the relative L2 of the second array against the first; an estimate from a sample where they are far apart."""
+    if np.array_equal(mine, its):
+        return 0.0
     x, y = mine.reshape(-1), its.reshape(-1)
     if x.size > SAMPLED:
         step = x.size // SAMPLED

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -21,15 +22,17 @@ Values = Callable[[str], np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Before:
-    """A tensor that both models have at a point before a site.
+    """A tensor at a point before a site.
 
     Attributes:
-        name: the name of the pair of points.
+        name: the name of the point, or of the pair of points.
         values: float64, (example, position, feature), in a's order of features.
+        shared: whether both models have it; otherwise only a is known to compute it on the way to the site's output.
     """
 
     name: str
     values: np.ndarray = field(repr=False)
+    shared: bool = True
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Explanation:
         compute: b's function of the values at earlier points, so that the reference can be run with it; None where it is not
             known.
         inputs: the names of the points that `compute` reads.
+        sentence: the text, where it is not that the setting has these values in a and in b.
+        also: the further settings that differ, if several do; they have the same predicted output.
     """
 
     cause: str
@@ -52,11 +57,13 @@ class Explanation:
     predicted: np.ndarray = field(repr=False)
     compute: Callable[[Values], np.ndarray] | None = field(default=None, repr=False)
     inputs: tuple[str, ...] = ()
+    sentence: str = ""
+    also: tuple[Explanation, ...] = field(default=(), repr=False)
 
     @property
     def text(self) -> str:
         """The explanation without the places where it holds."""
-        return f"{self.setting} {self.values[0]} in a and {self.values[1]} in b"
+        return self.sentence or f"{self.setting} {self.values[0]} in a and {self.values[1]} in b"
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +77,12 @@ class Site:
         b: b's output for the same inputs, in the same order of features.
         real: the positions that count, bool, (example, position).
         ids: the batch's ids, (example, position).
-        before: the tensors at the pairs of points before it, the nearest first; equal in both models.
+        before: the tensors at the points before it, the nearest first.
         recordings: both sides.
         matching: the weights of both sides by their partners.
         floor: the relative L2 that rounding may cause here.
+        settings: the settings that both models declare, which are tried first.
+        memory: what hypotheses have found at other sites of the same check, to be tried first; each keeps its own keys.
     """
 
     pair: Pair
@@ -86,6 +95,8 @@ class Site:
     recordings: tuple[Recording, Recording] = field(repr=False)
     matching: Matching = field(repr=False)
     floor: float = 0.0
+    settings: tuple[Mapping[str, Any], Mapping[str, Any]] = field(default=({}, {}), repr=False)
+    memory: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -128,6 +139,12 @@ class Site:
             )
             for weight in own
         }
+
+    def declared(self, setting: str, *, of_a: bool = True) -> float | None:
+        """Return a number that a's configuration declares, or b's; None where it declares none."""
+        entry = self.recordings[0 if of_a else 1].settings.get(setting)
+        is_number = entry is not None and isinstance(entry.value, (int, float)) and not isinstance(entry.value, bool)
+        return float(entry.value) if entry is not None and is_number else None
 
     def off(self, predicted: np.ndarray, *, from_a: bool = False) -> float:
         """Return the relative L2 between a prediction and b's output, or a's, at real positions."""

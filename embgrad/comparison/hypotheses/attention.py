@@ -1,0 +1,87 @@
+"""The hypothesis of an attention's core: its scale, mask, heads, rotary positions and biases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.core import Core
+from embgrad.comparison.hypotheses.core_difference import differences
+from embgrad.comparison.hypotheses.core_fit import fitted_core
+from embgrad.comparison.hypotheses.core_places import Places
+from embgrad.comparison.hypotheses.core_search import ported_core
+from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.hypotheses.sources import last_part, most_off
+
+__all__ = ["AttentionCore"]
+
+#: The most sites of one kind that are searched in vain.
+MOST_FAILURES: Final = 2
+
+
+class AttentionCore:
+    """An attention from the projections of queries, keys and values to the input of the output's projection."""
+
+    causes = (
+        "attention-scale",
+        "attention-cap",
+        "attention-causal",
+        "attention-window",
+        "attention-shift",
+        "mask-ignored",
+        "attention-heads",
+        "attention-groups",
+        "attention-bias",
+        "swapped-weights",
+        "permuted-weight",
+        "missing-norm",
+        "layer-norm-epsilon",
+        "norm-offset",
+        "norm-order",
+        "different-weight",
+        "rotary-base",
+        "rotary-scaling",
+        "rotary-layout",
+        "rotary-partial",
+        "rotary-offset",
+        "missing-rotary",
+    )
+
+    def explain(self, site: Site) -> list[Explanation]:
+        """Return how the cores of both models differ; an empty list where a computes none that is known."""
+        if site.a.shape[1] < 2 or not np.isfinite(site.b[site.real]).all():
+            return []
+        with np.errstate(all="ignore"):
+            return self._explained(site)
+
+    def _explained(self, site: Site) -> list[Explanation]:
+        known: list[tuple[Places, Places]] = site.memory.setdefault("attention cores", [])
+        failures: dict[str, int] = site.memory.setdefault("attention failures", {})
+        kind = last_part(site.name)
+        most = most_off(site)
+        again = [core for first, _ in known if (core := first.at(site)) is not None]
+        a = next((core for core in again if site.off(core.predicted, from_a=True) <= most), None)
+        if a is None and failures.get(kind, 0) < MOST_FAILURES:
+            a = fitted_core(site)
+        if a is None:
+            failures[kind] = failures.get(kind, 0) + 1
+            return []
+        ported = [core for _, second in known if (core := second.at(site)) is not None]
+        b = ported_core(site, a, ported, deep=failures.get(kind, 0) < MOST_FAILURES)
+        if b is None:
+            failures[kind] = failures.get(kind, 0) + 1
+            return []
+        if b not in ported:
+            known.append((Places.of(site, a), Places.of(site, b)))
+        return _explanations(a, b)
+
+
+def _explanations(a: Core, b: Core) -> list[Explanation]:
+    """Return the first setting that differs, with the others."""
+    found = [
+        Explanation(cause, setting, values, b.predicted, b.compute, b.inputs)
+        for cause, setting, values in differences(a, b)
+    ]
+    return [replace(found[0], also=tuple(found[1:]))] if found else []

@@ -1,0 +1,153 @@
+"""The core of an attention: from queries, keys and values to the sum of values that each head takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.head_norm import HeadNorm
+from embgrad.comparison.hypotheses.mask import Mask
+from embgrad.comparison.hypotheses.position_bias import PositionBias
+from embgrad.comparison.hypotheses.rotary import Rotary
+from embgrad.comparison.hypotheses.site import Values
+from embgrad.comparison.hypotheses.sources import Source
+
+__all__ = ["Core", "Part"]
+
+
+class Part(NamedTuple):
+    """Some of an attention's outputs.
+
+    Attributes:
+        examples: their indices.
+        rows: the positions of the queries.
+        heads: the indices of the heads.
+    """
+
+    examples: np.ndarray
+    rows: np.ndarray
+    heads: np.ndarray
+
+    def of(self, values: np.ndarray, size: int) -> np.ndarray:
+        """Return these parts of an output, (example, position, head × feature), as (example, position, head, feature)."""
+        chosen = values[self.examples][:, self.rows]
+        return np.asarray(chosen.reshape(*chosen.shape[:2], -1, size)[:, :, self.heads])
+
+
+@dataclass(frozen=True, eq=False)
+class Core:
+    """The settings of an attention's core.
+
+    Attributes:
+        query: the tensor of the queries, (example, position, head × feature).
+        key: that of the keys, with as many heads or fewer.
+        value: that of the values, of the keys' shape.
+        heads: the number of heads.
+        scale: what products of queries and keys are multiplied by.
+        real: the positions that are not padding, bool, (example, position).
+        tiled: whether head h takes key h modulo their number, instead of neighbouring heads sharing one.
+        cap: the soft cap of the scores; None for none.
+        mask: which keys each query sees.
+        rotary: rotary positions; None for none.
+        bias: numbers that are added to scores by the distance; None for none.
+        norm: norms of each head's queries and keys; None for none.
+        joined: how the heads' outputs stand in the output: "by head", "by feature", or "unturned", where the axes of heads
+            and positions have not been exchanged back.
+    """
+
+    query: Source
+    key: Source
+    value: Source
+    heads: int
+    scale: float
+    real: np.ndarray = field(repr=False)
+    tiled: bool = False
+    cap: float | None = None
+    mask: Mask = field(default_factory=Mask)
+    rotary: Rotary | None = None
+    bias: PositionBias | None = None
+    norm: HeadNorm | None = None
+    joined: str = "by head"
+
+    @property
+    def size(self) -> int:
+        """The number of features of each head."""
+        return int(self.query.values.shape[-1]) // self.heads
+
+    @property
+    def pairs(self) -> int:
+        """The number of heads of keys and values."""
+        return int(self.key.values.shape[-1]) // self.size
+
+    @property
+    def usual_scale(self) -> float:
+        """One over the root of the heads' size."""
+        return 1 / math.sqrt(self.size)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the points that it reads."""
+        return tuple(dict.fromkeys(source.name for source in (self.query, self.key, self.value)))
+
+    @property
+    def whole(self) -> Part:
+        """The part that is everything."""
+        examples, positions = self.real.shape
+        return Part(np.arange(examples), np.arange(positions), np.arange(self.heads))
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """Its output, (example, position, head × feature)."""
+        return self._joined(self.part(self.whole))
+
+    def compute(self, at: Values) -> np.ndarray:
+        """Return its output in a pass whose values at points a function returns."""
+        sources = {
+            name: replace(source, values=source.read(at), features=None)
+            for name, source in (("query", self.query), ("key", self.key), ("value", self.value))
+        }
+        return replace(self, **sources).predicted  # type: ignore[arg-type]
+
+    def part(self, part: Part) -> np.ndarray:
+        """Return some of its outputs, (example, query, head, feature)."""
+        ratio = self.heads // self.pairs
+        shared = part.heads % self.pairs if self.tiled else part.heads // ratio
+        positions = np.arange(self.real.shape[1])
+        query = self._split(self.query, part.examples, part.rows, part.heads)
+        key = self._split(self.key, part.examples, positions, shared)
+        value = self._split(self.value, part.examples, positions, shared)
+        if self.norm is not None and not self.norm.late:
+            query, key = self.norm.apply(query, key)
+        if self.rotary is not None:
+            query, key = self.rotary.turn_queries(query, part.rows), self.rotary.turn_keys(key, positions)
+        if self.norm is not None and self.norm.late:
+            query, key = self.norm.apply(query, key)
+        scores = self.scale * (query.transpose(0, 2, 1, 3) @ key.transpose(0, 2, 3, 1))
+        if self.cap is not None:
+            scores = self.cap * np.tanh(scores / self.cap)
+        if self.bias is not None:
+            scores = scores + self.bias.of(self.heads, len(positions))[part.heads][:, part.rows]
+        seen = self.mask.seen(self.real[part.examples], part.rows)
+        hidden = np.where(
+            seen.any(-1, keepdims=True), -np.inf, 0.0
+        )  # a query that sees no key takes the mean of all values
+        scores = np.where(seen[:, None], scores, hidden[:, None])
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        return np.asarray((weights @ value.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3))
+
+    def _split(self, source: Source, examples: np.ndarray, positions: np.ndarray, heads: np.ndarray) -> np.ndarray:
+        """Return some heads at some positions, (example, position, head, feature)."""
+        whole = source.values.reshape(*source.values.shape[:2], -1, self.size)
+        return np.asarray(whole[examples[:, None, None], positions[:, None], heads])
+
+    def _joined(self, heads: np.ndarray) -> np.ndarray:
+        shape = (*heads.shape[:2], -1)
+        if self.joined == "by feature":
+            heads = heads.swapaxes(2, 3)
+        elif self.joined == "unturned":
+            heads = heads.swapaxes(1, 2)
+        return np.asarray(heads.reshape(shape))

@@ -1,0 +1,160 @@
+"""The settings in which two attention cores differ, with their causes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.core import Core
+from embgrad.comparison.hypotheses.head_norm import HeadNorm
+from embgrad.comparison.hypotheses.mask import Mask
+from embgrad.comparison.hypotheses.rotary import INTERLEAVED, Rotary
+from embgrad.comparison.hypotheses.sources import last_part
+from embgrad.model_points.points import INPUT
+
+__all__ = ["Difference", "differences"]
+
+
+class Difference(NamedTuple):
+    """A setting in which two cores differ.
+
+    Attributes:
+        cause: a key of CAUSES.
+        setting: the setting, as the subject of the text.
+        values: its value in a and in b.
+    """
+
+    cause: str
+    setting: str
+    values: tuple[str, str]
+
+
+def differences(a: Core, b: Core) -> list[Difference]:
+    """Return the settings in which two cores differ."""
+    return [
+        *_of_sources(a, b),
+        *_of_heads(a, b),
+        *_of_norms(a.norm, b.norm),
+        *_of_scores(a, b),
+        *_of_masks(a.mask, b.mask),
+        *_of_positions(a, b),
+    ]
+
+
+def _of_sources(a: Core, b: Core) -> Iterator[Difference]:
+    for role in ("query", "key", "value"):
+        mine, its = getattr(a, role), getattr(b, role)
+        if mine.name == its.name and mine.label == its.label:
+            same = mine.features is None or (mine.features == its.features).all()
+            if not same and role == "query":
+                yield Difference("permuted-weight", "the fused projection is split into", ("one order", "another"))
+        elif its.name == f"{mine.name}:{INPUT}":
+            yield Difference("missing-norm", f"{last_part(mine.name)} is", ("applied", "missing"))
+        else:
+            yield Difference("swapped-weights", f"the {role} is", (f"{mine.text}", f"{its.text}"))
+
+
+def _of_heads(a: Core, b: Core) -> Iterator[Difference]:
+    if a.heads != b.heads:
+        yield Difference("attention-heads", "heads", (str(a.heads), str(b.heads)))
+    if a.tiled != b.tiled:
+        names = ("neighbouring heads", "heads at equal distances")
+        yield Difference("attention-groups", "keys and values are shared by", (names[a.tiled], names[b.tiled]))
+    if a.joined != b.joined:
+        yield Difference("attention-heads", "the heads' outputs are joined", (a.joined, b.joined))
+
+
+def _of_scores(a: Core, b: Core) -> Iterator[Difference]:
+    tied = a.heads != b.heads and math.isclose(a.scale, a.usual_scale) and math.isclose(b.scale, b.usual_scale)
+    if not tied and not math.isclose(a.scale, b.scale, rel_tol=1e-6):
+        yield Difference("attention-scale", "attention scale", (f"{a.scale:.6g}", f"{b.scale:.6g}"))
+    if a.cap != b.cap:
+        yield Difference("attention-cap", "soft cap of the attention's scores", (_or_none(a.cap), _or_none(b.cap)))
+
+
+def _of_norms(a: HeadNorm | None, b: HeadNorm | None) -> Iterator[Difference]:
+    if a is None or b is None:
+        if a is not b:
+            texts = ["missing" if norm is None else "applied" for norm in (a, b)]
+            yield Difference("missing-norm", "the norms of queries and keys are", (texts[0], texts[1]))
+        return
+    if a.epsilon != b.epsilon:
+        yield Difference("layer-norm-epsilon", "epsilon", (f"{a.epsilon:g}", f"{b.epsilon:g}"))
+    same = np.array_equal(a.query, b.query) and np.array_equal(a.key, b.key)
+    if not same and np.array_equal(a.query, b.key) and np.array_equal(a.key, b.query):
+        yield Difference("swapped-weights", "the gain of the queries' norm is", ("that of queries", "that of keys"))
+    elif not same:
+        yield Difference("different-weight", "the gains of the norms of queries and keys are", ("applied", "missing"))
+    elif a.offset != b.offset:
+        names = ["1 + w" if norm.offset else "w" for norm in (a, b)]
+        yield Difference("norm-offset", "the gain is", (names[0], names[1]))
+    if a.late != b.late:
+        names = [f"{'after' if norm.late else 'before'} rotary positions" for norm in (a, b)]
+        yield Difference("norm-order", "the norms of queries and keys come", (names[0], names[1]))
+
+
+def _of_masks(a: Mask, b: Mask) -> Iterator[Difference]:
+    if a.causal != b.causal:
+        texts = ("causal" if mask.causal else "missing" if mask.window is None else "of both sides" for mask in (a, b))
+        yield Difference("attention-causal", "the mask is", (next(texts), next(texts)))
+    if a.window != b.window:
+        yield Difference("attention-window", "attention window", (_or_none(a.window), _or_none(b.window)))
+    if a.shift != b.shift:
+        yield Difference("attention-shift", "later keys that the causal mask shows", (str(a.shift), str(b.shift)))
+    if a.padding != b.padding:
+        names = ("attended to", "hidden")
+        yield Difference("mask-ignored", "padding is", (names[a.padding], names[b.padding]))
+
+
+def _of_positions(a: Core, b: Core) -> Iterator[Difference]:
+    if (a.bias is None) != (b.bias is None) or (
+        a.bias is not None and b.bias is not None and a.bias.text != b.bias.text
+    ):
+        texts = ["missing" if core.bias is None else core.bias.text for core in (a, b)]
+        yield Difference("attention-bias", "the bias by distance is", (texts[0], texts[1]))
+    if a.rotary is None or b.rotary is None:
+        if a.rotary is not b.rotary:
+            texts = [
+                "missing" if rotary is None else f"of base {_exact(rotary.base)}" for rotary in (a.rotary, b.rotary)
+            ]
+            yield Difference("missing-rotary", "rotary positions are", (texts[0], texts[1]))
+        return
+    yield from _of_rotaries(a.rotary, b.rotary, a.size, b.size)
+
+
+def _of_rotaries(a: Rotary, b: Rotary, head_a: int, head_b: int) -> Iterator[Difference]:
+    if a.base != b.base:
+        yield Difference("rotary-base", "rotary base", (_exact(a.base), _exact(b.base)))
+    if a.layout != b.layout:
+        names = [_layout(rotary) for rotary in (a, b)]
+        yield Difference("rotary-layout", "rotary pairs are", (names[0], names[1]))
+    if not math.isclose(a.size / head_a, b.size / head_b, abs_tol=1e-3) and not (a.size == head_a and b.size == head_b):
+        yield Difference(
+            "rotary-partial", "rotary share of a head", (f"{a.size / head_a:.3g}", f"{b.size / head_b:.3g}")
+        )
+    if a.scaling != b.scaling:
+        texts = ["none" if rotary.scaling is None else rotary.scaling.text for rotary in (a, b)]
+        yield Difference("rotary-scaling", "rotary scaling", (texts[0], texts[1]))
+    if (a.queries, a.keys) != (b.queries, b.keys):
+        texts = [" and ".join(["queries"] * rotary.queries + ["keys"] * rotary.keys) for rotary in (a, b)]
+        yield Difference("missing-rotary", "rotary positions are applied to", (texts[0], texts[1]))
+    if a.ahead != b.ahead:
+        yield Difference("rotary-offset", "positions by which queries are ahead of keys", (str(a.ahead), str(b.ahead)))
+    if a.sense != b.sense:
+        names = ["forwards" if rotary.sense > 0 else "backwards" for rotary in (a, b)]
+        yield Difference("rotary-layout", "rotary angles turn", (names[0], names[1]))
+
+
+def _layout(rotary: Rotary) -> str:
+    return "neighbouring features" if rotary.layout == INTERLEAVED else "halves of the head"
+
+
+def _or_none(number: float | None) -> str:
+    return "none" if number is None else _exact(number)
+
+
+def _exact(number: float) -> str:
+    return str(int(number)) if number == int(number) and abs(number) < 1e15 else f"{number:.6g}"

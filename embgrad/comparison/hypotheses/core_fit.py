@@ -1,0 +1,289 @@
+"""The attention core that reproduces the reference's output."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, cast
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.core import Core, Part
+from embgrad.comparison.hypotheses.core_numbers import fitted_numbers, settled
+from embgrad.comparison.hypotheses.head_norm import HeadNorm, gains_of
+from embgrad.comparison.hypotheses.mask import Mask
+from embgrad.comparison.hypotheses.position_bias import PositionBias
+from embgrad.comparison.hypotheses.projections import Projections, is_causal, least_window, projections
+from embgrad.comparison.hypotheses.rotary import HALVES, INTERLEAVED, Layout, Rotary, Scaling, scaling_from
+from embgrad.comparison.hypotheses.site import Site
+from embgrad.comparison.hypotheses.sources import most_off, relative
+
+__all__ = [
+    "BASES",
+    "CAPS",
+    "SCALINGS",
+    "biases",
+    "fitted_core",
+    "number_in",
+    "part_of",
+    "scales",
+    "turned_size",
+]
+
+#: The bases, shares of the head, soft caps and scalings that models have.
+BASES: Final = (10000.0, 1000000.0, 500000.0, 100000.0, 160000.0, 5000000.0, 1000.0)
+SHARES: Final = (1.0, 0.25, 0.5, 0.4, 0.75)
+CAPS: Final = (50.0, 30.0, 20.0, 10.0)
+SCALINGS: Final = (
+    *(Scaling("linear", factor) for factor in (2.0, 4.0, 8.0, 16.0, 0.5, 0.25)),
+    *(Scaling("llama3", factor) for factor in (8.0, 32.0, 16.0)),
+    *(
+        Scaling("yarn", factor, 1.0, 32.0, original)
+        for factor, original in ((4.0, 32768.0), (4.0, 2048.0), (40.0, 4096.0))
+    ),
+)
+
+#: The most rows of queries, and the most examples and heads, that a search looks at.
+ROWS: Final = 16
+EXAMPLES: Final = 2
+HEADS: Final = 3
+
+#: The most cores of each kind that are tried at a site.
+MOST_TRIED: Final = 2000
+
+_Tried = tuple[float, int, Core]
+
+#: How many cores have their numbers refined.
+NEAREST: Final = 4
+
+#: The relative L2 from which numbers are refined.
+ROUGHLY: Final = 0.5
+
+
+def fitted_core(site: Site) -> Core | None:
+    """Return the attention core that reproduces the reference's output; None where none does."""
+    candidates = projections(site, _sizes(site.settings[0], site.a.shape[-1]))
+    most = most_off(site)
+    near: list[_Tried] = []
+    for options in (_plain, _usual, _with_biases, _with_norms, _with_rotaries, _with_caps):
+        most_tried = len(near) + MOST_TRIED
+        for candidate in candidates:
+            found = _first_of(site, candidate, options(site, candidate), most, near)
+            if found is not None:
+                return found
+            if len(near) > most_tried:
+                break
+        found = _refined(site, sorted(near[-MOST_TRIED:], key=_simplest)[:NEAREST], most)
+        if found is not None:
+            return found
+    return None
+
+
+def _first_of(
+    site: Site, candidate: Projections, cores: Iterable[Core], most: float, near: list[_Tried]
+) -> Core | None:
+    """Return the first core that reproduces the output up to rounding, and add all to those that have been tried."""
+    part = part_of(site, candidate.heads, examples=1)
+    wanted = part.of(site.a, candidate.size)
+    for core in cores:
+        off = relative(core.part(part), wanted)
+        near.append((off, len(near), core))
+        whole = _whole(site, core, most) if off <= min(most, 20 * site.floor) else None
+        if whole is not None:
+            return whole
+    return None
+
+
+def _refined(site: Site, near: Sequence[_Tried], most: float) -> Core | None:
+    """Return one of the nearest cores that reproduces the output, if need be with numbers that are fitted."""
+    for off, _, core in near:
+        whole = _whole(site, core, most) if off <= 2 * most else None
+        if whole is not None:
+            return whole
+    for off, _, core in near:
+        part = part_of(site, core.heads, examples=1)
+        wanted = part.of(site.a, core.size)
+        for cap in (core.cap, CAPS[0]) if off <= ROUGHLY else ():
+            whole = _whole(site, fitted_numbers(replace(core, cap=cap), part, wanted), most)
+            if whole is not None:
+                return settled(whole, lambda core: site.off(core.predicted, from_a=True), most)
+    return None
+
+
+def _simplest(entry: _Tried) -> tuple[bool, float, int]:
+    """Return a key by which cores are sorted: those whose frequencies are not scaled first, the nearest of them first."""
+    off, number, core = entry
+    return core.rotary is not None and core.rotary.scaling is not None and off > ROUGHLY / 100, off, number
+
+
+def part_of(site: Site, heads: int, examples: int = EXAMPLES, rows: int = ROWS) -> Part:
+    """Return the part of the outputs that a search looks at: the longest texts, the first and last rows, a few heads."""
+    lengths = site.real.sum(1)
+    order = np.argsort(-lengths, kind="stable")
+    chosen = order[:1] if examples == 1 else np.unique(np.array([order[0], order[-1]]))
+    places = np.flatnonzero(site.real[chosen].all(0))
+    if len(places) > rows:
+        places = places[np.unique(np.linspace(0, len(places) - 1, rows).astype(int))]
+    return Part(chosen, places, np.unique(np.array([0, min(1, heads - 1), heads - 1])))
+
+
+def _whole(site: Site, core: Core, most: float) -> Core | None:
+    """Return the core, with another window where it needs one, if it reproduces the whole output."""
+    if site.off(core.predicted, from_a=True) <= most:
+        return core
+    part = part_of(site, core.heads, rows=2 * ROWS)
+    wanted = part.of(site.a, core.size)
+    masks = [replace(core.mask, padding=not core.mask.padding)]
+    masks += [replace(core.mask, window=window) for window in range(1, site.real.shape[1])]
+    for mask in masks:
+        changed = replace(core, mask=mask)
+        if relative(changed.part(part), wanted) <= 2 * most and site.off(changed.predicted, from_a=True) <= most:
+            return changed
+    return None
+
+
+def _plain(site: Site, candidate: Projections) -> Iterator[Core]:
+    """Yield the cores that are tried with all tensors."""
+    rotaries = list(itertools.islice(_rotaries(site.settings[0], candidate.size), 2))
+    yield from _cores(site, candidate, _masks(site, candidate)[:2], rotaries, _numbers(site, candidate)[:1])
+
+
+def _usual(site: Site, candidate: Projections) -> Iterator[Core]:
+    """Yield the cores that most models have."""
+    declared = site.settings[0]
+    rotaries = list(itertools.islice(_rotaries(declared, candidate.size), 3))
+    numbers = _numbers(site, candidate)[:3]
+    caps = [number_in(declared, "attention_cap")]
+    yield from _cores(site, candidate, _masks(site, candidate)[:4], rotaries, numbers, caps)
+
+
+def _with_biases(site: Site, candidate: Projections) -> Iterator[Core]:
+    """Yield cores with a bias by distance."""
+    plain = _cores(site, candidate, _masks(site, candidate)[:2], [None], _numbers(site, candidate)[:2])
+    yield from (replace(core, bias=bias) for core in plain for bias in biases(site, candidate.heads))
+
+
+def _with_norms(site: Site, candidate: Projections) -> Iterator[Core]:
+    """Yield cores with norms of queries and keys."""
+    rotaries = list(itertools.islice(_rotaries(site.settings[0], candidate.size), 3))
+    plain = _cores(site, candidate, _masks(site, candidate)[:2], rotaries, _numbers(site, candidate)[:3])
+    usual = list(plain)
+    for norm in _norms(site, candidate.size):
+        yield from (replace(core, norm=norm) for core in usual)
+
+
+def _with_rotaries(site: Site, candidate: Projections) -> Iterator[Core]:
+    """Yield cores with all kinds of rotary positions."""
+    rotaries = _rotaries(site.settings[0], candidate.size)
+    yield from _cores(site, candidate, _masks(site, candidate)[:2], list(rotaries), _numbers(site, candidate)[:2])
+
+
+def _with_caps(site: Site, candidate: Projections) -> Iterator[Core]:
+    """Yield cores with soft caps and all masks."""
+    rotaries = list(itertools.islice(_rotaries(site.settings[0], candidate.size), 3))
+    yield from _cores(site, candidate, _masks(site, candidate), rotaries, _numbers(site, candidate), [None, *CAPS])
+
+
+def _numbers(site: Site, candidate: Projections) -> list[float]:
+    return scales(site.settings[0], candidate.heads, candidate.size)
+
+
+def _cores(
+    site: Site,
+    candidate: Projections,
+    masks: Iterable[Mask],
+    rotaries: Iterable[Rotary | None],
+    scales: Iterable[float],
+    caps: Iterable[float | None] = (None,),
+) -> Iterator[Core]:
+    for mask, rotary, scale, cap in itertools.product(masks, rotaries, scales, caps):
+        yield Core(
+            candidate.query,
+            candidate.key,
+            candidate.value,
+            candidate.heads,
+            scale,
+            site.real,
+            candidate.tiled,
+            cap,
+            mask,
+            rotary,
+        )
+
+
+def biases(site: Site, heads: int) -> list[PositionBias]:
+    """Return the biases by distance that the reference may add: ALiBi, and its tables with a number for each head."""
+    tables = [weight for weight in site.recordings[0].weights if len(weight.shape) == 2 and weight.shape[1] == heads]
+    return [
+        PositionBias(),
+        *(
+            PositionBias(weight.get().astype(np.float64), causal)
+            for weight in tables
+            for causal in (False, True)
+            if 8 <= weight.shape[0] <= 512 and weight.shape[0] % 4 == 0
+        ),
+    ]
+
+
+def _norms(site: Site, size: int) -> Iterator[HeadNorm]:
+    """Yield the norms of queries and keys that the weights of the site's layer allow."""
+    epsilon = number_in(site.settings[0], "epsilon")
+    for query, key in itertools.permutations(gains_of(site, size), 2):
+        for offset, small in itertools.product((0.0, 1.0), (1e-6, 1e-5) if epsilon is None else (epsilon,)):
+            yield HeadNorm(query, key, small, offset)
+
+
+def _masks(site: Site, candidate: Projections) -> list[Mask]:
+    causal = is_causal(site, candidate)
+    least = least_window(site, candidate, causal=causal)
+    longest = site.real.shape[1]
+    windows = list(range(least, least + 3)) if least < longest - 1 else []
+    plain = [Mask(causal=causal)] if causal or site.real.all() else [Mask(), Mask(padding=False)]
+    narrow = [Mask(causal=causal, window=size) for size in windows]
+    masks = [*narrow[:1], *plain, *narrow[1:]] if 2 * least < longest else [*plain, *narrow]
+    if causal:
+        return masks
+    return [*masks, Mask(causal=True, shift=1), Mask(causal=True, shift=-1), Mask(causal=True, padding=False)]
+
+
+def _rotaries(declared: Mapping[str, Any], size: int) -> Iterator[Rotary | None]:
+    """Yield rotary positions, those that are declared first."""
+    base, share = number_in(declared, "rotary_base"), number_in(declared, "rotary_share")
+    scaling = scaling_from(declared.get("rotary_scaling"))
+    layout = declared.get("rotary_layout")
+    bases = [*([] if base is None else [base]), *BASES]
+    shares = [*([] if share is None else [share]), *SHARES]
+    layouts = (HALVES, INTERLEAVED) if layout != INTERLEAVED else (INTERLEAVED, HALVES)
+    plain: list[Rotary | None] = []
+    for kept, number, kind, part in itertools.product([scaling] if scaling else [None], bases, layouts, shares):
+        plain.append(Rotary(number, turned_size(size, part), cast("Layout", kind), kept))
+    if scaling is not None:
+        plain += [replace(rotary, scaling=None) for rotary in plain if rotary is not None]
+    plain += [Rotary(number, size, HALVES, other) for number in bases[:4] for other in SCALINGS]
+    yield from dict.fromkeys([plain[0], None, *plain])
+
+
+def turned_size(size: int, share: float) -> int:
+    """Return the number of features that are turned in a head of a size."""
+    return max(2, 2 * int(size * share / 2))
+
+
+def scales(declared: Mapping[str, Any], heads: int, size: int) -> list[float]:
+    """Return the scales that heads of a size may have, the likeliest first."""
+    usual = 1 / math.sqrt(size)
+    scale = number_in(declared, "attention_scale")
+    numbers = [usual, 1.0, 1 / size, 1 / math.sqrt(heads * size), 1 / math.sqrt(2 * size)]
+    return list(dict.fromkeys([*([] if scale is None else [scale]), *numbers]))
+
+
+def _sizes(declared: Mapping[str, Any], width: int) -> list[int]:
+    size, heads = number_in(declared, "head_dim"), number_in(declared, "heads")
+    return [round(number) for number in (size, width / heads if heads else None) if number]
+
+
+def number_in(declared: Mapping[str, Any], name: str) -> float | None:
+    """Return a declared positive number; None where there is none."""
+    value = declared.get(name)
+    return float(value) if isinstance(value, (int, float)) and value > 0 and math.isfinite(value) else None

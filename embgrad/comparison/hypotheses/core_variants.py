@@ -1,0 +1,177 @@
+"""Attention cores that differ from another one in one setting."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.core import Core
+from embgrad.comparison.hypotheses.core_fit import BASES, CAPS, SCALINGS, biases, number_in, scales, turned_size
+from embgrad.comparison.hypotheses.head_norm import HeadNorm
+from embgrad.comparison.hypotheses.mask import Mask
+from embgrad.comparison.hypotheses.projections import MOST, splits
+from embgrad.comparison.hypotheses.rotary import HALVES, INTERLEAVED, Rotary, Scaling, scaling_from
+from embgrad.comparison.hypotheses.site import Site
+from embgrad.comparison.hypotheses.sources import Source, sources
+
+__all__ = ["variants"]
+
+#: The most windows that are tried one by one.
+MOST_WINDOWS: Final = 64
+
+#: The distances of the last buckets.
+LONGEST: Final = (12, 16, 20, 32, 64, 128, 256, 512)
+
+#: The epsilons of norms.
+EPSILONS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
+
+#: The factors by which one number of a scaling may differ.
+FACTORS: Final = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
+
+
+def variants(site: Site, core: Core, *, rare: bool = True) -> Iterator[Core]:
+    """Yield cores that differ in one setting.
+
+    Args:
+        site: the site, whose declared settings are among them.
+        core: the core that is changed.
+        rare: whether every number of features and positions is tried, and every tensor.
+    """
+    declared = site.settings[1]
+    yield from _of_scores(declared, core)
+    yield from (replace(core, mask=mask) for mask in _masks(site, core.mask, rare) if mask != core.mask)
+    yield from (replace(core, rotary=rotary) for rotary in _rotaries(declared, core, rare) if rotary != core.rotary)
+    yield from _of_heads(declared, core)
+    yield from _of_bias(site, core)
+    yield from (replace(core, norm=norm) for norm in _norms(core.norm))
+    yield from _of_sources(site, core, rare)
+
+
+def _of_scores(declared: Mapping[str, Any], core: Core) -> Iterator[Core]:
+    for scale in scales(declared, core.heads, core.size):
+        if scale != core.scale:
+            yield replace(core, scale=scale)
+    for cap in dict.fromkeys([number_in(declared, "attention_cap"), None, *CAPS]):
+        if cap != core.cap:
+            yield replace(core, cap=cap)
+
+
+def _masks(site: Site, mask: Mask, rare: bool) -> Iterator[Mask]:
+    yield replace(mask, causal=not mask.causal, shift=0)
+    yield replace(mask, padding=not mask.padding)
+    if mask.causal:
+        yield from (replace(mask, shift=shift) for shift in (-1, 0, 1))
+    yield replace(mask, window=None)
+    window = number_in(site.settings[1], "window")
+    longest = site.real.shape[1]
+    nearest = [size for size in range(1, min(longest, MOST_WINDOWS)) if rare or size & (size - 1) == 0]
+    for size in dict.fromkeys([*([] if window is None else [round(window), round(window) // 2]), *nearest]):
+        if 0 < size <= longest:
+            yield replace(mask, window=size)
+    for away in (-1, 1):
+        if mask.window is not None and mask.window + away > 0:
+            yield replace(mask, window=mask.window + away)
+
+
+def _rotaries(declared: Mapping[str, Any], core: Core, rare: bool) -> Iterator[Rotary | None]:
+    base, share = number_in(declared, "rotary_base"), number_in(declared, "rotary_share")
+    bases = dict.fromkeys([*([] if base is None else [base]), *BASES])
+    if core.rotary is None:
+        sizes = dict.fromkeys(turned_size(core.size, part) for part in (share or 1.0, 1.0, 0.25, 0.5))
+        for number, size in itertools.product(bases, sizes):
+            yield from (Rotary(number, size, HALVES), Rotary(number, size, INTERLEAVED))
+        return
+    rotary = core.rotary
+    yield None
+    yield from (replace(rotary, base=number) for number in bases)
+    yield replace(rotary, layout=HALVES if rotary.layout == INTERLEAVED else INTERLEAVED)
+    yield from (replace(rotary, size=size) for size in range(2, core.size + 1, 2) if rare or core.size % size == 0)
+    yield from (replace(rotary, scaling=scaling) for scaling in _scalings(declared, rotary.scaling))
+    yield from (replace(rotary, queries=queries, keys=not queries) for queries in (True, False))
+    yield from (replace(rotary, ahead=ahead) for ahead in (-1, 0, 1))
+    yield replace(rotary, sense=-rotary.sense)
+
+
+def _scalings(declared: Mapping[str, Any], scaling: Scaling | None) -> Iterator[Scaling | None]:
+    yield None
+    own = scaling_from(declared.get("rotary_scaling"))
+    yield from [] if own is None else [own]
+    yield from SCALINGS
+    if scaling is not None:
+        for name in ("factor", "low", "high", "original"):
+            for factor in FACTORS:
+                changed = replace(scaling, **{name: getattr(scaling, name) * factor})
+                yield from [changed] if changed.low < changed.high else []
+        for other in SCALINGS:
+            yield replace(other, factor=scaling.factor)
+
+
+def _of_heads(declared: Mapping[str, Any], core: Core) -> Iterator[Core]:
+    width, narrow = core.heads * core.size, core.pairs * core.size
+    is_free = core.norm is None and (core.bias is None or core.bias.table is None)
+    for size in range(2, narrow + 1) if is_free else ():
+        if width % size or narrow % size or size == core.size or (core.rotary is not None and size % 2):
+            continue
+        rotary = None if core.rotary is None else core.rotary.of_head(core.size, size)
+        changed = replace(core, heads=width // size, rotary=rotary)
+        yield replace(changed, scale=changed.usual_scale)
+        yield changed
+        if core.rotary is not None:
+            yield replace(changed, rotary=replace(core.rotary, size=min(core.rotary.size, size)))
+    if 1 < core.pairs < core.heads:
+        yield replace(core, tiled=not core.tiled)
+    for joined in ("by head", "by feature", "unturned"):
+        if joined != core.joined:
+            yield replace(core, joined=joined)
+
+
+def _of_bias(site: Site, core: Core) -> Iterator[Core]:
+    if core.bias is None:
+        yield from (replace(core, bias=bias) for bias in biases(site, core.heads))
+        return
+    yield replace(core, bias=None)
+    yield replace(core, bias=replace(core.bias, causal=not core.bias.causal))
+    if core.bias.table is not None:
+        longer = (
+            longest for longest in LONGEST if longest > len(core.bias.table) // 2 and longest != core.bias.longest
+        )
+        yield from (replace(core, bias=replace(core.bias, longest=longest)) for longest in longer)
+    yield replace(core, bias=replace(core.bias, sense=-core.bias.sense))
+
+
+def _norms(norm: HeadNorm | None) -> Iterator[HeadNorm | None]:
+    if norm is None:
+        return
+    yield None
+    yield from (replace(norm, epsilon=epsilon) for epsilon in EPSILONS if epsilon != norm.epsilon)
+    yield replace(norm, offset=1 - norm.offset)
+    yield replace(norm, late=not norm.late)
+    yield replace(norm, query=norm.key, key=norm.query)
+    without = replace(norm, query=np.ones_like(norm.query), key=np.ones_like(norm.key), offset=0.0)
+    if any(np.ptp(gain) for gain in (norm.query, norm.key)):
+        yield without
+
+
+def _of_sources(site: Site, core: Core, rare: bool) -> Iterator[Core]:
+    roles = (core.query, core.key, core.value)
+    for query, key, value in itertools.permutations(roles):
+        if (query, key, value) != roles and _is_possible(core, query, key, value):
+            yield replace(core, query=query, key=key, value=value)
+    if core.query.name == core.key.name == core.value.name:
+        whole = next(source for source in sources(site, len(site.before)) if source.name == core.query.name)
+        for _, query, key, value in splits(whole, core.heads, core.size):
+            yield replace(core, query=query, key=key, value=value)
+    for other in sources(site, MOST) if rare else ():
+        for name in ("query", "key", "value"):
+            changed: dict[str, Source] = {"query": core.query, "key": core.key, "value": core.value, name: other}
+            if other.name not in core.inputs and _is_possible(core, *changed.values()):
+                yield replace(core, query=changed["query"], key=changed["key"], value=changed["value"])
+
+
+def _is_possible(core: Core, query: Source, key: Source, value: Source) -> bool:
+    shapes = [source.values.shape for source in (query, key, value)]
+    return shapes == [core.query.values.shape, core.key.values.shape, core.value.values.shape]

@@ -1,0 +1,71 @@
+"""The explanation of a site by the hypotheses, of which each is a known function with settings."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final, Protocol
+
+from embgrad.comparison.hypotheses.activation import ActivationFunction
+from embgrad.comparison.hypotheses.attention import AttentionCore
+from embgrad.comparison.hypotheses.combination import Combination
+from embgrad.comparison.hypotheses.gate import Gate
+from embgrad.comparison.hypotheses.lookup import Rows
+from embgrad.comparison.hypotheses.norm import Norm
+from embgrad.comparison.hypotheses.product import Product
+from embgrad.comparison.hypotheses.site import Explanation, Site
+
+__all__ = ["HYPOTHESES", "Hypothesis", "explain"]
+
+#: The share of a site's difference that an explanation may leave.
+MOST_LEFT: Final = 0.1
+
+#: The number of floors that an explanation may leave.
+FLOORS: Final = 10.0
+
+
+class Hypothesis(Protocol):
+    """A known function that a site may compute, with settings that two models may have in different ways."""
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """The keys of CAUSES that it can name."""
+        ...
+
+    def explain(self, site: Site) -> list[Explanation]:
+        """Return explanations of a site, likeliest first; an empty list where the site does not compute this function.
+
+        The function with the reference's setting must reproduce the reference's output; the caller checks that the
+        predicted output is the port's.
+        """
+        ...
+
+
+#: All hypotheses, in the order in which they are tested.
+HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
+    Rows(),
+    Norm(),
+    Product(),
+    Combination(),
+    ActivationFunction(),
+    Gate(),
+    AttentionCore(),
+)
+
+
+def explain(site: Site, causes: Collection[str] | None = None) -> Explanation | None:
+    """Return the explanation that leaves least of a site's difference; None where none explains it.
+
+    Args:
+        site: the site.
+        causes: the causes of the hypotheses to test; None for all.
+    """
+    best: tuple[float, Explanation] | None = None
+    for hypothesis in HYPOTHESES:
+        if causes is not None and not set(causes) & set(hypothesis.causes):
+            continue
+        for explanation in hypothesis.explain(site):
+            left = site.off(explanation.predicted)
+            most = min(max(MOST_LEFT * site.difference, FLOORS * site.floor), 0.5 * site.difference)
+            if left <= most and (best is None or left < 0.5 * best[0]):
+                best = (left, explanation)
+    return None if best is None else best[1]

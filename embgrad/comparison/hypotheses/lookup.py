@@ -1,0 +1,105 @@
+"""The hypothesis of rows that are looked up in a table: other rows, another table, or rows times a number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.site import Explanation, Site
+
+__all__ = ["Rows"]
+
+#: The largest relative L2 between rows and the reference's output.
+NEAR: Final = 1e-4
+
+
+class Rows:
+    """The rows of a table by the batch's ids or positions."""
+
+    causes = ("scaled-lookup", "position-ids-offset", "other-ids", "padding-row", "different-table", "half-weights")
+
+    def explain(self, site: Site) -> list[Explanation]:
+        """Return how the lookups of both models differ; an empty list where a makes none."""
+        tensor = site.recordings[0].tensors[site.pair.a]
+        if tensor.side == "input" or site.a.shape[:2] != site.ids.shape:
+            return []
+        a, b = site.rows(site.a), site.rows(site.b)
+        for weight in site.recordings[0].weights:
+            if len(weight.shape) != 2 or weight.module != tensor.path or weight.shape[1] != a.shape[1]:
+                continue
+            table = weight.get().astype(np.float64)
+            rows = _rows_of(table, a)
+            if rows is not None:
+                return list(self._explanations(site, weight.name, table, rows, b))
+        return []
+
+    def _explanations(
+        self, site: Site, name: str, table: np.ndarray, rows: np.ndarray, b: np.ndarray
+    ) -> Iterator[Explanation]:
+        own = table[rows]
+        number = float((own * b).sum() / ((own * own).sum() or 1.0))
+        if abs(number - 1) > NEAR:
+            yield _explanation(
+                "scaled-lookup", f"{site.name} is multiplied by", ("1", f"{number:.6g}"), number * site.a
+            )
+        others = _rows_of(table, b)
+        if others is not None and not np.array_equal(others, rows):
+            yield self._of_rows(site, table, rows, others)
+        else:
+            yield from self._of_table(site, name, table, rows, b)
+
+    def _of_rows(self, site: Site, table: np.ndarray, rows: np.ndarray, others: np.ndarray) -> Explanation:
+        predicted = np.array(site.b)
+        predicted[site.real] = table[others]
+        steps = np.unique(others - rows)
+        by_position = not np.array_equal(rows, site.ids[site.real])
+        if by_position:
+            text = (str(int(rows.min())), str(int(others.min()))) if len(steps) == 1 else ("a's own", "others")
+            return _explanation("position-ids-offset", f"the rows of {site.name} start at", text, predicted)
+        text = ("the ids", f"the ids + {steps[0]}" if len(steps) == 1 else "others")
+        return _explanation("other-ids", f"the rows of {site.name} are", text, predicted)
+
+    def _of_table(
+        self, site: Site, name: str, table: np.ndarray, rows: np.ndarray, b: np.ndarray
+    ) -> Iterator[Explanation]:
+        differing = np.unique(rows[np.abs(b - table[rows]).max(-1) > NEAR * np.abs(table).max()])
+        others = np.unique(rows)
+        match = next((match for match in site.matching.matches if match.a == name), None)
+        partner = None if match is None else next(w for w in site.recordings[1].weights if w.name == match.b)
+        if partner is None or partner.get().size != table.size:
+            return
+        theirs = partner.get().astype(np.float64)
+        theirs = theirs if theirs.shape == table.shape else theirs.reshape(table.shape[::-1]).T
+        predicted = np.array(site.b)
+        predicted[site.real] = theirs[rows]
+        if len(differing) == 1 and len(others) > 1:
+            row = int(differing[0])
+            how = "zeros" if not theirs[row].any() else "other values"
+            text = f"b has {how} in row {row} of {name}"
+            yield _explanation("padding-row", f"row {row} of {name}", ("a's own", how), predicted, text)
+        elif match is not None and match.relation.startswith("rounded"):
+            how = match.relation.removesuffix(" in b")
+            yield _explanation("half-weights", name, ("a's own", how), predicted, f"b has {name} {how}")
+        else:
+            text = f"b has other rows in {name}"
+            yield _explanation("different-table", name, ("a's own", "another table"), predicted, text)
+
+
+def _explanation(
+    cause: str, setting: str, values: tuple[str, str], predicted: np.ndarray, sentence: str = ""
+) -> Explanation:
+    return Explanation(cause, setting, values, predicted, lambda at: predicted, (), sentence)
+
+
+def _rows_of(table: np.ndarray, values: np.ndarray) -> np.ndarray | None:
+    """Return the rows of a table that hold these vectors; None where one is no row."""
+    weights = np.cos(1.0 + np.arange(table.shape[1]))
+    keys, wanted = table @ weights, values @ weights
+    ranked = np.argsort(keys, kind="stable")
+    near = np.clip(np.searchsorted(keys[ranked], wanted), 1, len(keys) - 1)
+    near -= np.abs(keys[ranked][near - 1] - wanted) < np.abs(keys[ranked][near] - wanted)
+    rows = ranked[near]
+    scale = np.linalg.norm(values, axis=1) + 1e-30
+    return rows if (np.linalg.norm(table[rows] - values, axis=1) <= NEAR * scale).all() else None

@@ -1,3 +1,0 @@
-"""The modules that hold hypotheses; importing them registers these."""
-
-__all__: list[str] = []

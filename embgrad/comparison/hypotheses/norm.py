@@ -1,0 +1,256 @@
+"""The hypothesis of a layer norm or a root-mean-square norm with another epsilon, kind, gain or bias."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
+
+__all__ = ["Norm"]
+
+#: The epsilons that models have.
+EPSILONS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
+
+#: The largest relative L2 between a norm and the reference's output.
+NEAR: Final = 1e-4
+
+#: The ratio of remaining differences up to which a declared epsilon fits as well as the best.
+ALIKE: Final = 3.0
+
+#: The number of times that the interval of an epsilon is cut to two thirds.
+REFINEMENTS: Final = 60
+
+#: The ratio of remaining differences from which an epsilon that is not usual is preferred.
+BETTER: Final = 0.3
+
+
+@dataclass(frozen=True, eq=False)
+class Parameters:
+    """The settings of a norm.
+
+    Attributes:
+        centred: whether the mean is subtracted.
+        epsilon: the number that is added to the variance.
+        gain: γ, (feature,).
+        shift: β, (feature,).
+    """
+
+    centred: bool
+    epsilon: float
+    gain: np.ndarray
+    shift: np.ndarray
+
+    def apply(self, x: np.ndarray) -> np.ndarray:
+        """Return the norm of vectors along the last axis."""
+        return np.asarray(_unit(x, self.centred, self.epsilon) * self.gain + self.shift)
+
+    @property
+    def kind(self) -> str:
+        """A readable name of the kind."""
+        return "a layer norm" if self.centred else "a root-mean-square norm"
+
+
+class Norm:
+    """A norm over the features, with a gain and a bias."""
+
+    causes = ("layer-norm-epsilon", "norm-kind", "norm-offset", "missing-bias", "missing-norm", "different-weight")
+
+    def explain(self, site: Site) -> list[Explanation]:
+        """Return how the norms of both models differ; an empty list where a computes none."""
+        entry = site.entry
+        if entry is None or entry.values.shape != site.a.shape or site.a.shape[-1] < 4:
+            return []
+        x, a, b = (site.rows(values) for values in (entry.values, site.a, site.b))
+        first = _of_weights(site, x, a) or _fitted(x, a, site.declared("epsilon"))
+        if first is None or _off(first.apply(x), a) > NEAR:
+            return []
+        found = _versions(first, x, b, site.declared("epsilon", of_a=False))
+        explanations = [
+            explanation
+            for second in found
+            if _off(second.apply(x), b) <= NEAR
+            and (explanation := self._explanation(site, entry.name, entry.values, first, second)) is not None
+        ]
+        explanations += self._by_weights(site, entry, first)
+        if not explanations and (second := _fitted(x, b)) is not None:
+            explanation = self._explanation(site, entry.name, entry.values, first, second)
+            explanations += [] if explanation is None else [explanation]
+        if np.allclose(x, b, rtol=1e-5, atol=1e-6):
+            name, values = entry.name, ("applied", "missing")
+            sentence = f"b lacks the norm {site.path}"
+            explanations.append(
+                Explanation("missing-norm", "the norm", values, entry.values, lambda at: at(name), (name,), sentence)
+            )
+        return explanations
+
+    def _by_weights(self, site: Site, entry: Before, first: Parameters) -> list[Explanation]:
+        """Return the explanation by b's weights, where one differs from its partner."""
+        changed, sentences, cause = first, [], ""
+        for weight, other, match in site.held.values():
+            if match is None or other is None or match.is_equal or other.get().size != first.gain.size:
+                continue
+            mine, its = (held.get().astype(np.float64).ravel() for held in (weight, other))
+            step = its - mine
+            if np.allclose(first.shift, mine, rtol=1e-5, atol=1e-6) and not np.allclose(first.gain, mine):
+                changed = replace(changed, shift=first.shift + step)
+            else:
+                changed = replace(changed, gain=first.gain + step)
+            cause = "half-weights" if match.relation.startswith("rounded") else "different-weight"
+            sentences.append(f"b has {weight.name} {match.as_object}")
+        if not sentences:
+            return []
+        name = entry.name
+
+        def compute(at: Values) -> np.ndarray:
+            return changed.apply(at(name))
+
+        text = ", and ".join(sentences)
+        values = ("a's own", text)
+        return [Explanation(cause, site.path, values, changed.apply(entry.values), compute, (name,), text)]
+
+    def _explanation(
+        self, site: Site, name: str, values: np.ndarray, first: Parameters, second: Parameters
+    ) -> Explanation | None:
+        cause, setting, texts = _what_differs(first, second)
+        if not cause:
+            return None
+
+        def compute(at: Values) -> np.ndarray:
+            return second.apply(at(name))
+
+        return Explanation(cause, setting, texts, second.apply(values), compute, (name,))
+
+
+def _unit(x: np.ndarray, centred: bool, epsilon: float) -> np.ndarray:
+    centre = x - x.mean(-1, keepdims=True) if centred else x
+    spread = np.sqrt((centre**2).mean(-1, keepdims=True) + epsilon)
+    return np.asarray(centre / np.where(spread > 0, spread, 1.0))
+
+
+def _off(predicted: np.ndarray, wanted: np.ndarray) -> float:
+    length = float(np.linalg.norm(wanted))
+    return float(np.linalg.norm(predicted - wanted)) / length if length else np.inf
+
+
+def _of_weights(site: Site, x: np.ndarray, y: np.ndarray) -> Parameters | None:
+    """Return the norm with the module's own weights that is nearest to a's outputs; None where it has no such weights."""
+    vectors = [
+        weight.get().astype(np.float64).ravel()
+        for weight, _, _ in site.held.values()
+        if int(np.prod(weight.shape)) == x.shape[1]
+    ]
+    if not vectors or len(vectors) > 2:
+        return None
+    declared = site.declared("epsilon")
+    zero = np.zeros(x.shape[1])
+    fits = []
+    for gain, shift in itertools.permutations([*vectors, zero][:2]) if len(vectors) == 2 else [(vectors[0], zero)]:
+        for centred, offset in itertools.product((True, False), (0.0, 1.0)):
+            for epsilon in EPSILONS if declared is None else (declared, *EPSILONS):
+                fits.append(Parameters(centred, epsilon, gain + offset, shift))
+    best = min(fits, key=lambda fit: _off(fit.apply(x), y))
+    alike = [fit for fit in fits if fit.epsilon == declared and _off(fit.apply(x), y) <= ALIKE * _off(best.apply(x), y)]
+    best = min(alike, key=lambda fit: _off(fit.apply(x), y)) if alike else best
+    return best if _off(best.apply(x), y) <= NEAR else None
+
+
+def _fitted(x: np.ndarray, y: np.ndarray, declared: float | None = None) -> Parameters | None:
+    """Return the norm that is nearest to the outputs; None where there are too few tokens to tell.
+
+    Args:
+        x: the inputs, (token, feature).
+        y: the outputs.
+        declared: the epsilon that the model declares, which is taken where it fits as well; None where it declares none.
+    """
+    known = () if declared is None else (declared,)
+    fits = [_with_gain(x, y, centred, epsilon) for centred in (True, False) for epsilon in (*known, *EPSILONS)]
+    best = min(fits, key=lambda fit: _off(fit.apply(x), y))
+    alike = [fit for fit in fits if fit.epsilon in known and _off(fit.apply(x), y) <= ALIKE * _off(best.apply(x), y)]
+    if alike:
+        return min(alike, key=lambda fit: _off(fit.apply(x), y))
+    return _refined(best, x, y) if len(x) > 2 else None
+
+
+def _with_gain(x: np.ndarray, y: np.ndarray, centred: bool, epsilon: float) -> Parameters:
+    """Return the norm with the gain and the bias that fit best, by least squares for each feature."""
+    unit = _unit(x, centred, epsilon)
+    plain = (unit * y).sum(0) / np.maximum((unit**2).sum(0), 1e-300)
+    without = Parameters(centred, epsilon, plain, np.zeros_like(plain))
+    mean, level = unit.mean(0), y.mean(0)
+    power = ((unit - mean) ** 2).sum(0)
+    gain = np.divide(((unit - mean) * (y - level)).sum(0), power, out=np.zeros_like(power), where=power > 0)
+    full = Parameters(centred, epsilon, gain, level - gain * mean)
+    return without if _off(without.apply(x), y) <= 2 * _off(full.apply(x), y) + 1e-9 else full
+
+
+def _refined(fit: Parameters, x: np.ndarray, y: np.ndarray) -> Parameters:
+    """Return the norm with the epsilon between the usual ones that fits far better, or the norm itself."""
+    low, high = -12.0, 0.0
+
+    def at(exponent: float) -> Parameters:
+        return _with_gain(x, y, fit.centred, 10.0**exponent)
+
+    for _ in range(REFINEMENTS):
+        first, second = low + (high - low) / 3, high - (high - low) / 3
+        if _off(at(first).apply(x), y) <= _off(at(second).apply(x), y):
+            high = second
+        else:
+            low = first
+    found = at((low + high) / 2)
+    return found if _off(found.apply(x), y) < BETTER * _off(fit.apply(x), y) else fit
+
+
+def _versions(first: Parameters, x: np.ndarray, y: np.ndarray, declared: float | None) -> list[Parameters]:
+    """Return the norms that differ from a's in one setting and may be b's, simplest first."""
+    zero, one = np.zeros_like(first.shift), np.ones_like(first.gain)
+    known = EPSILONS if declared is None else (declared, *EPSILONS)
+    epsilons = [replace(first, epsilon=epsilon) for epsilon in known if epsilon != first.epsilon]
+    best = min(epsilons, key=lambda fit: _off(fit.apply(x), y))
+    if declared not in (None, first.epsilon) and _off(epsilons[0].apply(x), y) <= ALIKE * _off(best.apply(x), y):
+        best = epsilons[0]
+    free = _best_epsilon(first, x, y)
+    settings = [
+        free if _off(free.apply(x), y) < BETTER * _off(best.apply(x), y) else best,
+        replace(first, gain=first.gain + 1),
+        replace(first, gain=first.gain - 1),
+        replace(first, centred=not first.centred),
+        replace(first, centred=not first.centred, shift=zero),
+        replace(first, shift=zero),
+        replace(first, gain=one),
+        replace(first, gain=one, shift=zero),
+    ]
+    return sorted(settings, key=lambda fit: _off(fit.apply(x), y))[:1]
+
+
+def _best_epsilon(first: Parameters, x: np.ndarray, y: np.ndarray) -> Parameters:
+    low, high = -12.0, 0.0
+    for _ in range(REFINEMENTS):
+        one, other = low + (high - low) / 3, high - (high - low) / 3
+        offs = [_off(replace(first, epsilon=10.0**at).apply(x), y) for at in (one, other)]
+        low, high = (low, other) if offs[0] <= offs[1] else (one, high)
+    return replace(first, epsilon=10.0 ** ((low + high) / 2))
+
+
+def _what_differs(first: Parameters, second: Parameters) -> tuple[str, str, tuple[str, str]]:
+    """Return the cause, the setting's name, and its values in both; an empty cause where nothing differs."""
+    if first.centred != second.centred:
+        return "norm-kind", "the norm is", (first.kind, second.kind)
+    if np.allclose(second.gain, first.gain + 1, atol=1e-3):
+        return "norm-offset", "the gain is", ("w", "1 + w")
+    if np.allclose(second.gain, first.gain - 1, atol=1e-3):
+        return "norm-offset", "the gain is", ("1 + w", "w")
+    same_gain = np.allclose(second.gain, first.gain, rtol=1e-3, atol=1e-4)
+    same_shift = np.allclose(second.shift, first.shift, rtol=1e-3, atol=1e-4)
+    if same_gain and same_shift and first.epsilon != second.epsilon:
+        return "layer-norm-epsilon", "epsilon", (f"{first.epsilon:.3g}", f"{second.epsilon:.3g}")
+    if same_gain and not second.shift.any():
+        return "missing-bias", "the norm's bias is", ("added", "missing")
+    if same_gain and not first.shift.any():
+        return "missing-bias", "the norm's bias is", ("missing", "added")
+    if not same_gain or not same_shift:
+        return "different-weight", "the norm's weights are", ("those of a", "others")
+    return "", "", ("", "")

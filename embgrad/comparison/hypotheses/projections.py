@@ -1,0 +1,205 @@
+"""Queries, keys and values among the tensors before a site, recognised by their values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.site import Site
+from embgrad.comparison.hypotheses.sources import Source, sources
+
+__all__ = ["Projections", "is_causal", "least_window", "projections", "splits"]
+
+#: The most tensors before a site that may be projections.
+MOST: Final = 12
+
+#: The sizes of heads that models have, the frequent ones first.
+SIZES: Final = (64, 128, 32, 96, 80, 256, 48, 16, 8, 4, 2)
+
+#: How far, as a share of the largest value, a sum of values may be outside of their range.
+OUTSIDE: Final = 1e-4
+
+#: The share of a row that is left where it is not a sum of two rows of values for each head.
+LEFT: Final = 1e-2
+
+
+@dataclass(frozen=True, eq=False)
+class Projections:
+    """Tensors that may be queries, keys and values of heads of a size.
+
+    Attributes:
+        query: the tensor of the queries.
+        key: that of the keys.
+        value: that of the values.
+        size: the number of features of each head.
+        tiled: whether head h takes value h modulo their number, instead of neighbouring heads sharing one.
+    """
+
+    query: Source
+    key: Source
+    value: Source
+    size: int
+    tiled: bool = False
+
+    @property
+    def heads(self) -> int:
+        """The number of heads."""
+        return int(self.query.values.shape[-1]) // self.size
+
+
+def projections(site: Site, sizes: Sequence[int] = ()) -> list[Projections]:
+    """Return the tensors that may be queries, keys and values, likeliest first.
+
+    Each output must lie between the least and the largest of the values that it is a mean of.
+
+    Args:
+        site: the site.
+        sizes: the sizes of heads that are tried first.
+    """
+    found = [source for source in sources(site, MOST) if source.values.shape[:2] == site.a.shape[:2]]
+    triples = [*_fused(site, found), *_separate(site, found)]
+    order = {size: rank for rank, size in enumerate(dict.fromkeys([*sizes, *SIZES]))}
+    ranked = [
+        (rank + order.get(candidate.size, len(order)), number, candidate)
+        for number, (rank, candidate) in enumerate(triples)
+    ]
+    return [candidate for _, _, candidate in sorted(ranked, key=lambda entry: entry[:2])]
+
+
+def splits(source: Source, heads: int, size: int) -> Iterator[tuple[str, Source, Source, Source]]:
+    """Yield the ways in which queries, keys and values may stand in a fused tensor, each with a description."""
+    width = source.values.shape[-1]
+    pairs, left = divmod(width - heads * size, 2 * size)
+    if left or pairs < 1 or heads % pairs:
+        return
+    ends = [0, heads * size, (heads + pairs) * size, (heads + 2 * pairs) * size]
+    whole = [source.part(np.arange(*ends[at : at + 2]), role) for at, role in enumerate(("query", "key", "value"))]
+    yield "all queries, all keys, all values", whole[0], whole[1], whole[2]
+    by_group = np.arange(width).reshape(pairs, heads // pairs + 2, size)
+    parts = (by_group[:, :-2], by_group[:, -2], by_group[:, -1])
+    inner = [
+        source.part(features.ravel(), role) for features, role in zip(parts, ("query", "key", "value"), strict=True)
+    ]
+    if pairs > 1:
+        yield "by head", inner[0], inner[1], inner[2]
+
+
+def is_causal(site: Site, candidate: Projections) -> bool:
+    """Return whether the first query of each text takes the first value alone."""
+    values = _shared(candidate.value.values, site.a.shape[-1], candidate.size, candidate.tiled)
+    first = site.real.argmax(1)
+    each = np.arange(len(first))
+    wanted, at = site.a[each, first], values[each, first]
+    return bool(np.linalg.norm(wanted - at) <= 1e-3 * np.linalg.norm(at))
+
+
+def least_window(site: Site, candidate: Projections, *, causal: bool) -> int:
+    """Return the least number of positions, itself among them if causal, whose values may have each output as their mean."""
+    values = _shared(candidate.value.values, site.a.shape[-1], candidate.size, candidate.tiled)
+    positions = np.arange(values.shape[1])
+    slack = OUTSIDE * float(np.abs(values).max(initial=0.0))
+    low, high = values.copy(), values.copy()
+    for distance in positions:
+        if distance:
+            low[:, distance:] = np.minimum(low[:, distance:], values[:, :-distance])
+            high[:, distance:] = np.maximum(high[:, distance:], values[:, :-distance])
+            if not causal:
+                low[:, :-distance] = np.minimum(low[:, :-distance], values[:, distance:])
+                high[:, :-distance] = np.maximum(high[:, :-distance], values[:, distance:])
+        if ((site.a >= low - slack) & (site.a <= high + slack))[site.real].all():
+            return int(distance) + int(causal)
+    return len(positions)
+
+
+def _separate(site: Site, found: Sequence[Source]) -> Iterator[tuple[int, Projections]]:
+    width = site.a.shape[-1]
+    for value in found:
+        narrow = value.values.shape[-1]
+        sizes = _sizes(site, value)
+        if not sizes:
+            continue
+        for rank, key in enumerate(found):
+            for place, query in enumerate(found):
+                shapes = key.values.shape[-1] == narrow and query.values.shape[-1] == width
+                if shapes and len({id(key), id(query), id(value)}) == 3:
+                    behind = 0 if rank < place else 2  # queries are usually computed before keys
+                    yield from (
+                        (rank + place + behind, Projections(query, key, value, size, tiled)) for size, tiled in sizes
+                    )
+
+
+def _fused(site: Site, found: Sequence[Source]) -> Iterator[tuple[int, Projections]]:
+    width = site.a.shape[-1]
+    for rank, source in enumerate(found):
+        if source.values.shape[-1] <= width:
+            continue
+        for size in _divisors(width):
+            for _, query, key, value in splits(source, width // size, size):
+                yield from (
+                    (rank, Projections(query, key, value, size, tiled))
+                    for fits, tiled in _sizes(site, value)
+                    if fits == size
+                )
+
+
+def _sizes(site: Site, value: Source) -> list[tuple[int, bool]]:
+    """Return the sizes of heads with which the outputs may be means of values, and whether values are tiled."""
+    width, narrow = site.a.shape[-1], value.values.shape[-1]
+    if width % narrow:
+        return []
+    if width == narrow:
+        return [(size, False) for size in _by_rows(site, value, False)] if _between(site, value.values) else []
+    sizes = [
+        (size, False)
+        for size in _by_rows(site, value, False)
+        if narrow % size == 0 and _between(site, _shared(value.values, width, size, False))
+    ]
+    if _between(site, _shared(value.values, width, narrow, True)):
+        sizes += [(size, True) for size in _divisors(narrow) if size < narrow]
+    return sizes
+
+
+def _by_rows(site: Site, value: Source, tiled: bool) -> list[int]:
+    """Return the sizes of heads that the second row of each text allows, where its queries see two values alone."""
+    width, narrow = site.a.shape[-1], value.values.shape[-1]
+    sizes = _divisors(narrow)
+    first = site.real.argmax(1)
+    each = np.flatnonzero(site.real.sum(1) > 1)
+    second = first[each] + 1
+    fitting = []
+    for size in sizes:
+        values = _shared(value.values, width, size, tiled)
+        start, after = values[each, first[each]], values[each, second]
+        if not np.allclose(site.a[each, first[each]], start, rtol=1e-3, atol=1e-5):
+            continue
+        x, y = ((array).reshape(len(each), -1, size) for array in (site.a[each, second] - after, start - after))
+        share = (x * y).sum(-1, keepdims=True) / np.maximum((y**2).sum(-1, keepdims=True), 1e-300)
+        if np.linalg.norm(x - share * y) <= LEFT * np.linalg.norm(x) + 1e-12:
+            fitting.append(size)
+    return fitting[-1:] if fitting and fitting[-1] > 1 else sizes
+
+
+def _shared(values: np.ndarray, width: int, size: int, tiled: bool) -> np.ndarray:
+    """Return the values that each head takes, side by side."""
+    narrow = values.shape[-1]
+    if narrow == width:
+        return values
+    if tiled:
+        return np.tile(values, width // narrow)
+    by_head = values.reshape(*values.shape[:2], narrow // size, 1, size)
+    return np.broadcast_to(by_head, (*by_head.shape[:3], width // narrow, size)).reshape(*values.shape[:2], width)
+
+
+def _between(site: Site, values: np.ndarray) -> bool:
+    """Return whether each output lies between the least and the largest of the values of its text."""
+    slack = OUTSIDE * float(np.abs(values).max(initial=0.0))
+    low, high = values.min(1, keepdims=True) - slack, values.max(1, keepdims=True) + slack
+    inside = (site.a >= low) & (site.a <= high)
+    return bool(inside[site.real].all())
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(2, number + 1) if number % size == 0]

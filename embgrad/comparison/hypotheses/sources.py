@@ -1,0 +1,101 @@
+"""Tensors before a site, and parts of them, from which a hypothesis computes the site's output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.site import Site, Values
+from embgrad.model_points.points import INPUT
+
+__all__ = ["Source", "last_part", "most_off", "relative", "samples", "sources"]
+
+#: The largest relative L2 between a known function's value and the reference's output.
+NEAR: Final = 1e-4
+
+#: The number of floors within which a function reproduces an output.
+FLOORS: Final = 10.0
+
+#: The largest share of a site's difference by which a function may miss the reference's output.
+SHARE: Final = 0.25
+
+#: The number of a tensor's entries by which it is recognised.
+SAMPLED: Final = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A tensor at a point before a site, or some of its features.
+
+    Attributes:
+        name: the name of the pair of points.
+        values: float64, (example, position, feature).
+        features: the features of the point's tensor, in order; None for all.
+        label: what distinguishes it from other parts of the same tensor.
+    """
+
+    name: str
+    values: np.ndarray = field(repr=False)
+    features: np.ndarray | None = field(default=None, repr=False)
+    label: str = ""
+
+    def read(self, at: Values) -> np.ndarray:
+        """Return its values in a pass whose values at points a function returns."""
+        values = at(self.name)
+        return values if self.features is None else np.asarray(values[..., self.features])
+
+    def part(self, features: np.ndarray, label: str = "") -> Source:
+        """Return some of its features, in the order of their indices."""
+        whole = features if self.features is None else self.features[features]
+        return Source(self.name, self.values[..., features], whole, label)
+
+    @property
+    def text(self) -> str:
+        """A short readable name, without the place of its layer."""
+        return f"{self.label} of {last_part(self.name)}" if self.label else last_part(self.name)
+
+
+def sources(site: Site, most: int) -> Iterator[Source]:
+    """Yield the different tensors before a site, the nearest first, at most so many."""
+    seen: set[bytes] = set()
+    for before in site.before:
+        flat = before.values.reshape(-1)
+        sample = np.asarray(flat[:: max(1, flat.size // SAMPLED)]).astype(np.float32).tobytes()
+        if sample in seen or not np.isfinite(before.values).all():
+            continue
+        seen.add(sample)
+        yield Source(before.name, before.values)
+        if len(seen) == most:
+            return
+
+
+def last_part(name: str) -> str:
+    """Return the last part of the path in a point's name, which is the same in every layer."""
+    path = name.removesuffix(f":{INPUT}")
+    head, _, rest = path.partition("[")
+    tail = head.replace("/", ".").rpartition(".")[2]
+    return f"{tail}[{rest}" if rest else tail
+
+
+def relative(predicted: np.ndarray, wanted: np.ndarray) -> float:
+    """Return the relative L2 of a prediction; infinite where it is not finite or there is nothing to predict."""
+    length = float(np.linalg.norm(wanted))
+    off = float(np.linalg.norm(predicted - wanted))
+    return off / length if length and np.isfinite(off) else np.inf
+
+
+def most_off(site: Site) -> float:
+    """Return the relative L2 up to which a function reproduces the reference's output.
+
+    It is smaller than the site's difference, so that the reference's function is distinguished from the port's.
+    """
+    return min(max(NEAR, FLOORS * site.floor), max(SHARE * site.difference, 2 * site.floor))
+
+
+def samples(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the same few entries of arrays of one shape."""
+    step = max(1, arrays[0].size // 256)
+    return [array.reshape(-1)[::step] for array in arrays]

@@ -1,0 +1,77 @@
+"""Attention row by row, as its definition says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+RANDOM = np.random.default_rng(3)
+EXAMPLES, POSITIONS, HEADS, PAIRS, SIZE = 2, 9, 4, 2, 8
+REAL = np.array([[True] * 9, [True] * 6 + [False] * 3])
+QUERY = RANDOM.normal(size=(EXAMPLES, POSITIONS, HEADS * SIZE))
+KEY, VALUE = RANDOM.normal(size=(2, EXAMPLES, POSITIONS, PAIRS * SIZE))
+OTHER = RANDOM.normal(size=(EXAMPLES, POSITIONS, HEADS * SIZE))
+BEFORE = {
+    "layers.0.attention.v": VALUE,
+    "layers.0.attention.v:input": OTHER,
+    "layers.0.attention.k": KEY,
+    "layers.0.attention.q": QUERY,
+}
+
+
+def causal(row: int, column: int) -> bool:
+    return column <= row
+
+
+def turned(vector: np.ndarray, position: float, base: float = 10000.0, **settings: Any) -> np.ndarray:
+    """Return a vector with its pairs of features turned, one pair after the other."""
+    size = settings.get("turned", len(vector))
+    result = np.array(vector)
+    for pair in range(size // 2):
+        angle = position * base ** (-2 * pair / size) / settings.get("factor", 1.0)
+        i, j = (2 * pair, 2 * pair + 1) if settings.get("interleaved") else (pair, pair + size // 2)
+        result[i] = vector[i] * math.cos(angle) - vector[j] * math.sin(angle)
+        result[j] = vector[j] * math.cos(angle) + vector[i] * math.sin(angle)
+    return result
+
+
+def attended(
+    query: np.ndarray = QUERY,
+    key: np.ndarray = KEY,
+    value: np.ndarray = VALUE,
+    *,
+    heads: int = HEADS,
+    scale: float | None = None,
+    cap: float | None = None,
+    seen: Callable[[int, int], bool] = causal,
+    padding: bool = True,
+    tiled: bool = False,
+    rotary: dict[str, Any] | None = None,
+    bias: Callable[[int, int], float] = lambda head, distance: 0.0,
+    real: np.ndarray = REAL,
+) -> np.ndarray:
+    """Return what each head takes of the values, (example, position, head × feature)."""
+    size = query.shape[-1] // heads
+    pairs = key.shape[-1] // size
+    result = np.zeros(query.shape)
+    for example, row, head in np.ndindex(*query.shape[:2], heads):
+        other = head % pairs if tiled else head // (heads // pairs)
+        own, shared = slice(head * size, (head + 1) * size), slice(other * size, (other + 1) * size)
+        columns = [c for c in range(key.shape[1]) if seen(row, c) and (real[example, c] or not padding)]
+        if not columns:
+            result[example, row, own] = value[example, :, shared].mean(0)
+            continue
+        scores = []
+        for column in columns:
+            q, k = query[example, row, own], key[example, column, shared]
+            if rotary is not None:
+                q, k = turned(q, row + rotary.get("ahead", 0), **rotary), turned(k, column, **rotary)
+            score = float(q @ k) * (size**-0.5 if scale is None else scale)
+            score = score if cap is None else cap * math.tanh(score / cap)
+            scores.append(score + bias(head, column - row))
+        weights = np.exp(np.array(scores) - max(scores))
+        result[example, row, own] = weights @ value[example, columns, shared] / weights.sum()
+    return result

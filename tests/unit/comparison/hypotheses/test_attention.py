@@ -1,0 +1,297 @@
+"""Another setting of an attention's core is named with its two values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.hypotheses.attention import AttentionCore
+from embgrad.comparison.hypotheses.site import Explanation, Site
+from tests.unit.comparison.hypotheses.attended import (
+    BEFORE,
+    HEADS,
+    KEY,
+    OTHER,
+    PAIRS,
+    QUERY,
+    RANDOM,
+    REAL,
+    SIZE,
+    VALUE,
+    attended,
+    causal,
+)
+from tests.unit.comparison.hypotheses.planted import expect_exact, site_of
+
+ROTARY: Mapping[str, Any] = {"base": 10000.0}
+TABLE = RANDOM.normal(size=(8, HEADS))
+
+
+def everywhere(row: int, column: int) -> bool:
+    return True
+
+
+def bucket(distance: int) -> int:
+    """Return the bucket of a distance, of eight buckets up to distance 128: four for each side, two of them exact."""
+    start, distance = (4 if distance > 0 else 0), abs(distance)
+    return start + (distance if distance < 2 else min(2 + int(math.log(distance / 2) / math.log(128 / 2) * 2), 3))
+
+
+def alibi(head: int, distance: int) -> float:
+    return -abs(distance) * [1 / 4, 1 / 16, 1 / 64, 1 / 256][head]
+
+
+def from_table(head: int, distance: int) -> float:
+    return float(TABLE[bucket(distance), head])
+
+
+# The reference's settings, the port's, and the cause with its text.
+PLANTED: Mapping[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "scale": ({}, {"scale": 1.0}, "attention-scale", "attention scale 0.353553 in a and 1 in b"),
+    "unusual scale": ({}, {"scale": 0.21}, "attention-scale", "attention scale 0.353553 in a and 0.21 in b"),
+    "unusual scale in a": (
+        {"scale": 24**-0.5},
+        {},
+        "attention-scale",
+        "attention scale 0.204124 in a and 0.353553 in b",
+    ),
+    "cap": ({}, {"cap": 30.0}, "attention-cap", "soft cap of the attention's scores none in a and 30 in b"),
+    "cap in a": ({"cap": 2.0}, {}, "attention-cap", "soft cap of the attention's scores 2 in a and none in b"),
+    "causal": ({}, {"seen": everywhere}, "attention-causal", "the mask is causal in a and missing in b"),
+    "causal in b": ({"seen": everywhere}, {}, "attention-causal", "the mask is missing in a and causal in b"),
+    "window": (
+        {},
+        {"seen": lambda row, column: row - 3 < column <= row},
+        "attention-window",
+        "attention window none in a and 3 in b",
+    ),
+    "window in a": (
+        {"seen": lambda row, column: row - 3 < column <= row},
+        {"seen": lambda row, column: row - 4 < column <= row},
+        "attention-window",
+        "attention window 3 in a and 4 in b",
+    ),
+    "shift": (
+        {},
+        {"seen": lambda row, column: column < row},
+        "attention-shift",
+        "later keys that the causal mask shows 0 in a and -1 in b",
+    ),
+    "padding": (
+        {"seen": everywhere},
+        {"seen": everywhere, "padding": False},
+        "mask-ignored",
+        "padding is hidden in a and attended to in b",
+    ),
+    "groups": (
+        {},
+        {"tiled": True},
+        "attention-groups",
+        "keys and values are shared by neighbouring heads in a and heads at equal distances in b",
+    ),
+    "heads": ({}, {"heads": 8}, "attention-heads", "heads 4 in a and 8 in b"),
+    "base": (
+        {"rotary": ROTARY},
+        {"rotary": {"base": 500000.0}},
+        "rotary-base",
+        "rotary base 10000 in a and 500000 in b",
+    ),
+    "unusual base": (
+        {"rotary": ROTARY},
+        {"rotary": {"base": 7000.0}},
+        "rotary-base",
+        "rotary base 10000 in a and 7000 in b",
+    ),
+    "layout": (
+        {"rotary": ROTARY},
+        {"rotary": {**ROTARY, "interleaved": True}},
+        "rotary-layout",
+        "rotary pairs are halves of the head in a and neighbouring features in b",
+    ),
+    "interleaved in a": (
+        {"rotary": {**ROTARY, "interleaved": True}},
+        {"rotary": {"base": 1000.0, "interleaved": True}},
+        "rotary-base",
+        "rotary base 10000 in a and 1000 in b",
+    ),
+    "share": (
+        {"rotary": ROTARY},
+        {"rotary": {**ROTARY, "turned": 4}},
+        "rotary-partial",
+        "rotary share of a head 1 in a and 0.5 in b",
+    ),
+    "scaling": (
+        {"rotary": ROTARY},
+        {"rotary": {**ROTARY, "factor": 4.0}},
+        "rotary-scaling",
+        "rotary scaling none in a and linear with factor 4 in b",
+    ),
+    "no rotary": (
+        {"rotary": ROTARY},
+        {},
+        "missing-rotary",
+        "rotary positions are of base 10000 in a and missing in b",
+    ),
+    "offset": (
+        {"rotary": ROTARY},
+        {"rotary": {**ROTARY, "ahead": 1}},
+        "rotary-offset",
+        "positions by which queries are ahead of keys 0 in a and 1 in b",
+    ),
+    "alibi": ({"bias": alibi}, {}, "attention-bias", "the bias by distance is that of ALiBi in a and missing in b"),
+    "table": (
+        {"bias": from_table, "seen": everywhere, "scale": 1.0},
+        {"seen": everywhere, "scale": 1.0},
+        "attention-bias",
+        "the bias by distance is by 8 buckets of both sides up to distance 128 in a and missing in b",
+    ),
+}
+
+
+def site_between(a: np.ndarray, b: np.ndarray, before: Mapping[str, np.ndarray] = BEFORE, **further: Any) -> Site:
+    return site_of(a, b, before, real=REAL, weights={"layers.0.bias.weight": TABLE}, **further)
+
+
+def only(site: Site) -> Explanation:
+    found = AttentionCore().explain(site)
+    assert len(found) == 1
+    expect_exact(site, found[0])
+    return found[0]
+
+
+@pytest.mark.parametrize(("first", "second", "cause", "text"), PLANTED.values(), ids=PLANTED)
+def test_a_setting_is_named(first: dict[str, Any], second: dict[str, Any], cause: str, text: str) -> None:
+    found = only(site_between(attended(**first), attended(**second)))
+    assert (found.cause, found.text, found.also) == (cause, text, ())
+
+
+def test_two_settings_are_named() -> None:
+    site = site_between(attended(rotary={"base": 10000.0}), attended(rotary={"base": 1000.0}, scale=1.0))
+    found = only(site)
+    assert [found.cause, *(other.cause for other in found.also)] == ["attention-scale", "rotary-base"]
+    assert [other.text for other in found.also] == ["rotary base 10000 in a and 1000 in b"]
+
+
+@pytest.mark.parametrize(
+    ("joined", "text"),
+    [
+        (lambda heads: heads.swapaxes(2, 3), "the heads' outputs are joined by head in a and by feature in b"),
+        (lambda heads: heads.swapaxes(1, 2), "the heads' outputs are joined by head in a and unturned in b"),
+    ],
+)
+def test_heads_are_joined_in_another_order(joined: Any, text: str) -> None:
+    a = attended()
+    b = joined(a.reshape(*a.shape[:2], HEADS, SIZE)).reshape(a.shape)
+    found = only(site_between(a, b))
+    assert (found.cause, found.text) == ("attention-heads", text)
+
+
+def test_keys_and_values_are_exchanged() -> None:
+    found = only(site_between(attended(), attended(key=VALUE, value=KEY)))
+    assert found.cause == "swapped-weights"
+    assert [found.text, *(other.text for other in found.also)] == [
+        "the key is k in a and v in b",
+        "the value is v in a and k in b",
+    ]
+
+
+def test_a_fused_projection_is_split_in_another_way() -> None:
+    whole = np.concatenate([QUERY, KEY, VALUE], -1)
+    by_group = whole.reshape(*whole.shape[:2], PAIRS, 4, SIZE)
+    narrow = (*whole.shape[:2], PAIRS * SIZE)
+    b = attended(
+        by_group[..., :2, :].reshape(QUERY.shape),
+        by_group[..., 2, :].reshape(narrow),
+        by_group[..., 3, :].reshape(narrow),
+    )
+    found = only(site_between(attended(), b, {"layers.0.attention.qkv": whole}))
+    assert found.cause == "permuted-weight"
+    assert only(site_between(b, attended(), {"layers.0.attention.qkv": whole})).cause == "permuted-weight"
+
+
+def test_the_scale_after_a_fused_projection_is_named() -> None:
+    whole = np.concatenate([QUERY, KEY, VALUE], -1)
+    found = only(site_between(attended(), attended(scale=1.0), {"layers.0.attention.qkv": whole}))
+    assert found.text == "attention scale 0.353553 in a and 1 in b"
+
+
+def test_norms_of_heads_that_are_no_points_are_found_by_their_weights() -> None:
+    gains = {"layers.0.q_norm.weight": 1 + RANDOM.random(SIZE), "layers.0.k_norm.weight": 1 + RANDOM.random(SIZE)}
+
+    def normed(values: np.ndarray, gain: np.ndarray, epsilon: float) -> np.ndarray:
+        heads = values.reshape(*values.shape[:2], -1, SIZE)
+        return np.asarray(heads / np.sqrt((heads**2).mean(-1, keepdims=True) + epsilon) * gain).reshape(values.shape)
+
+    def output(epsilon: float) -> np.ndarray:
+        first, second = gains.values()
+        return attended(normed(QUERY, first, epsilon), normed(KEY, second, epsilon))
+
+    def named(b: np.ndarray) -> str:
+        site = site_of(output(1e-6), b, BEFORE, real=REAL, weights=gains)
+        return only(site).text
+
+    assert named(attended()) == "the norms of queries and keys are applied in a and missing in b"
+    assert named(output(1e-3)) == "epsilon 1e-06 in a and 0.001 in b"
+
+
+def test_texts_that_are_padded_on_the_left_are_explained() -> None:
+    real = REAL[:, ::-1]
+    a, b = attended(real=real), attended(real=real, scale=1.0)
+    found = only(site_of(a, b, BEFORE, real=real))
+    assert found.text == "attention scale 0.353553 in a and 1 in b"
+
+
+def test_the_layers_after_the_first_are_explained_from_memory() -> None:
+    memory: dict[str, Any] = {}
+    first = site_between(attended(scale=0.21), attended(scale=0.13), memory=memory)
+    assert only(first).values == ("0.21", "0.13")
+    changed = {name.replace("layers.0", "layers.1"): values[:, ::-1] for name, values in BEFORE.items()}
+    real = REAL[:, ::-1]
+    sides = [attended(QUERY[:, ::-1], KEY[:, ::-1], VALUE[:, ::-1], scale=scale, real=real) for scale in (0.21, 0.13)]
+    assert only(site_of(*sides, changed, real=real, memory=memory)).values == ("0.21", "0.13")
+
+
+def test_declared_settings_are_tried_first() -> None:
+    declared = {"heads": HEADS, "rotary_base": 123.0, "attention_scale": 0.3, "attention_cap": 3.0}
+    rotary = {"base": 123.0}
+    a = attended(rotary=rotary, scale=0.3, cap=3.0)
+    found = only(site_between(a, attended(rotary=rotary, scale=0.3, cap=4.0), settings=(declared, {})))
+    assert found.text == "soft cap of the attention's scores 3 in a and 4 in b"
+
+
+@pytest.mark.parametrize(
+    "a",
+    [
+        OTHER,
+        attended() + 1e-2 * OTHER,
+        attended(value=VALUE + 0.1 * OTHER[..., : PAIRS * SIZE]),
+        attended(QUERY + 0.1 * OTHER),
+    ],
+    ids=["no attention", "with noise", "other values", "other queries"],
+)
+def test_a_reference_that_is_not_reproduced_is_not_explained(a: np.ndarray) -> None:
+    assert not AttentionCore().explain(site_between(a, attended(scale=1.0)))
+
+
+@pytest.mark.parametrize(
+    "b",
+    [attended(scale=1.0) + 1e-2 * OTHER, attended(QUERY + 0.1 * OTHER), np.full(QUERY.shape, np.nan)],
+    ids=["with noise", "other queries", "not finite"],
+)
+def test_a_port_that_is_not_reproduced_is_not_explained(b: np.ndarray) -> None:
+    assert not AttentionCore().explain(site_between(attended(), b))
+
+
+def test_a_single_position_has_no_core() -> None:
+    first = slice(0, 1)
+    before = {name: values[:, first] for name, values in BEFORE.items()}
+    a = attended(QUERY[:, first], KEY[:, first], VALUE[:, first], real=REAL[:, first])
+    assert not AttentionCore().explain(site_of(a, 2 * a, before))
+
+
+def test_the_mask_of_this_module_hides_later_keys() -> None:
+    assert [causal(1, column) for column in range(3)] == [True, True, False]

@@ -1,0 +1,96 @@
+"""The core of an attention has the values of its definition."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.hypotheses.core import Core, Part
+from embgrad.comparison.hypotheses.head_norm import HeadNorm
+from embgrad.comparison.hypotheses.mask import Mask
+from embgrad.comparison.hypotheses.position_bias import PositionBias
+from embgrad.comparison.hypotheses.rotary import Rotary
+from embgrad.comparison.hypotheses.sources import Source
+from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, QUERY, REAL, SIZE, attended
+
+QUERY_SOURCE, KEY_SOURCE, VALUE_SOURCE = (Source(name, BEFORE[f"layers.0.attention.{name}"]) for name in "qkv")
+CORE = Core(QUERY_SOURCE, KEY_SOURCE, VALUE_SOURCE, HEADS, SIZE**-0.5, REAL, mask=Mask(causal=True))
+
+
+def two(query: list[float], key: list[float], value: list[float], **settings: object) -> Core:
+    """Return a core of one head of one feature at two positions."""
+    sources = [
+        Source(name, np.array(values).reshape(1, 2, 1)) for name, values in zip("qkv", (query, key, value), strict=True)
+    ]
+    return Core(*sources, 1, 1.0, np.ones((1, 2), bool), **settings)  # type: ignore[arg-type]
+
+
+def test_two_values_are_weighted_by_the_logistic_function_of_their_scores() -> None:
+    # Scores 0 and log 3 for the first query; twice these for the second.
+    core = two([1.0, 2.0], [0.0, np.log(3)], [0.0, 1.0])
+    np.testing.assert_allclose(core.predicted.ravel(), [3 / 4, 9 / 10])
+
+
+def test_scores_are_scaled_and_capped() -> None:
+    core = two([1.0, 2.0], [0.0, np.log(3)], [0.0, 1.0])
+    np.testing.assert_allclose(replace(core, scale=0.5).predicted[0, 1, 0], 3 / 4)
+    score = 0.5 * np.tanh(np.log(9) / 0.5)
+    np.testing.assert_allclose(replace(core, cap=0.5).predicted[0, 1, 0], 1 / (1 + np.exp(-score)))
+
+
+def test_a_query_that_sees_no_key_takes_the_mean_of_all_values() -> None:
+    core = two([1.0, 2.0], [0.0, np.log(3)], [0.0, 1.0], mask=Mask(causal=True, shift=-1))
+    np.testing.assert_allclose(core.predicted.ravel(), [1 / 2, 0])
+
+
+def test_a_bias_is_added_to_scores() -> None:
+    table = np.array([0.0, 0.0, np.log(2), np.log(5)])[:, None]  # itself, earlier, later
+    core = two([0.0, 0.0], [0.0, 0.0], [0.0, 1.0], bias=PositionBias(table))
+    np.testing.assert_allclose(core.predicted.ravel(), [5 / 6, 1 / 2])
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_all_heads_are_those_of_the_definition(tiled: bool, turned: bool) -> None:
+    core = replace(CORE, tiled=tiled, rotary=Rotary(10000.0, SIZE) if turned else None)
+    wanted = attended(tiled=tiled, rotary={"base": 10000.0} if turned else None)
+    np.testing.assert_allclose(core.predicted, wanted)
+
+
+def test_norms_come_before_rotary_positions_or_after_them() -> None:
+    norm = HeadNorm(np.arange(1.0, 1 + SIZE), np.ones(SIZE))
+    core = replace(CORE, norm=norm, rotary=Rotary(10000.0, SIZE))
+    late = replace(core, norm=replace(norm, late=True))
+    heads = QUERY.reshape(*QUERY.shape[:2], HEADS, SIZE)
+    normed = (norm.apply(heads, heads)[0]).reshape(QUERY.shape)
+    key = KEY_SOURCE.values.reshape(*QUERY.shape[:2], -1, SIZE)
+    wanted = attended(normed, norm.apply(key, key)[1].reshape(KEY_SOURCE.values.shape), rotary={"base": 10000.0})
+    np.testing.assert_allclose(core.predicted, wanted)
+    assert np.abs(late.predicted - wanted).max() > 0.01
+
+
+def test_a_part_is_that_of_the_whole() -> None:
+    part = Part(np.array([1]), np.array([2, 5]), np.array([0, 3]))
+    core = replace(CORE, rotary=Rotary(10000.0, SIZE), bias=PositionBias())
+    np.testing.assert_allclose(core.part(part), part.of(core.predicted, SIZE))
+    assert core.part(part).shape == (1, 2, 2, SIZE)
+
+
+@pytest.mark.parametrize(("joined", "axes"), [("by feature", (0, 1, 3, 2)), ("unturned", (0, 2, 1, 3))])
+def test_heads_are_joined_in_other_orders(joined: str, axes: tuple[int, ...]) -> None:
+    heads = CORE.predicted.reshape(*QUERY.shape[:2], HEADS, SIZE)
+    wanted = heads.transpose(axes).reshape(QUERY.shape)
+    np.testing.assert_array_equal(replace(CORE, joined=joined).predicted, wanted)
+
+
+def test_it_is_computed_from_other_values_at_the_same_points() -> None:
+    whole = Source("qkv", np.concatenate([BEFORE[f"layers.0.attention.{name}"] for name in "qkv"], -1))
+    ends = np.cumsum([0, *(source.values.shape[-1] for source in (QUERY_SOURCE, KEY_SOURCE, VALUE_SOURCE))])
+    parts = [whole.part(np.arange(start, end)) for start, end in itertools.pairwise(ends)]
+    core = replace(CORE, query=parts[0], key=parts[1], value=parts[2])
+    assert core.inputs == ("qkv",)
+    doubled = core.compute(lambda name: 2 * whole.values)
+    np.testing.assert_allclose(doubled, 2 * replace(CORE, scale=4 * CORE.scale).predicted)

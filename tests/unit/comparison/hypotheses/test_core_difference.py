@@ -1,0 +1,74 @@
+"""The settings in which two cores differ are named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.hypotheses.core import Core
+from embgrad.comparison.hypotheses.core_difference import differences
+from embgrad.comparison.hypotheses.head_norm import HeadNorm
+from embgrad.comparison.hypotheses.mask import Mask
+from embgrad.comparison.hypotheses.position_bias import PositionBias
+from embgrad.comparison.hypotheses.rotary import Rotary, Scaling
+from embgrad.comparison.hypotheses.sources import Source
+from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, OTHER, REAL, SIZE
+
+SOURCES = [Source(f"layers.0.{name}", BEFORE[f"layers.0.attention.{name}"]) for name in "qkv"]
+ROTARY = Rotary(10000.0, SIZE)
+GAIN = np.arange(1.0, 1 + SIZE)
+NORM = HeadNorm(GAIN, GAIN[::-1])
+CORE = Core(*SOURCES, HEADS, SIZE**-0.5, REAL, mask=Mask(causal=True), rotary=ROTARY, norm=NORM)
+
+CHANGES: dict[str, tuple[dict[str, Any], str, tuple[str, str]]] = {
+    "query": ({"query": Source("layers.0.q:input", OTHER)}, "missing-norm", ("applied", "missing")),
+    "value": ({"value": Source("layers.0.w", OTHER)}, "swapped-weights", ("v", "w")),
+    "turns": ({"rotary": replace(ROTARY, sense=-1)}, "rotary-layout", ("forwards", "backwards")),
+    "keys": ({"rotary": replace(ROTARY, keys=False)}, "missing-rotary", ("queries and keys", "queries")),
+    "scaling": (
+        {"rotary": replace(ROTARY, scaling=Scaling("linear", 2.0))},
+        "rotary-scaling",
+        ("none", "linear with factor 2"),
+    ),
+    "rotary": ({"rotary": None}, "missing-rotary", ("of base 10000", "missing")),
+    "share": ({"rotary": Rotary(10000.0, 2)}, "rotary-partial", ("1", "0.25")),
+    "window": ({"mask": Mask(causal=True, window=4)}, "attention-window", ("none", "4")),
+    "padding": ({"mask": Mask(causal=True, padding=False)}, "mask-ignored", ("hidden", "attended to")),
+    "shift": ({"mask": Mask(causal=True, shift=1)}, "attention-shift", ("0", "1")),
+    "causal": ({"mask": Mask()}, "attention-causal", ("causal", "missing")),
+    "heads": ({"heads": 2, "scale": 16**-0.5, "rotary": Rotary(10000.0, 16)}, "attention-heads", ("4", "2")),
+    "bias": ({"bias": PositionBias()}, "attention-bias", ("missing", "that of ALiBi")),
+    "norm": ({"norm": None}, "missing-norm", ("applied", "missing")),
+    "epsilon": ({"norm": replace(NORM, epsilon=1e-5)}, "layer-norm-epsilon", ("1e-06", "1e-05")),
+    "offset": ({"norm": replace(NORM, offset=1.0)}, "norm-offset", ("w", "1 + w")),
+    "late": (
+        {"norm": replace(NORM, late=True)},
+        "norm-order",
+        ("before rotary positions", "after rotary positions"),
+    ),
+    "gains": (
+        {"norm": HeadNorm(GAIN[::-1], GAIN)},
+        "swapped-weights",
+        ("that of queries", "that of keys"),
+    ),
+    "ones": ({"norm": HeadNorm(np.ones(SIZE), np.ones(SIZE))}, "different-weight", ("applied", "missing")),
+}
+
+
+@pytest.mark.parametrize(("change", "cause", "values"), CHANGES.values(), ids=CHANGES)
+def test_a_setting_is_named(change: dict[str, Any], cause: str, values: tuple[str, str]) -> None:
+    found = differences(CORE, replace(CORE, **change))
+    assert [(one.cause, one.values) for one in found] == [(cause, values)]
+
+
+def test_equal_cores_do_not_differ() -> None:
+    again = replace(CORE, norm=HeadNorm(GAIN.copy(), GAIN[::-1].copy()), rotary=replace(ROTARY))
+    assert not differences(CORE, again)
+
+
+def test_several_settings_are_named() -> None:
+    found = differences(CORE, replace(CORE, scale=1.0, rotary=Rotary(500000.0, SIZE)))
+    assert [one.cause for one in found] == ["attention-scale", "rotary-base"]

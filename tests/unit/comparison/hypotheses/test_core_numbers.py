@@ -1,0 +1,65 @@
+"""Numbers of a core are fitted to its outputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from embgrad.comparison.hypotheses.core import Core
+from embgrad.comparison.hypotheses.core_numbers import fitted_numbers, number_of, settled, with_number
+from embgrad.comparison.hypotheses.mask import Mask
+from embgrad.comparison.hypotheses.rotary import Rotary, Scaling
+from embgrad.comparison.hypotheses.sources import Source, relative
+from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, REAL, SIZE
+
+SOURCES = [Source(name, BEFORE[f"layers.0.attention.{name}"]) for name in "qkv"]
+CORE = Core(*SOURCES, HEADS, SIZE**-0.5, REAL, mask=Mask(causal=True), rotary=Rotary(10000.0, SIZE))
+
+
+@pytest.mark.parametrize(
+    "planted", [{"scale": 0.07}, {"base": 333.0}, {"cap": 1.5}, {"factor": 3.0}, {"scale": 0.9, "base": 70000.0}]
+)
+def test_numbers_are_found(planted: dict[str, float]) -> None:
+    wanted = CORE
+    for name, number in planted.items():
+        wanted = with_number(wanted, name, number)
+    found = fitted_numbers(CORE, CORE.whole, wanted.part(CORE.whole), tuple(planted))
+    assert {name: number_of(found, name) for name in planted} == pytest.approx(planted, rel=1e-6)
+
+
+def test_a_core_without_a_number_has_none() -> None:
+    assert number_of(CORE, "cap") is None
+    assert number_of(CORE, "factor") is None
+    assert number_of(replace(CORE, rotary=None), "base") is None
+    assert number_of(with_number(CORE, "factor", 3.0), "factor") == 3.0
+
+
+def test_numbers_become_short() -> None:
+    wanted = replace(CORE, scale=0.3, rotary=Rotary(12000.0, SIZE)).predicted
+
+    def off(core: Core) -> float:
+        return relative(core.predicted, wanted)
+
+    near = replace(CORE, scale=0.3000000001, rotary=Rotary(12000.00001, SIZE, scaling=Scaling("linear", 1.0)), cap=1e9)
+    found = settled(near, off, 1e-7)
+    assert (found.scale, found.cap, found.rotary) == (0.3, None, Rotary(12000.0, SIZE))
+
+
+def test_a_number_that_is_needed_stays() -> None:
+    wanted = replace(CORE, scale=0.123456789, cap=2.0)
+
+    def off(core: Core) -> float:
+        return relative(core.predicted, wanted.predicted)
+
+    found = settled(wanted, off, 1e-9)
+    assert (found.scale, found.cap) == (0.123456789, 2.0)
+
+
+def test_roots_of_whole_numbers_are_preferred() -> None:
+    wanted = replace(CORE, scale=24**-0.5)
+
+    def off(core: Core) -> float:
+        return relative(core.predicted, wanted.predicted)
+
+    assert settled(replace(CORE, scale=0.2041241453), off, 1e-5).scale == pytest.approx(24**-0.5, rel=1e-14)

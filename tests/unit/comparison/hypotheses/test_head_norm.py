@@ -1,0 +1,28 @@
+"""Norms of heads have the values of their definition."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.head_norm import HeadNorm, gains_of
+from tests.unit.comparison.hypotheses.planted import site_of
+
+GAIN, OTHER = np.array([1.0, 2.0]), np.array([3.0, 5.0])
+
+
+def test_queries_and_keys_have_their_own_gains() -> None:
+    # The mean of squares of (3, 4) is 12.5; with epsilon 12.5 the root is 5.
+    query, key = HeadNorm(GAIN, OTHER, 12.5).apply(np.array([3.0, 4.0]), np.array([4.0, 3.0]))
+    np.testing.assert_allclose(query, [0.6, 1.6])
+    np.testing.assert_allclose(key, [2.4, 3.0])
+
+
+def test_an_offset_is_added_to_gains() -> None:
+    query, _ = HeadNorm(GAIN, OTHER, 12.5, offset=1.0).apply(np.array([3.0, 4.0]), np.ones(2))
+    np.testing.assert_allclose(query, [1.2, 2.4])
+
+
+def test_gains_are_the_weights_of_the_heads_size_in_the_layer() -> None:
+    x = np.ones((1, 2, 4))
+    site = site_of(x, 2 * x, {}, weights={"k.w": GAIN, "norm.w": np.ones(4), "q.w": OTHER})
+    np.testing.assert_array_equal(gains_of(site, 2), [GAIN, OTHER])

@@ -1,0 +1,34 @@
+"""A mask shows the keys of its definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.hypotheses.mask import Mask
+
+REAL = np.array([[True, True, True, False]])
+
+
+@pytest.mark.parametrize(
+    ("mask", "wanted"),
+    [
+        (Mask(), ["1110", "1110", "1110", "1110"]),
+        (Mask(padding=False), ["1111", "1111", "1111", "1111"]),
+        (Mask(causal=True), ["1000", "1100", "1110", "1110"]),
+        (Mask(causal=True, padding=False), ["1000", "1100", "1110", "1111"]),
+        (Mask(causal=True, shift=-1), ["0000", "1000", "1100", "1110"]),
+        (Mask(causal=True, shift=1), ["1100", "1110", "1110", "1110"]),
+        (Mask(causal=True, window=2), ["1000", "1100", "0110", "0010"]),
+        (Mask(window=1), ["1100", "1110", "0110", "0010"]),
+    ],
+)
+def test_keys_are_seen(mask: Mask, wanted: list[str]) -> None:
+    seen = mask.seen(REAL, np.arange(4))[0]
+    assert ["".join(map(str, row.astype(int))) for row in seen] == wanted
+
+
+def test_some_rows_are_those_of_all() -> None:
+    rows = np.array([3, 1])
+    mask = Mask(causal=True, window=2)
+    np.testing.assert_array_equal(mask.seen(REAL, rows), mask.seen(REAL, np.arange(4))[:, rows])

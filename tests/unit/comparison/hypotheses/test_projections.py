@@ -1,0 +1,86 @@
+"""Queries, keys and values are recognised among the tensors before a site."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.hypotheses.projections import is_causal, least_window, projections, splits
+from embgrad.comparison.hypotheses.sources import Source
+from tests.unit.comparison.hypotheses.attended import BEFORE, OTHER, QUERY, REAL, VALUE, attended
+from tests.unit.comparison.hypotheses.planted import site_of
+
+A = attended()
+EVERYWHERE = attended(seen=lambda row, column: True)
+WINDOW = attended(seen=lambda row, column: row - 3 < column <= row)
+NAMES = tuple(f"layers.0.attention.{name}" for name in "qkv")
+
+
+# As many keys and values as queries, so that every size of heads would be possible.
+WIDE = {**BEFORE, NAMES[1]: np.concatenate([BEFORE[NAMES[1]], OTHER[..., :16]], -1), NAMES[2]: np.tile(VALUE, 2)}
+
+
+def found_in(
+    a: np.ndarray, before: Mapping[str, np.ndarray], sizes: Sequence[int] = ()
+) -> list[tuple[str, str, str, int]]:
+    found = projections(site_of(a, 2 * a, before, real=REAL), sizes)
+    return [(one.query.name, one.key.name, one.value.name, one.size) for one in found]
+
+
+def test_the_first_rows_show_the_size_of_heads() -> None:
+    found = found_in(attended(key=WIDE[NAMES[1]], value=WIDE[NAMES[2]]), WIDE)
+    assert (*NAMES, 8) in found
+    assert {size for *_, size in found} == {8}
+
+
+def test_shared_values_show_the_size_of_heads() -> None:
+    assert (*NAMES, 8) in found_in(EVERYWHERE, BEFORE)
+    assert {size for *_, size in found_in(EVERYWHERE, BEFORE)} == {8}
+
+
+def test_other_sizes_are_possible_where_all_keys_are_seen_and_none_is_shared() -> None:
+    a = attended(key=WIDE[NAMES[1]], value=WIDE[NAMES[2]], seen=lambda row, column: True)
+    assert {size for *names, size in found_in(a, WIDE) if tuple(names) == NAMES} == {2, 4, 8, 16, 32}
+    assert found_in(a, WIDE, [4])[0][-1] == 4
+
+
+def test_values_must_surround_their_means() -> None:
+    assert not found_in(1.5 * A, BEFORE)
+    assert not found_in(OTHER, BEFORE)
+
+
+def test_later_keys_are_recognised() -> None:
+    first = projections(site_of(A, A, BEFORE, real=REAL))[0]
+    assert is_causal(site_of(A, A, BEFORE, real=REAL), first)
+    assert not is_causal(site_of(EVERYWHERE, A, BEFORE, real=REAL), first)
+
+
+def test_a_window_is_recognised() -> None:
+    site = site_of(WINDOW, A, BEFORE, real=REAL)
+    assert least_window(site, projections(site)[0], causal=True) == 3
+    both = attended(seen=lambda row, column: abs(row - column) <= 2)
+    site = site_of(both, A, BEFORE, real=REAL)
+    assert least_window(site, projections(site)[0], causal=False) == 2
+
+
+def test_a_fused_tensor_is_split() -> None:
+    # Two heads of one feature, with one pair of key and value each.
+    source = Source("qkv", np.arange(6.0).reshape(1, 1, 6))
+    found = [(name, *(part.values.ravel().tolist() for part in parts)) for name, *parts in splits(source, 2, 1)]
+    assert found == [
+        ("all queries, all keys, all values", [0, 1], [2, 3], [4, 5]),
+        ("by head", [0, 3], [1, 4], [2, 5]),
+    ]
+
+
+@pytest.mark.parametrize(("heads", "size"), [(3, 1), (1, 5), (6, 1)])
+def test_a_tensor_of_another_width_is_not_split(heads: int, size: int) -> None:
+    assert not list(splits(Source("qkv", np.zeros((1, 1, 6))), heads, size))
+
+
+def test_queries_keys_and_values_of_a_fused_tensor_are_found() -> None:
+    whole = np.concatenate([QUERY, BEFORE[NAMES[1]], VALUE], -1)
+    found = projections(site_of(A, A, {"qkv": whole}, real=REAL))
+    assert any(np.array_equal(one.query.values, QUERY) and np.array_equal(one.value.values, VALUE) for one in found)
