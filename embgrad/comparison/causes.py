@@ -1,0 +1,118 @@
+"""The causes of the differences between two models, one for all sites with the same explanation, and what they explain."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.recording import FINAL, Recording
+from embgrad.comparison.report import Cause
+from embgrad.comparison.sites import Pair, can_be_led, name_of
+
+__all__ = ["causes_of", "share_explained"]
+
+
+def share_explained(
+    pairs: Sequence[Pair], a: Recording, b: Recording, explained: Sequence[tuple[Site, Explanation]]
+) -> float | None:
+    """Return the share of the squared difference of the models' outputs that explanations remove from a.
+
+    The reference runs once more with the port's function at each explained site. None where that cannot be done.
+    """
+    last = pairs[-1]
+    if not explained or not can_be_led(a) or any(explanation.compute is None for _, explanation in explained):
+        return None
+    assert a.live is not None, "it can be led"
+    keys = {
+        name_of(tensor): Pair(name_of(tensor), tensor.key, "") for tensor in a.tensors.values() if tensor.key != FINAL
+    }
+    keys |= {pair.name: pair for pair in pairs if pair.a != FINAL}
+    computed = {site.name: explanation for site, explanation in explained}
+    read = {name for explanation in computed.values() for name in explanation.inputs}
+    at: dict[str, np.ndarray] = {}
+
+    def change(names: Sequence[str]) -> Callable[[np.ndarray], np.ndarray]:
+        def function(values: np.ndarray) -> np.ndarray:
+            new = np.array(values, np.float64)
+            for name in names:
+                pair, explanation = keys[name], computed.get(name)
+                if explanation is not None and explanation.compute is not None:
+                    new = pair.reversed.put_in_b(new, explanation.compute(at.__getitem__))
+                at[name] = pair.in_a(new)
+            return new
+
+        return function
+
+    by_key: dict[str, list[str]] = defaultdict(list)
+    for name in {*read, *computed, last.name} & keys.keys():
+        by_key[keys[name].a].append(name)
+    final = a.live.led({key: change(names) for key, names in by_key.items()}, {})
+    if FINAL in final:
+        at[FINAL] = final[FINAL]
+        if FINAL in computed and (compute := computed[FINAL].compute) is not None:
+            at[FINAL] = compute(at.__getitem__)
+    wanted, before = last.in_b(b.tensors[last.b].values), last.in_a(a.tensors[last.a].values)
+    real = a.batch.real
+    rows = [
+        (values[real] if values.shape[:2] == real.shape else values).astype(np.float64)
+        for values in (wanted, before, at[last.name])
+    ]
+    whole = float(((rows[0] - rows[1]) ** 2).sum())
+    return 1 - float(((rows[0] - rows[2]) ** 2).sum()) / whole if whole else None
+
+
+def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cause, ...]:
+    """Return the causes, one for all sites with the same values, those with the largest effect first."""
+    grouped: dict[tuple[str, ...], list[tuple[Site, Explanation]]] = defaultdict(list)
+    for site, best in explained:
+        for explanation in () if best is None else (best, *best.also):
+            rounded = explanation.cause == "half-weights"
+            setting = "" if rounded else _general(explanation.setting, site)
+            key = (explanation.cause, setting, *(explanation.values if not rounded else ("", "")))
+            grouped[key].append((site, explanation))
+    causes = []
+    for (cause, setting, *values), same in grouped.items():
+        layers = tuple(sorted({site.layer for site, _ in same if site.layer is not None}))
+        places = [site.name for site, _ in same]
+        sentence = same[0][1].sentence
+        if cause == "half-weights" and len(same) > 1:
+            sentence = f"b has the weights of {len(same)} modules {_rounding(same[0][1])}"
+        text = _general(sentence, same[0][0]) or f"{setting} {values[0]} in a and {values[1]} in b"
+        where = f", {_span(layers)}" if layers else "" if sentence else f", at {places[0]}"
+        causes.append(
+            Cause(
+                cause=cause,
+                text=f"{text}{where}",
+                values=(values[0], values[1]),
+                sites=tuple(places),
+                layers=layers,
+                difference=max(site.difference for site, _ in same),
+                remaining=max(site.off(explanation.predicted) for site, explanation in same),
+            )
+        )
+    return tuple(sorted(causes, key=lambda cause: -cause.difference))
+
+
+def _rounding(explanation: Explanation) -> str:
+    """Return the end of a sentence about rounded weights, such as "rounded to float16"."""
+    return explanation.text[max(explanation.text.find("rounded"), 0) :]
+
+
+def _general(setting: str, site: Site) -> str:
+    """Return a setting without the number of the layer, so that it is the same for all layers."""
+    return setting if site.layer is None else setting.replace(f".{site.layer}.", ".N.")
+
+
+def _span(layers: Sequence[int]) -> str:
+    """Return a text for the numbers of layers, such as "layers 0–9, 12"."""
+    ranges: list[list[int]] = []
+    for layer in layers:
+        if ranges and ranges[-1][1] == layer - 1:
+            ranges[-1][1] = layer
+        else:
+            ranges.append([layer, layer])
+    text = ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in ranges)
+    return f"layer {text}" if len(layers) == 1 else f"layers {text}"

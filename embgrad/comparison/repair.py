@@ -1,0 +1,102 @@
+"""Repair pairs of points that do not hold the same tensor, since a module of one model does more than that of the other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.functions import ACTIVATIONS
+from embgrad.comparison.recording import FINAL, Recording, Tensor
+from embgrad.comparison.sites import Pair, difference
+from embgrad.model_points.points import INPUT
+
+__all__ = ["repair_pairs"]
+
+#: The number of later points among which the tensor of a module that does more is looked for.
+LATER: Final = 12
+
+#: The relative L2 up to which both models agree by themselves, and the share of the difference before it.
+AGREES: Final = 1e-5
+PART: Final = 1e-2
+
+#: The relative L2 up to which two tensors are equal.
+SAME: Final = 1e-4
+
+
+def repair_pairs(
+    pairs: Sequence[Pair],
+    differing: Sequence[int],
+    arrived: dict[int, np.ndarray],
+    leader: Recording,
+    follower: Recording,
+) -> list[Pair] | None:
+    """Return better pairs of points; None where each pair is right, or nothing shows that it is not.
+
+    Keras's dense layer applies the activation itself, for example, where PyTorch's does not. A pair of such modules' outputs is
+    moved to the later point of the leader that holds what the follower computed; where there is no such point, and one output
+    is a known function of the other, the pair is dropped. So is a pair whose values differ although those of the next pairs agree
+    when both models run by themselves, as where one table holds the sum of two of the other model.
+
+    Args:
+        pairs: the pairs, the leader's first.
+        differing: the indices of those whose values differ.
+        arrived: by index what the follower computed.
+        leader: the side whose values were put in.
+        follower: the side that was led.
+    """
+    changed = list(pairs)
+    dropped = set(_compensated(pairs, differing, leader, follower))
+    real = leader.batch.real
+    for number in differing:
+        pair, values = pairs[number], arrived[number]
+        tensor = leader.tensors[pair.a]
+        if pair.b == FINAL or tensor.side == INPUT or pair.features_a is not None or pair.features_b is not None:
+            continue
+        later = next(
+            (other for other in _later(leader, tensor) if difference(other.values, values, real) <= SAME), None
+        )
+        if later is not None and not any(other.a == later.key and other.b != pair.b for other in pairs):
+            name = later.path if later.side != INPUT else f"{later.path}:{INPUT}"
+            changed[number] = replace(pair, name=name, a=later.key, time=later.time)
+        elif later is not None or _is_function(tensor.values, values, real):
+            dropped.add(number)
+    if not dropped and changed == list(pairs):
+        return None
+    last = max(range(len(pairs)), key=lambda number: pairs[number].time)
+    left = [pair for number, pair in enumerate(changed) if number not in dropped - {last}]
+    return sorted(left, key=lambda pair: (pair.time, pair.name)) if left != list(pairs) else None
+
+
+def _compensated(
+    pairs: Sequence[Pair], differing: Sequence[int], leader: Recording, follower: Recording
+) -> Iterator[int]:
+    """Yield the indices of pairs that differ, where the next pair that differs under the leader's values agrees without them."""
+    real = leader.batch.real
+
+    def plain(number: int) -> float:
+        pair = pairs[number]
+        values = leader.tensors[pair.a].values, follower.tensors[pair.b].values
+        return difference(pair.in_a(values[0]), pair.in_b(values[1]), real)
+
+    for number, following in itertools.pairwise(differing):
+        if plain(following) <= min(AGREES, PART * plain(number)):
+            yield number
+
+
+def _later(recording: Recording, tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors of the same shape at the next points."""
+    following = [other for other in recording.tensors.values() if other.time > tensor.time]
+    yield from (other for other in following[:LATER] if other.values.shape == tensor.values.shape)
+
+
+def _is_function(first: np.ndarray, second: np.ndarray, real: np.ndarray) -> bool:
+    """Return whether one of two tensors is a known activation function of the other."""
+    x, y = (values.astype(np.float64) for values in (first, second))
+    return any(
+        difference(y, activation.apply(x), real) <= SAME or difference(x, activation.apply(y), real) <= SAME
+        for activation in ACTIVATIONS
+    )
