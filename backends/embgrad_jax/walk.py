@@ -130,7 +130,9 @@ def is_tree(part: object) -> bool:
 def is_model(part: object) -> bool:
     """Return whether an object is a model of JAX or a part of one."""
     if is_keras(part):
-        return bool(sys.modules["keras"].config.backend() == "jax")
+        roots = {module.partition(".")[0] for module, _ in class_names(type(part))}
+        # A model of tf_keras, Keras 2, runs on TensorFlow alone, whatever Keras 3 runs on and whether it is imported.
+        return "tf_keras" not in roots and bool(sys.modules["keras"].config.backend() == "jax")
     return is_nnx(part) or is_equinox(part) or is_huggingface(part) or is_companion(part) or is_tree(part)
 
 

@@ -180,19 +180,7 @@ def _own(first: Any) -> Any:
 
 
 #: The architectures of which transformers has a class in Flax, and in TensorFlow.
-FLAX: Final = (
-    "bert",
-    "bert-lm",
-    "roberta",
-    "distilbert",
-    "albert",
-    "gpt2",
-    "gpt2-lm",
-    "llama",
-    "llama-lm",
-    "t5",
-    "bart",
-)
+FLAX: Final = ("bert", "bert-lm", "roberta", "distilbert", "albert", "gpt2", "gpt2-lm", "llama", "t5", "bart")
 TENSORFLOW: Final = ("bert", "bert-lm", "roberta", "distilbert", "albert", "gpt2", "gpt2-lm", "t5", "bart")
 
 #: The architectures that keras-hub has, and those that the decoder in PyTorch can be.
