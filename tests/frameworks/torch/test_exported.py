@@ -95,7 +95,8 @@ def test_a_graph_has_the_points_and_values_of_its_model(name: str, dynamo: bool,
     points = {point.key: point for point in bind(graph).points(batch)}
     renamed = {"text.shared#0": "text.encoder.embed_tokens#0"}  # T5's table, by the module that looks up in it
     missing = {key for key in own if renamed.get(key, key) not in points}
-    assert all("drop" in key for key in missing), missing
+    # Dropout is in no graph, and rotary positions do not depend on the hidden states that their module is given.
+    assert all("drop" in key or key.endswith("rotary_emb:input#0") for key in missing), missing
     assert [point.key for point in points.values() if "layer.-1" in point.roles] == [
         point.key for point in own.values() if "layer.-1" in point.roles
     ]
