@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, Final
 
 from embgrad_onnx.importing import import_onnx
@@ -116,13 +116,34 @@ class Graph:
             taken = tuple(dict.fromkeys([*filter(None, node.input), *inner]))
             made = tuple(filter(None, node.output))
             self.nodes.append(Node(len(self.nodes), node.op_type, taken, made, node))
-        self.scopes = [_modules_of(node) for node in proto.graph.node]
         self.makers = {name: node for node in self.nodes for name in node.outputs}
         self.users: Mapping[str, list[Node]] = _users(self.nodes)
         self.fixed = self._find_fixed()
+        self.scopes = self._find_scopes()
         self._types = _types(proto, onnx)
         if proto.producer_name == "pytorch":
             self.scopes = self._rename_calls()
+
+    def _find_scopes(self) -> list[tuple[str, ...]]:
+        """Return by step the paths of the modules that it is in, which PyTorch wrote down, or of which its name is.
+
+        Where PyTorch left out those of a step, they are those that the steps before and behind it are in.
+        """
+        written = [_written_scope(node.proto) for node in self.nodes]
+        if all(scope is None for scope in written):
+            return [_spelled_scope(node.proto.name) for node in self.nodes]
+        behind, scopes = list(written), list(written)
+        for node in reversed(self.nodes):
+            if written[node.number] is None:
+                users = [user for name in node.outputs for user in self.users.get(name, ())]
+                returned = [()] * (not set(self.outputs).isdisjoint(node.outputs))
+                behind[node.number] = _common([*returned, *(behind[user.number] or () for user in users)])
+        for node in self.nodes:
+            if written[node.number] is None:
+                makers = [self.makers[name] for name in node.inputs if name in self.makers and name not in self.fixed]
+                before = [scopes[maker.number] or () for maker in makers]
+                scopes[node.number] = _common([*before, behind[node.number] or ()])
+        return [scope or () for scope in scopes]
 
     def _rename_calls(self) -> list[tuple[str, ...]]:
         """Return the scopes with the path of a module's first call at its others, to which PyTorch adds a number.
@@ -430,13 +451,21 @@ def _owner(weights: Sequence[str], otherwise: str) -> str:
     return otherwise if named is None else PARTS.sub("", named).replace("/", ".")
 
 
-def _modules_of(node: Any) -> tuple[str, ...]:
-    """Return the paths of the modules that a node is in: those that PyTorch wrote down, or the parts of its name."""
+def _common(scopes: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the modules that all scopes begin with."""
+    same = takewhile(lambda paths: len(set(paths)) == 1, zip(*scopes, strict=False))
+    return tuple(paths[0] for paths in same)
+
+
+def _written_scope(node: Any) -> tuple[str, ...] | None:
     for entry in getattr(node, "metadata_props", ()):
         if entry.key == NAME_SCOPES:
-            names = ast.literal_eval(entry.value)
-            return tuple(dict.fromkeys(filter(None, names[:-1])))
-    parts = node.name.strip("/").split("/")[:-1]
+            return tuple(dict.fromkeys(filter(None, ast.literal_eval(entry.value)[:-1])))
+    return None
+
+
+def _spelled_scope(name: str) -> tuple[str, ...]:
+    parts = name.strip("/").split("/")[:-1]
     return tuple(".".join(parts[:length]) for length in range(1, len(parts) + 1))
 
 

@@ -159,12 +159,15 @@ def test_two_matrices_in_one_scope_are_two_modules() -> None:
 
 def test_paths_that_pytorch_wrote_into_metadata() -> None:
     b = builder()
-    b.classify(b.bend(b.lookup()))
+    doubled = b("Add", b.bend(b.lookup()), b.number(0.0))
+    b.classify(b("Mul", doubled, b.number(2.0)))
     model = b.model()
-    for node in model.graph.node[:3]:
-        entry = node.metadata_props.add()
-        entry.key, entry.value = "pkg.torch.onnx.name_scopes", "['', 'bert', 'bert.layer.0', 'linear_1']"
-    assert paths(model)[:2] == ["bert", "bert.layer.0"]
+    for node in model.graph.node:
+        if node.op_type in ("Gather", "Tanh", "Mul"):
+            entry = node.metadata_props.add()
+            entry.key, entry.value = "pkg.torch.onnx.name_scopes", "['', 'bert', 'bert.layer.0', 'step']"
+    assert paths(model)[:2] == ["bert", "bert.layer.0"]  # with the steps between these, whose paths are not written
+    close(values(model, "bert.layer.0:output#0")[0], 2 * np.tanh(ROWS @ WEIGHTS["W1"] + WEIGHTS["b1"]), 1e-12)
 
 
 def test_a_tensor_of_which_only_the_shape_is_used_outside_does_not_leave() -> None:

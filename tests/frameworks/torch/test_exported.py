@@ -57,6 +57,11 @@ MODELS = {
     "llama": lambda: transformers.LlamaForCausalLM(
         transformers.LlamaConfig(**SMALL, num_key_value_heads=1, use_cache=False)
     ),
+    "phi3": lambda: transformers.Phi3ForCausalLM(
+        transformers.Phi3Config(
+            **SMALL, num_key_value_heads=1, use_cache=False, pad_token_id=0, bos_token_id=1, eos_token_id=2
+        )
+    ),
     "t5": lambda: transformers.T5EncoderModel(
         transformers.T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
     ),
@@ -85,7 +90,7 @@ def exported(model: Any, path: Path, *, dynamo: bool) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "dynamo"),
-    [*((name, False) for name in MODELS), ("bert", True), ("albert", True)],
+    [*((name, False) for name in MODELS), ("albert", True), ("phi3", True)],
     ids=lambda value: {True: "dynamo", False: "torchscript"}.get(value, value),
 )
 def test_a_graph_has_the_points_and_values_of_its_model(name: str, dynamo: bool, tmp_path: Path) -> None:
