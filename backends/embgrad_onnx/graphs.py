@@ -121,6 +121,10 @@ class Graph:
         self.fixed = self._find_fixed()
         self.scopes = self._find_scopes()
         self._types = _types(proto, onnx)
+        for node in self.nodes:  # what an operator of another domain returns has real numbers where it takes some
+            kinds = [self._types[name] for name in node.inputs if name in self._types]
+            kind = next((kind for kind in kinds if kind in FLOATING), None)
+            self._types |= {name: kind for name in node.outputs if name not in self._types and kind is not None}
         if proto.producer_name == "pytorch":
             self.scopes = self._rename_calls()
 
@@ -174,9 +178,7 @@ class Graph:
         return frozenset(fixed)
 
     def is_floating(self, name: str) -> bool:
-        """Return whether a tensor holds real numbers. Where its type cannot be inferred its operator's first operand decides."""
-        while name not in self._types and (node := self.makers.get(name)) is not None and node.inputs:
-            name = node.inputs[0]
+        """Return whether a tensor holds real numbers."""
         return self._types.get(name) in FLOATING
 
     def carries(self, name: str) -> bool:
@@ -220,7 +222,7 @@ class Graph:
         """The steps that select rows of a weight by indices that depend on what the graph takes, with the weights' names."""
         gathers = [node for node in self.nodes if node.op == "Gather" and node.inputs[-1] not in self.fixed]
         tables = {node: self.weight(node.inputs[0], KEEPING) for node in gathers}
-        return {node: name for node, name in tables.items() if name is not None and len(self.shape_of(name)) > 1}
+        return {node: name for node, name in tables.items() if name is not None}
 
     @cached_property
     def functions(self) -> dict[Node, tuple[str, str]]:
@@ -267,9 +269,9 @@ class Graph:
                     members[scope[: depth + 1]].append(node)
         calls: dict[tuple[str, ...], list[list[Node]]] = {(): [self.nodes]}
         found: list[tuple[int, Module]] = []
-        for around, nodes in sorted(members.items(), key=lambda entry: len(entry[0])):
+        for around in sorted(members):  # outer modules come first
             outer = [{node.number for node in call} for call in calls[around[:-1]]]
-            parts = [[node for node in nodes if node.number in call] for call in outer]
+            parts = [[node for node in members[around] if node.number in call] for call in outer]
             calls[around] = [call for part in parts if part for call in self._calls(part)]
             made = (self._module(around[-1], call) for call in calls[around])
             found += [(len(around), module) for module in made if module is not None]
@@ -369,21 +371,21 @@ class Graph:
             if not weights:
                 continue
             others = [name for name in node.inputs if name not in self.fixed]
-            previous = ends.pop(others[0], None) if len(others) == 1 and self._are_added(node, weights) else None
-            if previous is not None and len(self.users[others[0]]) == 1:
+            previous = ends.pop(*others, None) if len(others) == 1 and self._are_added(node, weights) else None
+            if previous is not None and all(len(self.users[name]) == 1 for name in others):
                 chains[previous][0].append(node)
                 chains[previous][1].extend(weights)
             else:
                 previous = len(chains)
                 chains.append(([node], weights))
             ends[node.outputs[0]] = previous
-        own = Counter(self.scopes[chain[0].number][-1:] for chain, _ in chains)
-        for nodes, weights in chains:
-            scope = self.scopes[nodes[0].number][-1:]
-            if scope and own[scope] == 1:
+        scopes = ["".join(self.scopes[nodes[0].number][-1:]) for nodes, _ in chains]
+        count = Counter(scopes)
+        for (nodes, weights), scope in zip(chains, scopes, strict=True):
+            if scope and count[scope] == 1:
                 continue
             name = _owner(weights, nodes[-1].proto.name or nodes[-1].outputs[0])
-            path = name if not scope or name.startswith(scope[0]) else f"{scope[0]}.{name}"
+            path = name if name.startswith(scope) else f"{scope}.{name}"
             yield path, [*self._norm_before(nodes), *nodes]
 
     def _norm_before(self, nodes: Sequence[Node]) -> list[Node]:
@@ -483,7 +485,7 @@ def _taken_inside(attribute: Any, onnx: Any) -> Iterator[str]:
 
 def _types(proto: Any, onnx: Any) -> dict[str, int]:
     """Return the types of the tensors whose types can be inferred, by name, from the graph without its large weights."""
-    light = onnx.ModelProto(ir_version=max(proto.ir_version, 4), opset_import=proto.opset_import)
+    light = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     light.graph.name = proto.graph.name
     light.graph.node.extend(proto.graph.node)
     light.graph.output.extend(proto.graph.output)

@@ -47,7 +47,7 @@ def _empty(declared: Any, examples: int) -> np.ndarray | None:
     if len(dims) != 4 or sum(open_[1:]) != 1 or declared.tensor_type.elem_type not in FLOATING:
         return None
     shape = [0 if is_open else dim.dim_value for dim, is_open in zip(dims, open_, strict=True)]
-    return np.zeros([shape[0] or examples, *shape[1:]], DTYPES.get(declared.tensor_type.elem_type, "float32"))
+    return np.empty([shape[0] or examples, *shape[1:]], DTYPES.get(declared.tensor_type.elem_type, "float32"))
 
 
 def _convert(name: str, value: Any, declared: Any) -> np.ndarray:

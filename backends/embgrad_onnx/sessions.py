@@ -76,8 +76,8 @@ def make_session(
     """
     onnx, onnxruntime = import_onnx()
     proto, taken = graph.proto, taken or {}
-    read = {name for node in nodes for name in node.inputs}.union(*(node.proto.input for node in nodes))
-    part = onnx.ModelProto(ir_version=max(proto.ir_version, 4), opset_import=proto.opset_import)
+    read = {name for node in nodes for name in node.inputs}
+    part = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     part.graph.name = proto.graph.name or "graph"
     part.graph.node.extend(node.proto for node in nodes)
     part.graph.node.extend(onnx.helper.make_node("Shape", [name], [name + SHAPE]) for name in shapes_of)

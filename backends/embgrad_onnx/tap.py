@@ -110,7 +110,9 @@ class Stretches:
             proto = onnx.NodeProto()
             proto.CopyFrom(node.proto)
             proto.input[:] = [self._spell_input(name, node) for name in node.proto.input]
-            steps.append(replace(node, proto=proto))
+            steps.append(
+                replace(node, proto=proto, inputs=tuple(self._spell_input(name, node) for name in node.inputs))
+            )
         constants = {name for node in stretch for name in node.inputs if name in self._graph.fixed}
         types = {name: onnx.helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype) for name, value in taken.items()}
         nodes = [*self._graph.steps_for(constants), *steps]

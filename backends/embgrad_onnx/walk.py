@@ -216,6 +216,7 @@ def named_tensors(proto: Any) -> dict[str, Any]:
     """Return the initialisers of a graph and the constants among its nodes, by the names by which steps take them."""
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
     for node in proto.graph.node:
-        if node.op_type == "Constant":
-            tensors.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            if attribute.name == "value":
+                tensors |= dict.fromkeys(node.output, attribute.t)
     return tensors

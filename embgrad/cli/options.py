@@ -75,7 +75,8 @@ class Models:
             "--model",
             "-m",
             metavar="MODEL",
-            help="A checkpoint folder in Hugging Face's format; a TensorFlow SavedModel folder; or your own model as "
+            help="A checkpoint folder in Hugging Face's format; a TensorFlow SavedModel folder; an .onnx file, which has values "
+            "only; or your own model as "
             "path/to/file.py:name or module:name, where the name is a model or a function that builds one.",
         ),
     ] = None

@@ -131,11 +131,22 @@ def test_an_opset_that_onnxruntime_does_not_know() -> None:
         embgrad.evaluate(model, BATCH, OBJECTIVE)
 
 
-def test_an_operator_that_onnxruntime_does_not_know() -> None:
+def test_an_operator_that_onnxruntime_does_not_know(capfd: pytest.CaptureFixture[str]) -> None:
     model = proto()
     model.graph.node[-1].op_type = "Plus"
     with refused(errors.UnsupportedError, "cannot run the graph", "Plus"):
         embgrad.evaluate(model, BATCH, OBJECTIVE)
+    assert not capfd.readouterr().err  # the message says it all
+
+
+def test_a_graph_of_an_old_version_whose_weights_are_inputs() -> None:
+    model = proto()
+    model.ir_version = 3
+    for tensor in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    np.testing.assert_array_equal(
+        embgrad.evaluate(model, BATCH, OBJECTIVE), embgrad.evaluate(proto(), BATCH, OBJECTIVE)
+    )
 
 
 def test_call_and_parts() -> None:
@@ -176,7 +187,7 @@ def test_types_that_were_not_given_are_zeros() -> None:
     np.testing.assert_array_equal(embgrad.evaluate(with_input("token_type_ids"), BATCH, OBJECTIVE), plain)
 
 
-@pytest.mark.parametrize("kind", ["INT32", "FLOAT", "BOOL", "INT64"])
+@pytest.mark.parametrize("kind", ["INT32", "FLOAT", "FLOAT16", "DOUBLE", "BOOL", "INT64"])
 def test_inputs_have_the_types_that_the_graph_declares(kind: str) -> None:
     plain = embgrad.evaluate(proto("mean", "float32"), BATCH, OBJECTIVE)
     model = with_input("attention_mask", getattr(TensorProto, kind))
@@ -208,12 +219,13 @@ def test_a_graph_that_was_exported_for_another_shape() -> None:
     assert embgrad.evaluate(model, BATCH[:2], OBJECTIVE).shape == (2,)
 
 
-def test_a_graph_that_holds_the_number_of_examples_inside() -> None:
+def test_a_graph_that_holds_the_number_of_examples_inside(capfd: pytest.CaptureFixture[str]) -> None:
     b = Builder(example_weights(), "float64")
     b.classify(b.mean(b("Reshape", b.lookup(), b.constant(np.array([2, 4, 5])))))
     assert embgrad.evaluate(b.model(), example_batch()[:2], OBJECTIVE).shape == (2,)
     with refused(errors.BatchError, "onnxruntime cannot run the graph on this batch (", "dynamic axes"):
         embgrad.evaluate(b.model(), BATCH, OBJECTIVE)
+    assert not capfd.readouterr().err
 
 
 def test_an_index_that_is_computed_lies_outside_of_its_table() -> None:
