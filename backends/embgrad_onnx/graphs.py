@@ -371,8 +371,9 @@ class Graph:
             if not weights:
                 continue
             others = [name for name in node.inputs if name not in self.fixed]
-            previous = ends.pop(*others, None) if len(others) == 1 and self._are_added(node, weights) else None
-            if previous is not None and all(len(self.users[name]) == 1 for name in others):
+            only = "".join(others) if len(others) == 1 and self._are_added(node, weights) else ""
+            previous = ends.pop(only, None)
+            if previous is not None and len(self.users[only]) == 1:
                 chains[previous][0].append(node)
                 chains[previous][1].extend(weights)
             else:
