@@ -266,7 +266,7 @@ TENSORFLOW: Final = [
         Entry("dropout", "dropout", ".", subclassed(r"dropout(_\d+)?", call=_always), None, ALL),
         Entry(
             "types-row-missing",
-            "types-ignored",
+            "types-ignored different-table",
             r"embeddings(\.token_type_embeddings|\.LayerNorm)?$",
             changed(r"token_type_embeddings", zeros),
         ),
