@@ -14,7 +14,7 @@ from typing import Any, Final
 from embgrad_onnx.importing import import_onnx
 from embgrad_onnx.walk import FLOATING, Source, location_of, named_tensors
 
-__all__ = ["Graph", "Module", "Node", "graph_of", "size_of"]
+__all__ = ["PARTS", "Graph", "Module", "Node", "graph_of", "size_of"]
 
 #: The metadata in which PyTorch's newer exporter writes the paths of the modules that a node is in.
 NAME_SCOPES: Final = "pkg.torch.onnx.name_scopes"
@@ -241,14 +241,14 @@ class Graph:
         return min(reversed(around), key=_length).path if around else _owner([self.lookups[lookup]], "")
 
     @cached_property
-    def owners(self) -> dict[str, str]:
-        """By the weights' names, the paths of the first modules that read them; "" for none."""
-        owners: dict[str, str] = {}
+    def owners(self) -> Mapping[str, list[str]]:
+        """By the weights' names, the paths of the modules that read them, in order."""
+        owners: dict[str, dict[str, None]] = defaultdict(dict)
         for node in self.nodes:
             around = self._around.get(node.number, ())
             for weight in self.weights_of(node) if around else ():
-                owners.setdefault(weight, min(reversed(around), key=_length).path)
-        return owners
+                owners[weight][min(reversed(around), key=_length).path] = None
+        return {weight: [*paths] for weight, paths in owners.items()}
 
     # Modules
 

@@ -84,7 +84,7 @@ class Record:
             report(item)
         for node, (numbers, weight) in graph.functions.items():
             shape = graph.shape_of(weight)
-            path = graph.owners.get(weight, weight)
+            path = next(iter(graph.owners.get(weight, ())), weight)
             self.recorder.see_other(node.op, path, indices[numbers], shape, "float32", way="function")
 
     def _see(self, node: Node, indices: np.ndarray, tensor: Callable[[str], _Tensor]) -> None:

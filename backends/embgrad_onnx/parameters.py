@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from embgrad.backend import Weight
 from embgrad.errors import UnsupportedError
 from embgrad.toolkit import copy_owned
-from embgrad_onnx.graphs import Graph, graph_of, size_of
+from embgrad_onnx.graphs import PARTS, Graph, graph_of, size_of
 from embgrad_onnx.importing import import_onnx
 from embgrad_onnx.walk import FLOATING, Source, location_of, named_tensors, source_of
 
@@ -18,14 +19,40 @@ __all__ = ["weights"]
 
 
 def weights(model: Any) -> Sequence[Weight]:
-    """Return the initialisers and the constants of several real numbers, each once, in the graph's order."""
+    """Return the initialisers and the constants of several real numbers, each once, in the graph's order.
+
+    Exporters write vectors that are equal, such as the scales of norms that were not trained, once: these are the weights of
+    each module that reads them.
+    """
     source = source_of(model)
     graph = graph_of(source)
-    return [
-        _weight(source, graph, name, tensor)
+    floating = [
+        (name, tensor)
         for name, tensor in graph.tensors.items()
         if tensor.data_type in FLOATING and (name not in graph.makers or size_of(tensor) > 1)
     ]
+    found = {name: _weight(source, graph, name, tensor) for name, tensor in floating}
+    for name, tensor in floating:
+        is_vector = size_of(tensor) == max(tensor.dims, default=1) > 1
+        for module in graph.owners.get(name, [])[1:] if is_vector else ():
+            shared = _shared_weight(found[name], module, found)
+            found[shared.name] = shared
+    return list(found.values())
+
+
+def _shared_weight(weight: Weight, module: str, known: Collection[str]) -> Weight:
+    """Return a weight as that of another module that reads it; it cannot be written, as it is also the other's."""
+    part = PARTS.search(weight.name)
+    spelled = f"{module}{part[0]}" if part is not None else ""
+    name = spelled if spelled and spelled not in known else f"{module}:{weight.name}"
+
+    def put(value: np.ndarray) -> None:
+        raise UnsupportedError(
+            f"the weight {name!r} is {weight.name!r}, which the graph holds once for several modules: write that one, or export "
+            "the model after its weights have different values"
+        )
+
+    return replace(weight, name=name, module=module, put=put)
 
 
 def _weight(source: Source, graph: Graph, name: str, tensor: Any) -> Weight:
@@ -37,7 +64,7 @@ def _weight(source: Source, graph: Graph, name: str, tensor: Any) -> Weight:
 
     return Weight(
         name,
-        graph.owners.get(name, ""),
+        next(iter(graph.owners.get(name, ())), ""),
         tuple(tensor.dims),
         FLOATING[tensor.data_type],
         lambda: copy_owned(read()),

@@ -141,6 +141,28 @@ def test_a_norm_after_a_norm_ends_at_the_other() -> None:
     close(values(b.model(), "second:input#0")[0], once, 1e-12)
 
 
+def test_a_vector_that_several_modules_share_is_a_weight_of_each() -> None:
+    b = builder(**{"first.weight": np.arange(1.0, 6.0), "b": np.zeros(5)})
+    hidden = b.lookup()
+    for scope, weight in (("/first", "W1"), ("/second", "W2")):
+        b.weights[weight] = WEIGHTS["W1"] if weight == "W1" else 2 * WEIGHTS["W1"]
+        hidden = b("Mul", hidden, "first.weight", scope=f"{scope}/norm")
+        hidden = b("Tanh", b("Add", b("MatMul", hidden, weight, scope=scope), "b", scope=scope), scope=scope)
+    b("MatMul", hidden, b("Transpose", "E", perm=[1, 0]), name="logits")
+    b.outputs.append("logits")
+    model = b.model()
+    assert modules(model) == {
+        **{"E": "E", "W1": "first", "W2": "second", "b": "first", "second:b": "second"},
+        **{"first.weight": "first.norm", "second.norm.weight": "second.norm"},
+    }
+    (shared,) = [weight for weight in weights_of(model) if weight.name == "second.norm.weight"]
+    np.testing.assert_array_equal(shared.get(), np.arange(1.0, 6.0))
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match=r"'second.norm.weight' is 'first.weight', which the graph"
+    ):
+        shared.put(np.zeros(5))
+
+
 # Scopes
 
 
