@@ -43,7 +43,7 @@ def feeds(graph: Graph, batch: TokenBatch) -> tuple[dict[str, np.ndarray], tuple
 def _empty(declared: Any, examples: int) -> np.ndarray | None:
     """Return the keys or values of no earlier tokens; None for an input that declares no number of tokens to choose."""
     dims = declared.tensor_type.shape.dim
-    open_ = [not dim.HasField("dim_value") for dim in dims]
+    open_ = [dim.dim_value <= 0 for dim in dims]
     if len(dims) != 4 or sum(open_[1:]) != 1 or declared.tensor_type.elem_type not in FLOATING:
         return None
     shape = [0 if is_open else dim.dim_value for dim, is_open in zip(dims, open_, strict=True)]
@@ -74,11 +74,13 @@ def _expect_shape(name: str, shape: tuple[int, ...], declared: Any) -> None:
     """Raise BatchError for an input that has another shape than the graph was exported with."""
     if not declared.HasField("shape"):
         return
-    dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in declared.shape.dim]
+    dims = [
+        dim.dim_value if dim.dim_value > 0 else None for dim in declared.shape.dim
+    ]  # some exporters write -1 for any
     if len(dims) == len(shape) and all(dim in (None, size) for dim, size in zip(dims, shape, strict=True)):
         return
     wanted = ", ".join(
-        str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "any" for dim in declared.shape.dim
+        str(dim.dim_value) if dim.dim_value > 0 else dim.dim_param or "any" for dim in declared.shape.dim
     )
     raise BatchError(
         f"the graph was exported for {name!r} of shape ({wanted}), and the batch has {shape}: export it with dynamic axes, or "

@@ -217,6 +217,8 @@ def test_a_graph_that_was_exported_for_another_shape() -> None:
     ):
         embgrad.evaluate(model, BATCH, OBJECTIVE)
     assert embgrad.evaluate(model, BATCH[:2], OBJECTIVE).shape == (2,)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    assert embgrad.evaluate(model, BATCH, OBJECTIVE).shape == (3,)
 
 
 def test_a_graph_that_holds_the_number_of_examples_inside(capfd: pytest.CaptureFixture[str]) -> None:

@@ -212,6 +212,14 @@ def test_a_tensor_of_which_only_the_shape_is_used_outside_does_not_leave() -> No
     close(values(b.model(), "m:output#0")[0], 2 * np.tanh(ROWS @ WEIGHTS["W1"] + WEIGHTS["b1"]), 1e-12)
 
 
+def test_a_matrix_that_is_transposed_in_its_scope_is_one_module() -> None:
+    b = builder(W1=WEIGHTS["W1"].T)
+    product = b("MatMul", b.lookup(), b("Transpose", "W1", scope="/m", perm=[1, 0]), scope="/m")
+    b.classify(b("Tanh", product, scope="/m"))
+    assert paths(b.model()) == ["m", "W"]
+    close(values(b.model(), "m:output#0")[0], np.tanh(ROWS @ WEIGHTS["W1"]), 1e-12)
+
+
 def test_points_are_tensors_of_real_numbers_that_depend_on_the_batch() -> None:
     b = builder()
     scaled = b("Mul", b.number(2.0), b("Sin", b.lookup()), scope="/m")
@@ -243,7 +251,7 @@ def test_a_module_that_is_called_twice() -> None:
     b = builder()
     hidden = b.lookup()
     for _ in range(2):
-        hidden = b("Neg", b("Tanh", b.bend(b("Sin", hidden, scope="/m"), "/m"), scope="/m"), scope="/m")
+        hidden = b("Neg", b("Tanh", b.bend(b("Sin", hidden, scope="/m/act"), "/m"), scope="/m"), scope="/m")
     b.classify(b("Abs", hidden))
     once = -np.tanh(np.tanh(np.sin(ROWS) @ WEIGHTS["W1"] + WEIGHTS["b1"]))
     twice = -np.tanh(np.tanh(np.sin(once) @ WEIGHTS["W1"] + WEIGHTS["b1"]))
@@ -251,6 +259,7 @@ def test_a_module_that_is_called_twice() -> None:
         ("m:output#0", once),
         ("m:input#1", once),
         ("m.dense:input#1", np.sin(once)),
+        ("m.act:output#1", np.sin(once)),
         ("m:output#1", twice),
     ):
         close(values(b.model(), key)[0], expected, 1e-12)
