@@ -74,7 +74,7 @@ class Module:
         path: its path.
         kind: the operators in it, which the layers of a stack share.
         nodes: the numbers of its steps.
-        entering: the first tensor of real numbers that it takes from outside; None for none.
+        entering: the first tensor of real numbers that it takes from outside, other than a mask; None for none.
         leaving: the last of its tensors of real numbers that are used outside.
     """
 
@@ -131,11 +131,11 @@ class Graph:
     def _find_scopes(self) -> list[tuple[str, ...]]:
         """Return by step the paths of the modules that it is in, which PyTorch wrote down, or of which its name is.
 
-        Where PyTorch left out those of a step, they are those that the steps before and behind it are in.
+        Where an exporter left out those of a step, they are those that the steps before and behind it are in.
         """
         written = [_written_scope(node.proto) for node in self.nodes]
         if all(scope is None for scope in written):
-            return [_spelled_scope(node.proto.name) for node in self.nodes]
+            written = [_spelled_scope(node.proto.name) for node in self.nodes]
         behind, scopes = list(written), list(written)
         for node in reversed(self.nodes):
             if written[node.number] is None:
@@ -146,7 +146,8 @@ class Graph:
             if written[node.number] is None:
                 makers = [self.makers[name] for name in node.inputs if name in self.makers and name not in self.fixed]
                 before = [scopes[maker.number] or () for maker in makers]
-                scopes[node.number] = _common([*before, behind[node.number] or ()])
+                given = [()] * (not set(self.inputs).isdisjoint(node.inputs))
+                scopes[node.number] = _common([*given, *before, behind[node.number] or ()])
         return [scope or () for scope in scopes]
 
     def _rename_calls(self) -> list[tuple[str, ...]]:
@@ -180,6 +181,15 @@ class Graph:
     def is_floating(self, name: str) -> bool:
         """Return whether a tensor holds real numbers."""
         return self._types.get(name) in FLOATING
+
+    @cached_property
+    def _hidden(self) -> frozenset[str]:
+        """The tensors that are computed by way of a weight, which masks and positions are not."""
+        hidden: set[str] = set()
+        for node in self.nodes:
+            if not hidden.isdisjoint(node.inputs) or self.weights_of(node):
+                hidden.update(node.outputs)
+        return frozenset(hidden)
 
     def carries(self, name: str) -> bool:
         """Return whether a tensor holds real numbers that depend on what the graph takes."""
@@ -280,10 +290,7 @@ class Graph:
             module = self._module(path, nodes)
             if module is not None and module.nodes not in whole:
                 found.append((len(self.scopes[nodes[0].number]), module))
-        return [
-            module
-            for _, module in sorted(found, key=lambda entry: (min(entry[1].nodes), entry[0], -len(entry[1].nodes)))
-        ]
+        return [module for _, module in sorted(found, key=lambda entry: (-len(entry[1].nodes), entry[0]))]
 
     @cached_property
     def _around(self) -> Mapping[int, list[Module]]:
@@ -299,19 +306,24 @@ class Graph:
         """The calls and lookups that each call makes itself, in order; those outside of all calls by None."""
         inside: dict[Module | None, list[Module | Node]] = defaultdict(list)
         items: list[Module | Node] = [*self.modules, *self.lookups]
-        for item in sorted(items, key=_first):
-            around = self._around.get(_first(item), [])
+        for item in sorted(items, key=self._end):
+            around = self._around.get(item.number if isinstance(item, Node) else min(item.nodes), [])
             if isinstance(item, Module):
                 around = [outer for outer in around[: around.index(item)] if outer.nodes >= item.nodes]
             inside[min(reversed(around), key=_length, default=None)].append(item)
         return inside
 
+    def _end(self, item: Module | Node) -> int:
+        """Return the number of the step that makes the output of a module or a lookup."""
+        return item.number if isinstance(item, Node) else self.makers[item.leaving].number
+
     def _module(self, path: str, nodes: Sequence[Node]) -> Module | None:
         """Return the module of these steps; None where nothing leaves it that could be a point."""
         numbers = frozenset(node.number for node in nodes)
         inside = {name for node in nodes for name in node.outputs}
-        taken = (name for node in nodes if node.op not in OF_SHAPES for name in node.inputs)
-        enters = next((name for name in taken if name not in inside and self.carries(name)), None)
+        taken = [name for node in nodes if node.op not in OF_SHAPES for name in node.inputs]
+        entering = [name for name in taken if name not in inside and self.carries(name)]
+        enters = next((name for name in entering if name in self._hidden), next(iter(entering), None))
         made = [name for node in nodes for name in node.outputs if self.carries(name)]
         leaves = self._output_of([name for name in made if self._is_used_outside(name, numbers)], nodes)
         if leaves is None:
@@ -327,18 +339,20 @@ class Graph:
             return min(leaving, key=self.outputs.index)
         before: set[str] = set()
         for name in reversed(leaving):  # those of which others are computed come before these
-            if name not in before:
-                before |= {taken for node in self._towards(name, nodes) for taken in node.inputs}
+            if name not in before and len(leaving) > 1:
+                before |= self._find_before(name, nodes[0].number)
         return next((name for name in leaving if name not in before), None)
 
-    def _towards(self, name: str, nodes: Sequence[Node]) -> list[Node]:
-        """Return those of some steps that a tensor is computed by."""
-        wanted, towards = {name}, list[Node]()
-        for node in reversed(nodes):
-            if not wanted.isdisjoint(node.outputs):
-                wanted.update(node.inputs)
-                towards.append(node)
-        return towards
+    def _find_before(self, name: str, first: int) -> set[str]:
+        """Return the tensors from which another one is computed, by the steps from one on, in the module or outside."""
+        before, waiting = set[str](), [name]
+        while waiting:
+            node = self.makers.get(waiting.pop())
+            if node is not None and node.number >= first:
+                new = {*node.inputs} - before
+                before |= new
+                waiting.extend(new)
+        return before
 
     def _is_used_outside(self, name: str, numbers: frozenset[int]) -> bool:
         users = self.users.get(name, ())
@@ -395,7 +409,7 @@ class Graph:
         outside = {name for name in nodes[0].inputs if self.carries(name)}
         while nodes[0].op == "Mul" and len(steps) < MOST_STEPS:
             made = [node for name in outside if (node := self.makers.get(name)) is not None and self._normalises(node)]
-            last = max(made, key=_first, default=None)
+            last = max(made, key=lambda node: node.number, default=None)
             if last is None or any(user.number not in inside for user in self.users[last.outputs[0]]):
                 break
             inside.add(last.number)
@@ -418,10 +432,6 @@ class Graph:
 def graph_of(source: Source) -> Graph:
     """Return the graph of a model, which is read once."""
     return source.graph(lambda: Graph(source))
-
-
-def _first(item: Module | Node) -> int:
-    return item.number if isinstance(item, Node) else min(item.nodes)
 
 
 def _means(steps: Iterable[Node]) -> int:
@@ -467,7 +477,9 @@ def _written_scope(node: Any) -> tuple[str, ...] | None:
     return None
 
 
-def _spelled_scope(name: str) -> tuple[str, ...]:
+def _spelled_scope(name: str) -> tuple[str, ...] | None:
+    if "/" not in name:
+        return None
     parts = name.strip("/").split("/")[:-1]
     return tuple(".".join(parts[:length]) for length in range(1, len(parts) + 1))
 
