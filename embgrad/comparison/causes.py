@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -9,8 +10,8 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.recording import FINAL, Recording
-from embgrad.comparison.report import Cause
 from embgrad.comparison.sites import Pair, can_be_led, name_of
+from embgrad.results.port_records import Cause
 
 __all__ = ["causes_of", "share_explained"]
 
@@ -71,7 +72,8 @@ def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cau
         for explanation in () if best is None else (best, *best.also):
             rounded = explanation.cause == "half-weights"
             setting = "" if rounded else _general(explanation.setting, site)
-            key = (explanation.cause, setting, *(explanation.values if not rounded else ("", "")))
+            texts = ("", "") if rounded else tuple(_general(value, site) for value in explanation.values)
+            key = (explanation.cause, setting, *texts)
             grouped[key].append((site, explanation))
     causes = []
     for (cause, setting, *values), same in grouped.items():
@@ -101,9 +103,10 @@ def _rounding(explanation: Explanation) -> str:
     return explanation.text[max(explanation.text.find("rounded"), 0) :]
 
 
-def _general(setting: str, site: Site) -> str:
-    """Return a setting without the number of the layer, so that it is the same for all layers."""
-    return setting if site.layer is None else setting.replace(f".{site.layer}.", ".N.")
+def _general(text: str, site: Site) -> str:
+    """Return a text without the number of the site's layer, and of its partner, so that it is the same for all layers."""
+    text = re.sub(r" \(\d+\)", "", text)
+    return text if site.layer is None else re.sub(rf"(?<=[./]){site.layer}(?=[._/:\s,]|$)", "N", text)
 
 
 def _span(layers: Sequence[int]) -> str:

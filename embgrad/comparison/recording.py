@@ -24,7 +24,7 @@ from embgrad.model_points.points import INPUT, OUTPUT, WORD, Point, split_name
 from embgrad.model_points.roles import LAYER
 from embgrad.objectives.objectives import Objective, as_objective
 
-__all__ = ["FINAL", "HeldWeight", "LiveSide", "Recording", "Tensor"]
+__all__ = ["FINAL", "HeldWeight", "LiveSide", "Recording", "Tensor", "caller_of", "layer_spans"]
 
 #: The key of the model's own output.
 FINAL: Final = "output"
@@ -112,6 +112,7 @@ class Recording:
         live: the model, which can be run again; None for a folder.
         failure: the reason why there are no gradients although an objective was passed; empty where there is none.
         settings: the settings that its configuration declares.
+        notes: what is not known of it.
     """
 
     label: str
@@ -123,6 +124,7 @@ class Recording:
     live: LiveSide | None = field(default=None, repr=False)
     failure: str = ""
     settings: Mapping[str, Declared] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def by_role(self, role: str) -> Tensor | None:
         """Return the tensor with a role; None where there is none."""
@@ -210,7 +212,7 @@ class LiveSide:
         arrangement = self._arrangements[key]
 
         def change(value: np.ndarray) -> np.ndarray:
-            arrived = _as_features(arrangement.to_user_axes(value), self.batch)
+            arrived = _as_features(arrangement.to_user_axes(value))
             new = np.asarray(function(arrived), value.dtype)
             if arrangement.shared:
                 return np.ascontiguousarray(new[0].reshape(value.shape))
@@ -230,35 +232,24 @@ class LiveSide:
             outputs.append(np.array(named[None]))
             return ()
 
-        reads: tuple[Callback, ...] = (Callback(read),)
-        request = Request(
-            keys,
-            reads,
-            call=self.bound.call,
-            override=changes.override,
-            add=changes.add,
-            edit=changes.edit,
-            pullback=False,
-        )
+        def attempt(run: Callable[[Request], Run], asked: Request, *, reads: bool) -> tuple[Run, Tensor | None, str]:
+            asked = replace(asked, override=changes.override, add=changes.add, edit=changes.edit)
+            reading = replace(asked, objectives=(*asked.objectives, *([Callback(read)] if reads else [])))
+            try:
+                return self._finished(run(reading), outputs, failure)
+            except (
+                OutputError
+            ):  # the model has several outputs, which are points of their own; or the objective is wrong
+                return self._finished(run(asked), [], failure)
+
         if self._objective is not None and pullback:
             question = Question(self.bound, self.batch, (self._objective,), GradientOptions(()), quiet=True)
-            reads = reads if self.bound.supports("split") else ()
-            asked = question.request(keys)
-            asked = replace(
-                asked,
-                objectives=(*asked.objectives, *reads),
-                override=changes.override,
-                add=changes.add,
-                edit=changes.edit,
-            )
             try:
-                return self._finished(question.run(asked), outputs, "")
+                return attempt(question.run, question.request(keys), reads=self.bound.supports("split"))
             except (NoGradientError, ObjectiveError) as error:
                 failure = str(error)
-        try:
-            return self._finished(self.bound.run(self.batch, request), outputs, failure)
-        except OutputError:  # the model has several outputs, which are points of their own
-            return self._finished(self.bound.run(self.batch, replace(request, objectives=())), [], failure)
+        request = Request(keys, (), call=self.bound.call, pullback=False)
+        return attempt(lambda asked: self.bound.run(self.batch, asked), request, reads=True)
 
     def _finished(self, run: Run, outputs: Sequence[np.ndarray], failure: str) -> tuple[Run, Tensor | None, str]:
         values = _final_values(outputs[-1], self.batch) if outputs else None
@@ -290,8 +281,7 @@ class LiveSide:
                 return None
             found = of_module(point.name, point.shape, self.batch, axis, by_role=False, in_order=True)
             examples = self.batch.shape[0]
-            by_token = found.shape[:2] == self.batch.shape and len(found.shape) > 2
-            return found if by_token or (len(found.shape) == 2 and found.shape[0] == examples) else None
+            return found if len(found.shape) > 1 and found.shape[0] == examples else None
         try:
             lookup = with_layout(self.bound, self.batch, point.lookup)
             return of_lookup(
@@ -304,7 +294,7 @@ class LiveSide:
         arrangement, point = self._arrangements[key], self.points[key]
         gradient = read.gradients[0] if read.gradients else None
         if gradient is not None and not arrangement.shared:
-            gradient = _as_features(arrangement.to_user_axes(gradient), self.batch)
+            gradient = _as_features(arrangement.to_user_axes(gradient))
         elif gradient is not None:  # the sum over the examples that share the tensor
             gradient = None
         return Tensor(
@@ -314,7 +304,7 @@ class LiveSide:
             number=split_name(key).occurrence or 0,
             roles=point.roles,
             time=float(point.time),
-            values=_as_features(arrangement.to_user_axes(read.activation), self.batch),
+            values=_as_features(arrangement.to_user_axes(read.activation)),
             gradient=gradient,
             ids=None if point.lookup is None else np.asarray(arrangement.ids),
         )
@@ -327,53 +317,50 @@ class LiveSide:
             if point.side == OUTPUT or point.lookup is not None:
                 ended.setdefault(point.path, float(point.time))
         whole = max(ended.values(), default=0.0) + 1
-        spans = self._layers()
+        spans = layer_spans(self.points)
         held = []
         for weight in weights_of(self.bound.model):
-            module = _caller(weight.module or weight.name, ended)
+            module = caller_of(weight.module or weight.name, ended)
             time = ended.get(module, whole)
             layer = next((number for number, (start, end) in spans.items() if start <= time <= end), None)
             held.append(HeldWeight(weight.name, module, weight.shape, weight.get, time / whole, layer))
         return held
-
-    def _layers(self) -> dict[int, tuple[float, float]]:
-        """Return the times at which each layer starts and ends."""
-        spans: dict[int, tuple[float, float]] = {}
-        for point in self.points.values():
-            for role in point.roles:
-                number = role.removeprefix(f"{LAYER}.")
-                if role != number and number.isdigit():
-                    entry = self.points.get(point.key.replace(f":{OUTPUT}", f":{INPUT}"))
-                    before = spans.get(int(number) - 1, (0.0, -1.0))[1]
-                    start = float(entry.time) if entry is not None and entry is not point else before
-                    spans[int(number)] = (start, float(point.time))
-        return spans
 
 
 def _as_addition(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
     return lambda value: np.asarray(function(value) - value)
 
 
-def _as_features(values: np.ndarray, batch: TokenBatch) -> np.ndarray:
+def _as_features(values: np.ndarray) -> np.ndarray:
     """Return a tensor as (example, position, feature); one without positions as (example, 1, feature)."""
-    examples = batch.shape[0]
-    if values.ndim == 2:
-        return values.reshape(examples, 1, -1)
-    return values.reshape(*batch.shape, -1)
+    return values.reshape(len(values), 1, -1) if values.ndim == 2 else values.reshape(*values.shape[:2], -1)
 
 
 def _final_values(output: np.ndarray, batch: TokenBatch) -> np.ndarray | None:
     if output.ndim >= 2 and output.shape[0] == batch.shape[0]:
-        by_token = output.ndim > 2 and output.shape[1] == batch.shape[1]
-        return output.reshape(*batch.shape, -1) if by_token else output.reshape(batch.shape[0], 1, -1)
+        return _as_features(output)
     return None
 
 
-def _caller(path: str, ended: Mapping[str, float]) -> str:
+def caller_of(path: str, ended: Mapping[str, float]) -> str:
     """Return the path of the innermost called module that contains a path; "" for the model itself."""
     while path and path not in ended:
         path = path[: max(path.rfind(mark) for mark in MARKS)] if any(mark in path for mark in MARKS) else ""
     return path
+
+
+def layer_spans(points: Mapping[str, Point | Tensor]) -> dict[int, tuple[float, float]]:
+    """Return the times at which each layer starts and ends, by the roles of points, which are given by key."""
+    spans: dict[int, tuple[float, float]] = {}
+    for key, point in points.items():
+        for role in point.roles:
+            number = role.removeprefix(f"{LAYER}.")
+            if role != number and number.isdigit():
+                entry = points.get(key.replace(f":{OUTPUT}", f":{INPUT}"))
+                before = spans.get(int(number) - 1, (0.0, -1.0))[1]
+                start = float(entry.time) if entry is not None and entry is not point else before
+                spans[int(number)] = (start, float(point.time))
+    return spans
 
 
 def _class_names(model: Any) -> str:

@@ -23,8 +23,8 @@ LATER: Final = 12
 AGREES: Final = 1e-5
 PART: Final = 1e-2
 
-#: The relative L2 up to which two tensors are equal.
-SAME: Final = 1e-4
+#: The share of the distance from its own tensor within which a module's output is that of a later point.
+NEARER: Final = 0.3
 
 
 def repair_pairs(
@@ -37,9 +37,10 @@ def repair_pairs(
     """Return better pairs of points; None where each pair is right, or nothing shows that it is not.
 
     Keras's dense layer applies the activation itself, for example, where PyTorch's does not. A pair of such modules' outputs is
-    moved to the later point of the leader that holds what the follower computed; where there is no such point, and one output
-    is a known function of the other, the pair is dropped. So is a pair whose values differ although those of the next pairs agree
-    when both models run by themselves, as where one table holds the sum of two of the other model.
+    moved to the later point of the leader that holds what the follower computed, or of the follower that holds what the leader
+    computed; where there is no such point, and one output is a known function of the other, the pair is dropped. So is a pair
+    whose values differ although those of the next pairs agree when both models run by themselves, as where one table holds the
+    sum of two of the other model.
 
     Args:
         pairs: the pairs, the leader's first.
@@ -56,13 +57,16 @@ def repair_pairs(
         tensor = leader.tensors[pair.a]
         if pair.b == FINAL or tensor.side == INPUT or pair.features_a is not None or pair.features_b is not None:
             continue
-        later = next(
-            (other for other in _later(leader, tensor) if difference(other.values, values, real) <= SAME), None
-        )
+        own = difference(tensor.values, values, real)
+        later = _nearest(_later(leader, tensor), values, real, NEARER * own)
         if later is not None and not any(other.a == later.key and other.b != pair.b for other in pairs):
             name = later.path if later.side != INPUT else f"{later.path}:{INPUT}"
             changed[number] = replace(pair, name=name, a=later.key, time=later.time)
-        elif later is not None or _is_function(tensor.values, values, real):
+            continue
+        behind = _behind(pair, values, leader, follower, NEARER * own)
+        if later is None and behind is not None and not any(other.b == behind.key for other in pairs):
+            changed[number] = replace(pair, b=behind.key)
+        elif later is not None or _is_function(tensor.values, values, real, NEARER * own):
             dropped.add(number)
     if not dropped and changed == list(pairs):
         return None
@@ -93,10 +97,28 @@ def _later(recording: Recording, tensor: Tensor) -> Iterator[Tensor]:
     yield from (other for other in following[:LATER] if other.values.shape == tensor.values.shape)
 
 
-def _is_function(first: np.ndarray, second: np.ndarray, real: np.ndarray) -> bool:
-    """Return whether one of two tensors is a known activation function of the other."""
+def _nearest(tensors: Iterator[Tensor], values: np.ndarray, real: np.ndarray, most: float) -> Tensor | None:
+    """Return the first of the tensors that are nearest to values; None where all are further than a relative L2."""
+    measured = [(difference(tensor.values, values, real), tensor) for tensor in tensors]
+    least = min((distance for distance, _ in measured), default=most)
+    return next((tensor for distance, tensor in measured if distance <= least < most), None)
+
+
+def _behind(pair: Pair, arrived: np.ndarray, leader: Recording, follower: Recording, most: float) -> Tensor | None:
+    """Return the follower's later tensor that holds a known function, which the leader's module applies itself."""
+    real, own = leader.batch.real, follower.tensors[pair.b]
+    for activation in ACTIVATIONS:
+        if difference(leader.tensors[pair.a].values, activation.apply(arrived), real) < most:
+            wanted = activation.apply(own.values.astype(np.float64))
+            changed = difference(own.values, wanted, real)
+            return _nearest(_later(follower, own), wanted, real, NEARER * changed)
+    return None
+
+
+def _is_function(first: np.ndarray, second: np.ndarray, real: np.ndarray, most: float) -> bool:
+    """Return whether one of two tensors is nearly a known activation function of the other."""
     x, y = (values.astype(np.float64) for values in (first, second))
     return any(
-        difference(y, activation.apply(x), real) <= SAME or difference(x, activation.apply(y), real) <= SAME
+        difference(y, activation.apply(x), real) < most or difference(x, activation.apply(y), real) < most
         for activation in ACTIVATIONS
     )

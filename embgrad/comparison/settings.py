@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from embgrad.comparison.report import Cause, SettingDifference
+from embgrad.results.port_records import Cause, SettingDifference
 
 __all__ = ["Declared", "declared_settings", "differing_settings"]
 
@@ -42,6 +42,9 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "rotary_scaling": ("rope_type", "rope_scaling_type"),
     "rotary_factor": ("rope_scaling_factor", "rope_position_scaling_factor", "factor"),
+    "rotary_low": ("low_freq_factor", "beta_slow"),
+    "rotary_high": ("high_freq_factor", "beta_fast"),
+    "rotary_original": ("original_max_position_embeddings",),
     "rotary_share": ("partial_rotary_factor", "rotary_pct", "rotary_percentage"),
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads", "encoder_attention_heads"),
     "key_value_heads": ("num_key_value_heads", "n_kv_heads", "num_kv_heads"),
@@ -91,7 +94,7 @@ SETTING_OF_CAUSE: Final[Mapping[str, tuple[str, ...]]] = {
     "gelu": ("activation",),
     "activation": ("activation",),
     "rotary-base": ("rotary_base",),
-    "rotary-scaling": ("rotary_scaling", "rotary_factor"),
+    "rotary-scaling": ("rotary_scaling", "rotary_factor", "rotary_low", "rotary_high", "rotary_original"),
     "rotary-partial": ("rotary_share",),
     "attention-scale": ("attention_scale", "head_dim"),
     "attention-cap": ("attention_cap",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -88,20 +88,25 @@ def pair_points(a: Recording, b: Recording, matching: Matching) -> list[Pair]:
     pairs = [*_by_roles(a, b), *_by_modules(a, b, matching)]
     if FINAL in a.tensors and FINAL in b.tensors:
         pairs.extend(_whole(FINAL, a.tensors[FINAL], b.tensors[FINAL]))
-    unique: dict[tuple[str, bytes], Pair] = {}
+    unique: dict[tuple[str, str, bytes], Pair] = {}
     for pair in pairs:
         features = b"" if pair.features_a is None else pair.features_a.tobytes()
-        unique.setdefault((pair.a, features), pair)
+        unique.setdefault((pair.a, pair.b, features), pair)
     return _with_unique_names(sorted(unique.values(), key=lambda pair: (pair.time, pair.name)))
 
 
 def _with_unique_names(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs; the output of a module that makes a lookup of the same name is named as its output."""
-    seen: set[str] = set()
+    """Return the pairs; of a lookup and the output of its module, and of several partners of one point, the later are renamed."""
+    seen: Counter[str] = Counter()
     named = []
     for pair in pairs:
-        named.append(replace(pair, name=f"{pair.name}:{OUTPUT}") if pair.name in seen else pair)
-        seen.add(pair.name)
+        seen[pair.name] += 1
+        if seen[pair.name] == 1:
+            named.append(pair)
+        elif pair.a.partition("#")[0].endswith(f":{OUTPUT}") and seen[pair.name] == 2:
+            named.append(replace(pair, name=f"{pair.name}:{OUTPUT}"))
+        else:
+            named.append(replace(pair, name=f"{pair.name} ({seen[pair.name]})"))
     return named
 
 

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-__all__ = ["Match", "Matching", "NamedArray", "Part", "match_weights", "matrices_of"]
+__all__ = ["Match", "Matching", "NamedArray", "Part", "match_weights", "matrices_of", "rounded"]
 
 #: The relative L2 up to which two weights are equal: the rounding error of storing them in single precision.
 EQUAL: Final = 1e-6
@@ -311,30 +311,52 @@ def _matched(
     by_size: dict[int, list[_Summary]] = defaultdict(list)
     for other in others:
         by_size[other.size].append(other)
-    taken: set[int] = set()
+    pools = {size: _Pool(summaries) for size, summaries in by_size.items()}
     rest: list[_Summary] = []
     for summary in left:
-        free = [other for other in by_size[summary.size] if other.number not in taken]
-        values = summary.weight.get() if free else np.zeros(0)
-        found = _first_match(summary, free, values, rule)
+        pool = pools.get(summary.size)
+        found = None if pool is None else pool.first_match(summary, rule)
         if found is None:
             rest.append(summary)
         else:
-            taken.add(found[1].number)
-            matches.append(found[0])
-    return rest, [other for other in others if other.number not in taken]
+            matches.append(found)
+    free = {other.number for pool in pools.values() for other in pool.free}
+    return rest, [other for other in others if other.number in free]
 
 
-def _first_match(
-    summary: _Summary, free: Sequence[_Summary], values: np.ndarray, rule: Rule
-) -> tuple[Match, _Summary] | None:
-    time = summary.weight.time
-    ranked = sorted(free, key=lambda other: (round(summary.distance(other), 7), abs(other.weight.time - time)))
-    for other in ranked[:MOST_CANDIDATES]:
-        match = rule(summary, other, values, other.weight.get())
-        if match is not None:
-            return match, other
-    return None
+class _Pool:
+    """The weights of b of one size, from which each is taken once.
+
+    Args:
+        summaries: the weights.
+    """
+
+    def __init__(self, summaries: Sequence[_Summary]) -> None:
+        self._summaries = summaries
+        self._sums = np.array([(summary.magnitude, summary.power) for summary in summaries])
+        self._times = np.array([summary.weight.time for summary in summaries])
+        self._is_free = np.ones(len(summaries), bool)
+
+    @property
+    def free(self) -> list[_Summary]:
+        """The weights that were not taken."""
+        return [self._summaries[index] for index in np.flatnonzero(self._is_free).tolist()]
+
+    def first_match(self, summary: _Summary, rule: Rule) -> Match | None:
+        """Take the first weight that a rule accepts, closest sums first, and return its match; None where there is none."""
+        free = np.flatnonzero(self._is_free)
+        own = np.array((summary.magnitude, summary.power))
+        larger = np.maximum(np.maximum(np.abs(self._sums[free]), np.abs(own)), 1e-30)
+        distances = (np.abs(self._sums[free] - own) / larger).max(-1)
+        ranked = np.lexsort((np.abs(self._times[free] - summary.weight.time), distances.round(7)))
+        values = summary.weight.get() if len(free) else np.zeros(0)
+        for index in free[ranked[:MOST_CANDIDATES]]:
+            other = self._summaries[index]
+            match = rule(summary, other, values, other.weight.get())
+            if match is not None:
+                self._is_free[index] = False
+                return match
+        return None
 
 
 def _equal(summary: _Summary, other: _Summary, values: np.ndarray, theirs: np.ndarray) -> Match | None:
@@ -395,13 +417,14 @@ def _layouts(values: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[bool, np.
                 yield transposed, mine, turned
 
 
-def matrices_of(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield a weight as a matrix, in each way in which its axes may be outputs or inputs."""
+def matrices_of(values: np.ndarray, *, in_order: bool = False) -> Iterator[np.ndarray]:
+    """Yield a weight as a matrix, in each way in which its axes may be outputs or inputs, or in their own order alone."""
     squeezed = values.reshape([size for size in values.shape if size != 1] or [1])
     if squeezed.ndim == 1:
         yield squeezed.reshape(1, -1)
         return
-    orders = itertools.permutations(range(squeezed.ndim)) if squeezed.ndim == 3 else [tuple(range(squeezed.ndim))]
+    own = tuple(range(squeezed.ndim))
+    orders = itertools.permutations(own) if squeezed.ndim == 3 and not in_order else [own]
     for order in orders:
         turned = squeezed.transpose(order)
         for cut in range(1, squeezed.ndim):
@@ -414,7 +437,7 @@ def _described(match: Match, mine: np.ndarray, its: np.ndarray) -> Match:
         return match
     for dtype in ("bfloat16", "float16"):
         for exact, coarse, whose in ((mine, its, "b"), (its, mine, "a")):
-            if _distance(_in_half(exact, dtype), coarse) <= EQUAL:
+            if _distance(rounded(exact, dtype), coarse) <= EQUAL:
                 return replace(match, relation=f"rounded to {dtype} in {whose}")
     return replace(match, relation="different")
 
@@ -479,7 +502,7 @@ def _index_of_rows(summaries: Iterable[_Summary]) -> Rows:
 
 def _oriented(values: np.ndarray) -> Iterator[np.ndarray]:
     """Yield a weight's matrices, and their transposes, whose rows are long enough to be recognised."""
-    for matrix in matrices_of(values):
+    for matrix in matrices_of(values, in_order=True):
         for turned in (matrix, matrix.T):
             if turned.shape[1] >= LEAST_ROW and turned.shape[0] > 1:
                 yield turned
@@ -535,7 +558,7 @@ def _is_distinct(values: np.ndarray) -> bool:
     return bool(np.ptp(values) > 1e-3 * np.abs(values).max(initial=0.0))
 
 
-def _in_half(values: np.ndarray, dtype: str) -> np.ndarray:
+def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
     """Return the values rounded to half precision, as float32."""
     single = values.astype(np.float32)
     if dtype == "float16":

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Final
 
 import numpy as np
 
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, GELUS, IDENTITY, Activation
+from embgrad.comparison.hypotheses.products import products
 from embgrad.comparison.hypotheses.site import Explanation, Site, Values
-from embgrad.comparison.hypotheses.sources import Source, most_off, relative, samples, sources
+from embgrad.comparison.hypotheses.sources import Source, first_that_explains, most_off, relative, sample_of, sources
 
 __all__ = ["ActivationFunction", "cause_of"]
 
@@ -26,20 +28,19 @@ class ActivationFunction:
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the functions of both models differ; an empty list where a computes no known one."""
-        for source in sources(site, MOST):
-            first = self._fitted(site, source)
-            if first is not None:
-                return self._explained(site, source, first)
-        return []
+        candidates = itertools.chain(sources(site, MOST), itertools.chain.from_iterable(products(site)))
+        fits = ((source, self._fitted(site, source)) for source in candidates)
+        return first_that_explains(
+            site, (self._explained(site, source, first) for source, first in fits if first is not None)
+        )
 
     def _fitted(self, site: Site, source: Source) -> Activation | None:
         if source.values.shape != site.a.shape:
             return None
-        x, a = site.rows(source.values), site.rows(site.a)
-        few, wanted = samples([x, a])
+        few, wanted = sample_of(site, source.values), sample_of(site, site.a)
         most = most_off(site)
         near = [
-            (relative(function.apply(x), a), number)
+            (site.off(function.apply(source.values), from_a=True), number)
             for number, function in enumerate(ACTIVATIONS)
             if relative(function.apply(few), wanted) <= ROUGHLY * most
         ]
@@ -47,12 +48,13 @@ class ActivationFunction:
         return ACTIVATIONS[number] if off <= most and ACTIVATIONS[number] is not IDENTITY else None
 
     def _explained(self, site: Site, source: Source, first: Activation) -> list[Explanation]:
-        few, wanted = samples([site.rows(source.values), site.rows(site.b)])
-        rough = sorted(ACTIVATIONS, key=lambda function: relative(function.apply(few), wanted))
+        few, wanted = sample_of(site, source.values), sample_of(site, site.b)
+        offs = {function.name: relative(function.apply(few), wanted) for function in ACTIVATIONS}
+        near = sorted(ACTIVATIONS, key=lambda function: offs[function.name])[:2]
         return [
             self._explanation(source, first, second)
-            for second in rough[:3]
-            if second is not first and relative(second.apply(few), wanted) < site.difference
+            for second in near
+            if first not in (near[0], second) and offs[second.name] <= max(ROUGHLY * offs[near[0].name], site.floor)
         ]
 
     def _explanation(self, source: Source, first: Activation, second: Activation) -> Explanation:

@@ -17,8 +17,9 @@ from embgrad.comparison.hypotheses.sources import last_part, most_off
 
 __all__ = ["AttentionCore"]
 
-#: The most sites of one kind that are searched in vain.
+#: The most sites of one kind that are searched for several settings, and for one, in vain.
 MOST_FAILURES: Final = 2
+MOST_SHALLOW: Final = 6
 
 
 class AttentionCore:
@@ -60,21 +61,24 @@ class AttentionCore:
         known: list[tuple[Places, Places]] = site.memory.setdefault("attention cores", [])
         failures: dict[str, int] = site.memory.setdefault("attention failures", {})
         kind = last_part(site.name)
+        if failures.get(kind, 0) >= MOST_SHALLOW:
+            return []
         most = most_off(site)
-        again = [core for first, _ in known if (core := first.at(site)) is not None]
+        again = [core for places, _ in known if (core := places.at(site)) is not None]
         a = next((core for core in again if site.off(core.predicted, from_a=True) <= most), None)
         if a is None and failures.get(kind, 0) < MOST_FAILURES:
             a = fitted_core(site)
         if a is None:
             failures[kind] = failures.get(kind, 0) + 1
             return []
-        ported = [core for _, second in known if (core := second.at(site)) is not None]
+        ported = [core for _, places in known if (core := places.at(site)) is not None]
         b = ported_core(site, a, ported, deep=failures.get(kind, 0) < MOST_FAILURES)
         if b is None:
             failures[kind] = failures.get(kind, 0) + 1
             return []
         if b not in ported:
-            known.append((Places.of(site, a), Places.of(site, b)))
+            first, second = Places.of(site, a), Places.of(site, b)
+            known += [(first, second)] if first is not None and second is not None else []
         return _explanations(a, b)
 
 

@@ -93,9 +93,7 @@ class Combination:
         predicted = compute({tensor.name: tensor.values for tensor in tensors}.__getitem__)
         only_mine, only_its = [name for name in mine if name not in its], [name for name in its if name not in mine]
         cause = "norm-order"
-        if len(mine) == len(its) == 1 and f"{only_mine[0]}:input" == only_its[0]:
-            cause = "missing-norm"
-        elif not only_mine or not only_its:
+        if not only_mine or not only_its:
             cause = "missing-residual"
         yield Explanation(cause, f"{site.name} is", (" + ".join(mine), " + ".join(its)), predicted, compute, names)
 

@@ -106,7 +106,7 @@ class Core:
     def compute(self, at: Values) -> np.ndarray:
         """Return its output in a pass whose values at points a function returns."""
         sources = {
-            name: replace(source, values=source.read(at), features=None)
+            name: replace(source, values=source.read(at))
             for name, source in (("query", self.query), ("key", self.key), ("value", self.value))
         }
         return replace(self, **sources).predicted  # type: ignore[arg-type]

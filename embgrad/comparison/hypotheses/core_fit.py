@@ -12,13 +12,15 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core, Part
 from embgrad.comparison.hypotheses.core_numbers import fitted_numbers, settled
+from embgrad.comparison.hypotheses.declared import declared_by, number_in
 from embgrad.comparison.hypotheses.head_norm import HeadNorm, gains_of
 from embgrad.comparison.hypotheses.mask import Mask
 from embgrad.comparison.hypotheses.position_bias import PositionBias
+from embgrad.comparison.hypotheses.products import products
 from embgrad.comparison.hypotheses.projections import Projections, is_causal, least_window, projections
-from embgrad.comparison.hypotheses.rotary import HALVES, INTERLEAVED, Layout, Rotary, Scaling, scaling_from
+from embgrad.comparison.hypotheses.rotary import HALVES, INTERLEAVED, Layout, Rotary, Scaling
 from embgrad.comparison.hypotheses.site import Site
-from embgrad.comparison.hypotheses.sources import most_off, relative
+from embgrad.comparison.hypotheses.sources import Source, most_off, relative, sources
 
 __all__ = [
     "BASES",
@@ -26,11 +28,13 @@ __all__ = [
     "SCALINGS",
     "biases",
     "fitted_core",
-    "number_in",
     "part_of",
     "scales",
     "turned_size",
 ]
+
+#: The most tensors before a site that may be queries, keys or values.
+MOST: Final = 12
 
 #: The bases, shares of the head, soft caps and scalings that models have.
 BASES: Final = (10000.0, 1000000.0, 500000.0, 100000.0, 160000.0, 5000000.0, 1000.0)
@@ -44,6 +48,9 @@ SCALINGS: Final = (
         for factor, original in ((4.0, 32768.0), (4.0, 2048.0), (40.0, 4096.0))
     ),
 )
+
+#: The number of usual rotary positions: each layout and share with the likeliest base.
+USUAL_ROTARIES: Final = 1 + 2 * len(SHARES)
 
 #: The most rows of queries, and the most examples and heads, that a search looks at.
 ROWS: Final = 16
@@ -64,7 +71,13 @@ ROUGHLY: Final = 0.5
 
 def fitted_core(site: Site) -> Core | None:
     """Return the attention core that reproduces the reference's output; None where none does."""
-    candidates = projections(site, _sizes(site.settings[0], site.a.shape[-1]))
+    groups = itertools.chain([list(sources(site, MOST))], products(site))
+    return next((core for core in (_fitted(site, group) for group in groups) if core is not None), None)
+
+
+def _fitted(site: Site, group: Sequence[Source]) -> Core | None:
+    """Return the core of some of these tensors that reproduces the reference's output; None where none does."""
+    candidates = projections(site, group, _sizes(declared_by(site, 0), site.a.shape[-1]))
     most = most_off(site)
     near: list[_Tried] = []
     for options in (_plain, _usual, _with_biases, _with_norms, _with_rotaries, _with_caps):
@@ -146,17 +159,17 @@ def _whole(site: Site, core: Core, most: float) -> Core | None:
 
 def _plain(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield the cores that are tried with all tensors."""
-    rotaries = list(itertools.islice(_rotaries(site.settings[0], candidate.size), 2))
+    rotaries = list(itertools.islice(_rotaries(declared_by(site, 0), candidate.size), 2))
     yield from _cores(site, candidate, _masks(site, candidate)[:2], rotaries, _numbers(site, candidate)[:1])
 
 
 def _usual(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield the cores that most models have."""
-    declared = site.settings[0]
-    rotaries = list(itertools.islice(_rotaries(declared, candidate.size), 3))
+    declared = declared_by(site, 0)
+    rotaries = list(itertools.islice(_rotaries(declared, candidate.size), USUAL_ROTARIES))
     numbers = _numbers(site, candidate)[:3]
     caps = [number_in(declared, "attention_cap")]
-    yield from _cores(site, candidate, _masks(site, candidate)[:4], rotaries, numbers, caps)
+    yield from _cores(site, candidate, _masks(site, candidate)[:2], rotaries, numbers, caps)
 
 
 def _with_biases(site: Site, candidate: Projections) -> Iterator[Core]:
@@ -167,7 +180,7 @@ def _with_biases(site: Site, candidate: Projections) -> Iterator[Core]:
 
 def _with_norms(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield cores with norms of queries and keys."""
-    rotaries = list(itertools.islice(_rotaries(site.settings[0], candidate.size), 3))
+    rotaries = list(itertools.islice(_rotaries(declared_by(site, 0), candidate.size), 3))
     plain = _cores(site, candidate, _masks(site, candidate)[:2], rotaries, _numbers(site, candidate)[:3])
     usual = list(plain)
     for norm in _norms(site, candidate.size):
@@ -176,18 +189,18 @@ def _with_norms(site: Site, candidate: Projections) -> Iterator[Core]:
 
 def _with_rotaries(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield cores with all kinds of rotary positions."""
-    rotaries = _rotaries(site.settings[0], candidate.size)
+    rotaries = _rotaries(declared_by(site, 0), candidate.size)
     yield from _cores(site, candidate, _masks(site, candidate)[:2], list(rotaries), _numbers(site, candidate)[:2])
 
 
 def _with_caps(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield cores with soft caps and all masks."""
-    rotaries = list(itertools.islice(_rotaries(site.settings[0], candidate.size), 3))
+    rotaries = list(itertools.islice(_rotaries(declared_by(site, 0), candidate.size), 3))
     yield from _cores(site, candidate, _masks(site, candidate), rotaries, _numbers(site, candidate), [None, *CAPS])
 
 
 def _numbers(site: Site, candidate: Projections) -> list[float]:
-    return scales(site.settings[0], candidate.heads, candidate.size)
+    return scales(declared_by(site, 0), candidate.heads, candidate.size)
 
 
 def _cores(
@@ -229,7 +242,7 @@ def biases(site: Site, heads: int) -> list[PositionBias]:
 
 def _norms(site: Site, size: int) -> Iterator[HeadNorm]:
     """Yield the norms of queries and keys that the weights of the site's layer allow."""
-    epsilon = number_in(site.settings[0], "epsilon")
+    epsilon = number_in(declared_by(site, 0), "epsilon")
     for query, key in itertools.permutations(gains_of(site, size), 2):
         for offset, small in itertools.product((0.0, 1.0), (1e-6, 1e-5) if epsilon is None else (epsilon,)):
             yield HeadNorm(query, key, small, offset)
@@ -251,7 +264,7 @@ def _masks(site: Site, candidate: Projections) -> list[Mask]:
 def _rotaries(declared: Mapping[str, Any], size: int) -> Iterator[Rotary | None]:
     """Yield rotary positions, those that are declared first."""
     base, share = number_in(declared, "rotary_base"), number_in(declared, "rotary_share")
-    scaling = scaling_from(declared.get("rotary_scaling"))
+    scaling = declared.get("rotary_scaling")
     layout = declared.get("rotary_layout")
     bases = [*([] if base is None else [base]), *BASES]
     shares = [*([] if share is None else [share]), *SHARES]
@@ -281,9 +294,3 @@ def scales(declared: Mapping[str, Any], heads: int, size: int) -> list[float]:
 def _sizes(declared: Mapping[str, Any], width: int) -> list[int]:
     size, heads = number_in(declared, "head_dim"), number_in(declared, "heads")
     return [round(number) for number in (size, width / heads if heads else None) if number]
-
-
-def number_in(declared: Mapping[str, Any], name: str) -> float | None:
-    """Return a declared positive number; None where there is none."""
-    value = declared.get(name)
-    return float(value) if isinstance(value, (int, float)) and value > 0 and math.isfinite(value) else None

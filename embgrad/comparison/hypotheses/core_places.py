@@ -29,8 +29,10 @@ class Places:
     gains: tuple[int | None, int | None] = field(default=(None, None), repr=False)
 
     @classmethod
-    def of(cls, site: Site, core: Core) -> Places:
-        """Return the places of a core's tensors at its site."""
+    def of(cls, site: Site, core: Core) -> Places | None:
+        """Return the places of a core's tensors at its site; None where they are products with the layer's own weights."""
+        if any(source.matrix is not None for source in (core.query, core.key, core.value)):
+            return None
         names = [before.name for before in site.before]
         query, key, value = (names.index(source.name) for source in (core.query, core.key, core.value))
         if core.norm is None:

@@ -10,15 +10,19 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core
-from embgrad.comparison.hypotheses.core_fit import BASES, CAPS, SCALINGS, biases, number_in, scales, turned_size
+from embgrad.comparison.hypotheses.core_fit import BASES, CAPS, SCALINGS, biases, scales, turned_size
+from embgrad.comparison.hypotheses.declared import declared_by, number_in
 from embgrad.comparison.hypotheses.head_norm import HeadNorm
 from embgrad.comparison.hypotheses.mask import Mask
-from embgrad.comparison.hypotheses.projections import MOST, splits
-from embgrad.comparison.hypotheses.rotary import HALVES, INTERLEAVED, Rotary, Scaling, scaling_from
+from embgrad.comparison.hypotheses.projections import splits
+from embgrad.comparison.hypotheses.rotary import HALVES, INTERLEAVED, Rotary, Scaling
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Source, sources
 
 __all__ = ["variants"]
+
+#: The most tensors before a site that may be queries, keys or values.
+MOST: Final = 12
 
 #: The most windows that are tried one by one.
 MOST_WINDOWS: Final = 64
@@ -41,7 +45,7 @@ def variants(site: Site, core: Core, *, rare: bool = True) -> Iterator[Core]:
         core: the core that is changed.
         rare: whether every number of features and positions is tried, and every tensor.
     """
-    declared = site.settings[1]
+    declared = declared_by(site, 1)
     yield from _of_scores(declared, core)
     yield from (replace(core, mask=mask) for mask in _masks(site, core.mask, rare) if mask != core.mask)
     yield from (replace(core, rotary=rotary) for rotary in _rotaries(declared, core, rare) if rotary != core.rotary)
@@ -66,7 +70,7 @@ def _masks(site: Site, mask: Mask, rare: bool) -> Iterator[Mask]:
     if mask.causal:
         yield from (replace(mask, shift=shift) for shift in (-1, 0, 1))
     yield replace(mask, window=None)
-    window = number_in(site.settings[1], "window")
+    window = number_in(declared_by(site, 1), "window")
     longest = site.real.shape[1]
     nearest = [size for size in range(1, min(longest, MOST_WINDOWS)) if rare or size & (size - 1) == 0]
     for size in dict.fromkeys([*([] if window is None else [round(window), round(window) // 2]), *nearest]):
@@ -98,7 +102,7 @@ def _rotaries(declared: Mapping[str, Any], core: Core, rare: bool) -> Iterator[R
 
 def _scalings(declared: Mapping[str, Any], scaling: Scaling | None) -> Iterator[Scaling | None]:
     yield None
-    own = scaling_from(declared.get("rotary_scaling"))
+    own = declared.get("rotary_scaling")
     yield from [] if own is None else [own]
     yield from SCALINGS
     if scaling is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, Protocol
 
+from embgrad.comparison.hypotheses.activated import ActivatedProduct
 from embgrad.comparison.hypotheses.activation import ActivationFunction
 from embgrad.comparison.hypotheses.attention import AttentionCore
 from embgrad.comparison.hypotheses.combination import Combination
@@ -47,6 +48,7 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     Product(),
     Combination(),
     ActivationFunction(),
+    ActivatedProduct(),
     Gate(),
     AttentionCore(),
 )

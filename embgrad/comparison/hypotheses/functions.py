@@ -51,7 +51,7 @@ GELUS: Final = (
 
 IDENTITY: Final = Activation("missing", lambda x: x)
 
-#: All functions that are recognised; the frequent ones are first.
+#: All functions that are recognised; the frequent ones are first, and the last changes nothing.
 ACTIVATIONS: Final = (
     Activation("SiLU", lambda x: x * _logistic(x)),
     *GELUS,

@@ -11,8 +11,9 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.activation import cause_of
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY, Activation
+from embgrad.comparison.hypotheses.products import products
 from embgrad.comparison.hypotheses.site import Explanation, Site, Values
-from embgrad.comparison.hypotheses.sources import Source, most_off, relative, samples, sources
+from embgrad.comparison.hypotheses.sources import Source, first_that_explains, most_off, relative, sample_of, sources
 
 __all__ = ["Gate"]
 
@@ -37,7 +38,12 @@ class Gated:
     active: Source
     other: Source | None
 
-    def apply(self, active: np.ndarray, other: np.ndarray | None) -> np.ndarray:
+    @property
+    def branches(self) -> tuple[Source, ...]:
+        """The activated branch, and the other one if there is one."""
+        return (self.active,) if self.other is None else (self.active, self.other)
+
+    def apply(self, active: np.ndarray, other: np.ndarray | None = None) -> np.ndarray:
         """Return the product at these values of both branches."""
         value = self.function.apply(active)
         return value if other is None else np.asarray(value * other)
@@ -45,17 +51,16 @@ class Gated:
     @property
     def predicted(self) -> np.ndarray:
         """Its values, (example, position, feature)."""
-        return self.apply(self.active.values, None if self.other is None else self.other.values)
+        return self.apply(*(source.values for source in self.branches))
 
     def compute(self, at: Values) -> np.ndarray:
         """Return its values in a pass whose values at points a function returns."""
-        return self.apply(self.active.read(at), None if self.other is None else self.other.read(at))
+        return self.apply(*(source.read(at) for source in self.branches))
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The names of the points that it reads."""
-        read = (self.active,) if self.other is None else (self.active, self.other)
-        return tuple(dict.fromkeys(source.name for source in read))
+        return tuple(dict.fromkeys(source.name for source in self.branches))
 
 
 class Gate:
@@ -65,25 +70,31 @@ class Gate:
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the gates of both models differ; an empty list where a computes none."""
-        for first, second in _branches(site):
-            fit = self._fitted(site, first, second)
-            if fit is not None:
-                return self._explained(site, fit)
-        return []
+        return first_that_explains(site, (self._explained(site, fit) for fit in self._fits(site)))
 
-    def _fitted(self, site: Site, first: Source, second: Source) -> Gated | None:
-        a = site.rows(site.a)
-        x, y = site.rows(first.values), site.rows(second.values)
-        few_x, few_y, wanted = samples([x, y, a])
-        most = most_off(site)
-        near = [
-            (relative(function.apply(active) * other, a), number, swapped)
-            for number, function in enumerate(ACTIVATIONS)
-            for active, other, few, few_other, swapped in ((x, y, few_x, few_y, False), (y, x, few_y, few_x, True))
-            if relative(function.apply(few) * few_other, wanted) <= ROUGHLY * most
-        ]
-        off, number, swapped = min(near, default=(most + 1, 0, False))
-        return Gated(ACTIVATIONS[number], *((second, first) if swapped else (first, second))) if off <= most else None
+    def _fits(self, site: Site) -> Iterator[Gated]:
+        """Yield the gates that reproduce the reference's output, of each pair of branches the best."""
+        wanted, most = sample_of(site, site.a), most_off(site)
+        activated: dict[Source, np.ndarray] = {}
+        plain: list[Gated] = []
+        for pair in _branches(site):
+            for source in pair:
+                if source not in activated:
+                    few = sample_of(site, source.values)
+                    activated[source] = np.stack([function.apply(few) for function in ACTIVATIONS])
+            near = []
+            for active, other in (pair, pair[::-1]):
+                values = activated[active] * activated[other][-1]
+                offs = np.linalg.norm(values - wanted, axis=1) / (np.linalg.norm(wanted) or 1.0)
+                fitting = [ACTIVATIONS[number] for number in np.flatnonzero(offs <= ROUGHLY * most)]
+                near += [Gated(function, active, other) for function in fitting]
+            exact = [(site.off(gated.predicted, from_a=True), number) for number, gated in enumerate(near)]
+            off, number = min(exact, default=(most + 1, 0))
+            if off <= most and near[number].function is IDENTITY:
+                plain.append(near[number])
+            elif off <= most:
+                yield near[number]
+        yield from plain  # last: a branch may be what an activation returned
 
     def _explained(self, site: Site, first: Gated) -> list[Explanation]:
         assert first.other is not None, "the reference has both branches"
@@ -93,14 +104,11 @@ class Gate:
         if first.active.features is not None:
             splits = [pair for pair in _branches(site) if pair[0].label and pair[0].name == first.active.name]
             versions += [Gated(first.function, *pair) for x, y in splits for pair in ((x, y), (y, x))]
-        wanted = samples([site.rows(site.b)])[0]
-
-        def off(version: Gated) -> float:
-            read = [version.active] if version.other is None else [version.active, version.other]
-            few = samples([site.rows(source.values) for source in read])
-            return relative(version.apply(few[0], few[1] if len(few) > 1 else None), wanted)
-
-        near = [version for version in sorted(versions, key=off)[:3] if off(version) < site.difference]
+        wanted = sample_of(site, site.b)
+        samples = {source: sample_of(site, source.values) for gated in versions for source in gated.branches}
+        offs = [relative(gated.apply(*(samples[source] for source in gated.branches)), wanted) for gated in versions]
+        most = max(ROUGHLY * min(offs), site.floor)
+        near = [versions[number] for number in np.argsort(offs, kind="stable")[:2] if offs[number] <= most]
         return [explanation for second in near if (explanation := _explanation(first, second)) is not None]
 
 
@@ -110,6 +118,8 @@ def _branches(site: Site) -> Iterator[tuple[Source, Source]]:
     found = list(sources(site, 2 * MOST))
     same = [source for source in found if source.values.shape == site.a.shape][:MOST]
     yield from sorted(itertools.combinations(same, 2), key=lambda pair: same.index(pair[0]) + same.index(pair[1]))
+    for made in products(site):
+        yield from itertools.combinations([source for source in made if source.values.shape == site.a.shape], 2)
     for source in found:
         if source.values.shape == (*site.a.shape[:-1], 2 * width):
             yield (
@@ -128,7 +138,7 @@ def _explanation(first: Gated, second: Gated) -> Explanation | None:
         missing = first.other if second.active is first.active else first.active
         assert missing is not None, "the reference has both branches"
         return Explanation("missing-gate", f"the product with {missing.text} is", ("computed", "missing"), *rest)
-    if first.active.text != second.active.text:
+    if first.active.text != second.active.text and first.function is not IDENTITY:
         names = (first.function.name, second.function.name) if first.function is not second.function else ("", "")
         values = tuple(
             f"{name} of {version.active.text}" if name else version.active.text

@@ -18,7 +18,15 @@ NEAR: Final = 1e-4
 class Rows:
     """The rows of a table by the batch's ids or positions."""
 
-    causes = ("scaled-lookup", "position-ids-offset", "other-ids", "padding-row", "different-table", "half-weights")
+    causes = (
+        "scaled-lookup",
+        "position-ids-offset",
+        "other-ids",
+        "types-ignored",
+        "padding-row",
+        "different-table",
+        "half-weights",
+    )
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the lookups of both models differ; an empty list where a makes none."""
@@ -54,8 +62,12 @@ class Rows:
         predicted = np.array(site.b)
         predicted[site.real] = table[others]
         steps = np.unique(others - rows)
-        by_position = not np.array_equal(rows, site.ids[site.real])
-        if by_position:
+        tensors = site.recordings[0].tensors.values()
+        roles = {role for tensor in tensors if tensor.path == site.path for role in tensor.roles}
+        if "type" in roles and not others.any():
+            sentence = f"b looks up row 0 of {site.name} everywhere, where a takes the batch's types"
+            return _explanation("types-ignored", f"the rows of {site.name}", ("the types", "0"), predicted, sentence)
+        if not np.array_equal(rows, site.ids[site.real]):
             text = (str(int(rows.min())), str(int(others.min()))) if len(steps) == 1 else ("a's own", "others")
             return _explanation("position-ids-offset", f"the rows of {site.name} start at", text, predicted)
         text = ("the ids", f"the ids + {steps[0]}" if len(steps) == 1 else "others")

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from embgrad.common.tolerance import HALVES
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
+from embgrad.comparison.weights import rounded
 
 __all__ = ["Norm"]
+
+#: The least number of features of a norm.
+LEAST_WIDE: Final = 4
+
+#: The number of unit roundoffs of half precision by which a norm that is computed in it differs.
+MOST_ROUNDOFFS: Final = 8.0
 
 #: The epsilons that models have.
 EPSILONS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
@@ -45,8 +54,9 @@ class Parameters:
     shift: np.ndarray
 
     def apply(self, x: np.ndarray) -> np.ndarray:
-        """Return the norm of vectors along the last axis."""
-        return np.asarray(_unit(x, self.centred, self.epsilon) * self.gain + self.shift)
+        """Return the norm of vectors along the last axis, or of each of their equal parts as long as the gain."""
+        parts = x.reshape(*x.shape[:-1], -1, len(self.gain))
+        return np.asarray(_unit(parts, self.centred, self.epsilon) * self.gain + self.shift).reshape(x.shape)
 
     @property
     def kind(self) -> str:
@@ -57,40 +67,43 @@ class Parameters:
 class Norm:
     """A norm over the features, with a gain and a bias."""
 
-    causes = ("layer-norm-epsilon", "norm-kind", "norm-offset", "missing-bias", "missing-norm", "different-weight")
+    causes = (
+        "layer-norm-epsilon",
+        "norm-kind",
+        "norm-offset",
+        "missing-bias",
+        "missing-norm",
+        "norm-order",
+        "norm-in-half",
+        "different-weight",
+        "half-weights",
+    )
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the norms of both models differ; an empty list where a computes none."""
-        entry = site.entry
-        if entry is None or entry.values.shape != site.a.shape or site.a.shape[-1] < 4:
-            return []
-        x, a, b = (site.rows(values) for values in (entry.values, site.a, site.b))
-        first = _of_weights(site, x, a) or _fitted(x, a, site.declared("epsilon"))
+        return [explanation for path, entry in _norms(site) for explanation in self._of_module(site, path, entry)]
+
+    def _of_module(self, site: Site, path: str, entry: Before) -> list[Explanation]:
+        width = _width(site, path)
+        x, a, b = (site.rows(values).reshape(-1, width) for values in (entry.values, site.a, site.b))
+        first = _of_weights(site, path, x, a) or _fitted(x, a, site.declared("epsilon"))
         if first is None or _off(first.apply(x), a) > NEAR:
             return []
-        found = _versions(first, x, b, site.declared("epsilon", of_a=False))
         explanations = [
             explanation
-            for second in found
-            if _off(second.apply(x), b) <= NEAR
-            and (explanation := self._explanation(site, entry.name, entry.values, first, second)) is not None
+            for second in _versions(first, x, b, site.declared("epsilon", of_a=False))
+            if _off(second.apply(x), b) <= NEAR and (explanation := self._explanation(entry, first, second)) is not None
         ]
-        explanations += self._by_weights(site, entry, first)
+        explanations += self._by_weights(site, path, entry, first)
         if not explanations and (second := _fitted(x, b)) is not None:
-            explanation = self._explanation(site, entry.name, entry.values, first, second)
+            explanation = self._explanation(entry, first, second)
             explanations += [] if explanation is None else [explanation]
-        if np.allclose(x, b, rtol=1e-5, atol=1e-6):
-            name, values = entry.name, ("applied", "missing")
-            sentence = f"b lacks the norm {site.path}"
-            explanations.append(
-                Explanation("missing-norm", "the norm", values, entry.values, lambda at: at(name), (name,), sentence)
-            )
-        return explanations
+        return [*explanations, *_missing(site, path, entry, x, b), *_in_half(site)]
 
-    def _by_weights(self, site: Site, entry: Before, first: Parameters) -> list[Explanation]:
+    def _by_weights(self, site: Site, path: str, entry: Before, first: Parameters) -> list[Explanation]:
         """Return the explanation by b's weights, where one differs from its partner."""
         changed, sentences, cause = first, [], ""
-        for weight, other, match in site.held.values():
+        for weight, other, match in site.held_by(path).values():
             if match is None or other is None or match.is_equal or other.get().size != first.gain.size:
                 continue
             mine, its = (held.get().astype(np.float64).ravel() for held in (weight, other))
@@ -110,19 +123,57 @@ class Norm:
 
         text = ", and ".join(sentences)
         values = ("a's own", text)
-        return [Explanation(cause, site.path, values, changed.apply(entry.values), compute, (name,), text)]
+        return [Explanation(cause, path, values, changed.apply(entry.values), compute, (name,), text)]
 
-    def _explanation(
-        self, site: Site, name: str, values: np.ndarray, first: Parameters, second: Parameters
-    ) -> Explanation | None:
+    def _explanation(self, entry: Before, first: Parameters, second: Parameters) -> Explanation | None:
         cause, setting, texts = _what_differs(first, second)
         if not cause:
             return None
 
         def compute(at: Values) -> np.ndarray:
-            return second.apply(at(name))
+            return second.apply(at(entry.name))
 
-        return Explanation(cause, setting, texts, second.apply(values), compute, (name,))
+        return Explanation(cause, setting, texts, second.apply(entry.values), compute, (entry.name,))
+
+
+def _norms(site: Site) -> Iterator[tuple[str, Before]]:
+    """Yield the paths and the inputs of the modules whose output is a's output, which may be norms."""
+    for path, entry in site.modules:
+        if entry.values.shape == site.a.shape and site.a.shape[-1] >= LEAST_WIDE:
+            yield path, entry
+
+
+def _width(site: Site, path: str) -> int:
+    """Return the number of features that are normalised together: those of a head, where the weights are as long as a head."""
+    features = int(site.a.shape[-1])
+    sizes = {int(np.prod(weight.shape)) for weight, _, _ in site.held_by(path).values()}
+    size = sizes.pop() if len(sizes) == 1 else features
+    return size if size >= LEAST_WIDE and features % size == 0 else features
+
+
+def _missing(site: Site, path: str, entry: Before, x: np.ndarray, b: np.ndarray) -> list[Explanation]:
+    """Return the explanation that b has no norm, where its output is the norm's input."""
+    if not np.allclose(x, b, rtol=1e-5, atol=1e-6):
+        return []
+    name = entry.name
+    if path != site.path and any(pair.name == path for pair in site.pairs):
+        values, sentence = (
+            (path, name),
+            f"b reads the input of the norm {path} at {site.name}, where a reads its output",
+        )
+        return [Explanation("norm-order", site.name, values, entry.values, lambda at: at(name), (name,), sentence)]
+    values, sentence = ("applied", "missing"), f"b lacks the norm {path}"
+    return [Explanation("missing-norm", "the norm", values, entry.values, lambda at: at(name), (name,), sentence)]
+
+
+def _in_half(site: Site) -> list[Explanation]:
+    """Return the explanation that b computes the norm in half precision, where its output has no more digits than that."""
+    for dtype, roundoff in sorted(HALVES.items(), key=lambda entry: -entry[1]):
+        single = site.b.astype(np.float32)
+        if np.array_equal(rounded(single, dtype), single) and site.difference <= MOST_ROUNDOFFS * roundoff:
+            sentence = f"b computes norms in {dtype}"
+            return [Explanation("norm-in-half", "norms", ("float32", dtype), site.b, sentence=sentence)]
+    return []
 
 
 def _unit(x: np.ndarray, centred: bool, epsilon: float) -> np.ndarray:
@@ -136,11 +187,11 @@ def _off(predicted: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.linalg.norm(predicted - wanted)) / length if length else np.inf
 
 
-def _of_weights(site: Site, x: np.ndarray, y: np.ndarray) -> Parameters | None:
+def _of_weights(site: Site, path: str, x: np.ndarray, y: np.ndarray) -> Parameters | None:
     """Return the norm with the module's own weights that is nearest to a's outputs; None where it has no such weights."""
     vectors = [
         weight.get().astype(np.float64).ravel()
-        for weight, _, _ in site.held.values()
+        for weight, _, _ in site.held_by(path).values()
         if int(np.prod(weight.shape)) == x.shape[1]
     ]
     if not vectors or len(vectors) > 2:

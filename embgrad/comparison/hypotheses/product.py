@@ -12,7 +12,7 @@ from embgrad.comparison.hypotheses.site import Before, Explanation, Site
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weights import Match, matrices_of
 
-__all__ = ["Product"]
+__all__ = ["Product", "cause_of", "oriented", "oriented_of_b"]
 
 #: The largest relative L2 between the product and the reference's output.
 NEAR: Final = 1e-4
@@ -35,6 +35,7 @@ class Factors:
         weight: the weight that holds the matrix.
         other: b's partner of it; None where it has none.
         match: how the two relate; None where there is no partner.
+        cap: the number c for which a's output is c tanh(product / c); None where it is the product.
     """
 
     entry: Before
@@ -43,6 +44,7 @@ class Factors:
     weight: HeldWeight
     other: HeldWeight | None
     match: Match | None
+    cap: float | None = None
 
 
 class Product:
@@ -65,6 +67,8 @@ class Product:
         factors = next(_factors(site), None)
         if factors is None:
             return []
+        if factors.cap is not None:
+            return list(_of_cap(site, factors))
         return [
             *_of_weights(site, factors),
             *_of_other_heads(site, factors),
@@ -81,12 +85,19 @@ def _factors(site: Site) -> Iterator[Factors]:
         x = site.rows(entry.values)
         if len(x) != len(wanted):
             continue
-        for matrix in _oriented(weight.get(), site, x.shape[1]):
+        for matrix in oriented(weight.get(), site, x.shape[1]):
             rest = wanted - x @ matrix.T
             bias = rest.mean(0)
             if np.linalg.norm(rest - bias) <= NEAR * np.linalg.norm(wanted):
                 small = np.linalg.norm(bias) * len(x) ** 0.5 <= NEAR * np.linalg.norm(wanted)
                 yield Factors(entry, matrix, np.zeros_like(bias) if small else bias, weight, other, match)
+                continue
+            product = x @ matrix.T
+            cap = _cap(product, wanted)
+            if cap is not None and np.linalg.norm(cap * np.tanh(product / cap) - wanted) <= NEAR * np.linalg.norm(
+                wanted
+            ):
+                yield Factors(entry, matrix, np.zeros(len(matrix)), weight, other, match, cap)
 
 
 def _candidates(site: Site) -> Iterator[tuple[Before, HeldWeight, HeldWeight | None, Match | None]]:
@@ -94,8 +105,6 @@ def _candidates(site: Site) -> Iterator[tuple[Before, HeldWeight, HeldWeight | N
     if site.entry is not None and matrices:
         for weight, other, match in matrices:
             yield site.entry, weight, other, match
-        return
-    if site.held:
         return
     others = {weight.name: weight for weight in site.recordings[1].weights}
     matches = {match.a: match for match in site.matching.matches}
@@ -112,7 +121,7 @@ def _candidates(site: Site) -> Iterator[tuple[Before, HeldWeight, HeldWeight | N
                 yield before, weight, None if match is None else others[match.b], match
 
 
-def _oriented(values: np.ndarray, site: Site, inputs: int) -> Iterator[np.ndarray]:
+def oriented(values: np.ndarray, site: Site, inputs: int) -> Iterator[np.ndarray]:
     """Yield a weight as a matrix (output, input), in each way in which it may be one."""
     whole = site.recordings[0].tensors[site.pair.a].features
     for matrix in matrices_of(values):
@@ -139,20 +148,26 @@ def _of_weights(site: Site, factors: Factors) -> Iterator[Explanation]:
     match, other = factors.match, factors.other
     if match is None or other is None or match.is_equal:
         return
-    cause = next((key for start, key in CAUSES_OF.items() if match.relation.startswith(start)), "different-weight")
+    cause = cause_of(match)
     relation = match.relation.removesuffix(" in b")
     sentence = f"b has {factors.weight.name} {match.as_object}"
-    for matrix in _oriented_of_b(other.get(), site, factors.matrix.shape[1]):
+    for matrix in oriented_of_b(other.get(), site, factors.matrix.shape[1]):
         yield _explanation(
             cause, factors.weight.name, ("a's own", relation), factors, _affine(matrix, factors.bias), sentence
         )
+
+
+def cause_of(match: Match) -> str:
+    """Return the cause that a difference between two weights is."""
+    return next((key for start, key in CAUSES_OF.items() if match.relation.startswith(start)), "different-weight")
 
 
 def _affine(matrix: np.ndarray, bias: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     return lambda x: np.asarray(x @ matrix.T + bias)
 
 
-def _oriented_of_b(values: np.ndarray, site: Site, inputs: int) -> Iterator[np.ndarray]:
+def oriented_of_b(values: np.ndarray, site: Site, inputs: int) -> Iterator[np.ndarray]:
+    """Yield a weight of b as a matrix (output, input), in each way in which it may be one."""
     whole = site.recordings[1].tensors[site.pair.b].features
     for matrix in matrices_of(values):
         for turned in (matrix, matrix.T):
@@ -166,7 +181,7 @@ def _of_other_heads(site: Site, factors: Factors) -> Iterator[Explanation]:
     own = factors.weight.name
     for weight in site.recordings[1].weights:
         if weight.name in alone and len(weight.shape) == 2:
-            for matrix in _oriented_of_b(weight.get(), site, factors.matrix.shape[1]):
+            for matrix in oriented_of_b(weight.get(), site, factors.matrix.shape[1]):
                 sentence = f"b multiplies by {weight.name}, which equals no weight of a, where a multiplies by {own}"
                 yield _explanation(
                     "head-untied",
@@ -254,6 +269,19 @@ def _of_output(site: Site, factors: Factors) -> Iterator[Explanation]:
             factors,
             lambda x: cap * np.tanh((x @ factors.matrix.T + factors.bias) / cap),
         )
+
+
+def _of_cap(site: Site, factors: Factors) -> Iterator[Explanation]:
+    """Yield the explanations by another cap of the output, or none."""
+    place = site.path or "the model"
+    own = f"the cap {factors.cap:.4g}"
+    product = _affine(factors.matrix, factors.bias)
+    yield _explanation("logit-cap", f"the output of {place} has", (own, "no cap"), factors, product)
+    cap = _cap(site.rows(product(factors.entry.values)), site.rows(site.b))
+    if cap is not None:
+        values = (own, f"the cap {cap:.4g}")
+        function = lambda x: cap * np.tanh(product(x) / cap)  # noqa: E731  # it differs from the product's function by the cap
+        yield _explanation("logit-cap", f"the output of {place} has", values, factors, function)
 
 
 def _cap(a: np.ndarray, b: np.ndarray) -> float | None:

@@ -9,12 +9,9 @@ from typing import Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.site import Site
-from embgrad.comparison.hypotheses.sources import Source, sources
+from embgrad.comparison.hypotheses.sources import Source
 
 __all__ = ["Projections", "is_causal", "least_window", "projections", "splits"]
-
-#: The most tensors before a site that may be projections.
-MOST: Final = 12
 
 #: The sizes of heads that models have, the frequent ones first.
 SIZES: Final = (64, 128, 32, 96, 80, 256, 48, 16, 8, 4, 2)
@@ -50,16 +47,17 @@ class Projections:
         return int(self.query.values.shape[-1]) // self.size
 
 
-def projections(site: Site, sizes: Sequence[int] = ()) -> list[Projections]:
+def projections(site: Site, found: Sequence[Source], sizes: Sequence[int] = ()) -> list[Projections]:
     """Return the tensors that may be queries, keys and values, likeliest first.
 
     Each output must lie between the least and the largest of the values that it is a mean of.
 
     Args:
         site: the site.
+        found: the tensors.
         sizes: the sizes of heads that are tried first.
     """
-    found = [source for source in sources(site, MOST) if source.values.shape[:2] == site.a.shape[:2]]
+    found = [source for source in found if source.values.shape[:2] == site.a.shape[:2]]
     triples = [*_fused(site, found), *_separate(site, found)]
     order = {size: rank for rank, size in enumerate(dict.fromkeys([*sizes, *SIZES]))}
     ranked = [

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 
-__all__ = ["HALVES", "INTERLEAVED", "Rotary", "Scaling", "scaling_from"]
+__all__ = ["HALVES", "INTERLEAVED", "Rotary", "Scaling"]
 
 Layout = Literal["halves", "interleaved"]
 HALVES: Final = "halves"
 INTERLEAVED: Final = "interleaved"
-
-#: The names under which a kind of scaling is declared.
-KINDS: Final = {"linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 
 
 @dataclass(frozen=True)
@@ -115,24 +111,6 @@ class Rotary:
     def of_head(self, old: int, new: int) -> Rotary:
         """Return the settings with the same share of heads of another size."""
         return replace(self, size=max(2, 2 * round(self.size * new / old / 2)))
-
-
-def scaling_from(declared: Any) -> Scaling | None:
-    """Return the scaling that a configuration declares; None where it declares none that is known."""
-    if isinstance(declared, Scaling):
-        return declared
-    if not isinstance(declared, Mapping):
-        return None
-    kind = KINDS.get(str(declared.get("rope_type", declared.get("type"))))
-    numbers = {
-        "low": declared.get("low_freq_factor", declared.get("beta_slow", 1.0)),
-        "high": declared.get("high_freq_factor", declared.get("beta_fast", 32.0 if kind == "yarn" else 4.0)),
-        "original": declared.get("original_max_position_embeddings", 8192.0),
-        "factor": declared.get("factor"),
-    }
-    if kind is None or not all(isinstance(number, (int, float)) and number > 0 for number in numbers.values()):
-        return None
-    return Scaling(kind, **{name: float(number) for name, number in numbers.items()})
 
 
 @lru_cache(maxsize=512)

@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.comparison.recording import HeldWeight, Recording
 from embgrad.comparison.sites import Pair, difference
 from embgrad.comparison.weights import Match, Matching
-from embgrad.model_points.points import INPUT
+from embgrad.model_points.points import INPUT, OUTPUT
 
 __all__ = ["Before", "Explanation", "Site"]
 
@@ -82,6 +82,7 @@ class Site:
         matching: the weights of both sides by their partners.
         floor: the relative L2 that rounding may cause here.
         settings: the settings that both models declare, which are tried first.
+        pairs: all pairs of points of the check.
         memory: what hypotheses have found at other sites of the same check, to be tried first; each keeps its own keys.
     """
 
@@ -96,6 +97,7 @@ class Site:
     matching: Matching = field(repr=False)
     floor: float = 0.0
     settings: tuple[Mapping[str, Any], Mapping[str, Any]] = field(default=({}, {}), repr=False)
+    pairs: Sequence[Pair] = field(default=(), repr=False)
     memory: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -122,22 +124,46 @@ class Site:
     def entry(self) -> Before | None:
         """The tensor at the input of the module whose output ends the site; None where there is none."""
         number = self.recordings[0].tensors[self.pair.a].number
-        name = f"{self.path}:{INPUT}" if number == 0 else f"{self.path}#{number}:{INPUT}"
-        return next((before for before in self.before if before.name == name), None) if self.is_output else None
+        return self._input_of(self.path, number) if self.is_output else None
 
     @cached_property
+    def modules(self) -> Sequence[tuple[str, Before]]:
+        """The paths and inputs of the modules whose output is the site's, its own first."""
+        own = [(self.path, self.entry)] if self.entry is not None else []
+        tensors = self.recordings[0].tensors
+        end = tensors[self.pair.a]
+        others = [
+            (tensor.path, before)
+            for tensor in tensors.values()
+            if tensor.side == OUTPUT
+            and tensor.time < end.time
+            and (before := self._input_of(tensor.path, tensor.number)) is not None
+            and tensor.values.shape == self.a.shape
+            and np.array_equal(tensor.values, end.values)
+        ]
+        return [*own, *others]
+
+    def _input_of(self, path: str, number: int) -> Before | None:
+        name = f"{path}:{INPUT}" if number == 0 else f"{path}#{number}:{INPUT}"
+        return next((before for before in self.before if before.name == name), None)
+
+    @property
     def held(self) -> Mapping[str, tuple[HeldWeight, HeldWeight | None, Match | None]]:
-        """The weights of the module in a, by name, with b's partner and how the two match; None where b has none."""
+        """The weights of the module in a at the site's end, see `held_by`."""
+        return self.held_by(self.path)
+
+    def held_by(self, path: str) -> Mapping[str, tuple[HeldWeight, HeldWeight | None, Match | None]]:
+        """Return the weights of a module of a, by name, with b's partner and how the two match; None where b has none."""
         others = {weight.name: weight for weight in self.recordings[1].weights}
         matches = {match.a: match for match in self.matching.matches}
-        own = [weight for weight in self.recordings[0].weights if weight.module == self.path]
         return {
             weight.name: (
                 weight,
                 others[matches[weight.name].b] if weight.name in matches else None,
                 matches.get(weight.name),
             )
-            for weight in own
+            for weight in self.recordings[0].weights
+            if weight.module == path
         }
 
     def declared(self, setting: str, *, of_a: bool = True) -> float | None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.site import Site, Values
+from embgrad.comparison.hypotheses.site import Explanation, Site, Values
 from embgrad.model_points.points import INPUT
 
-__all__ = ["Source", "last_part", "most_off", "relative", "samples", "sources"]
+__all__ = ["Source", "first_that_explains", "last_part", "most_off", "relative", "sample_of", "sources"]
 
 #: The largest relative L2 between a known function's value and the reference's output.
 NEAR: Final = 1e-4
@@ -22,39 +22,47 @@ FLOORS: Final = 10.0
 #: The largest share of a site's difference by which a function may miss the reference's output.
 SHARE: Final = 0.25
 
-#: The number of a tensor's entries by which it is recognised.
+#: The number of a tensor's entries by which it is recognised, and by which functions are told apart first.
 SAMPLED: Final = 64
+ENTRIES: Final = 256
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A tensor at a point before a site, or some of its features.
+    """A tensor at a point before a site, its product with a weight, or some features of these.
 
     Attributes:
         name: the name of the pair of points.
         values: float64, (example, position, feature).
-        features: the features of the point's tensor, in order; None for all.
+        features: the features of the point's tensor or its product, in order; None for all.
         label: what distinguishes it from other parts of the same tensor.
+        matrix: the matrix that the point's tensor is multiplied with, (input, output); None for the tensor itself.
+        bias: what is then added.
     """
 
     name: str
     values: np.ndarray = field(repr=False)
     features: np.ndarray | None = field(default=None, repr=False)
     label: str = ""
+    matrix: np.ndarray | None = field(default=None, repr=False)
+    bias: np.ndarray | None = field(default=None, repr=False)
 
     def read(self, at: Values) -> np.ndarray:
         """Return its values in a pass whose values at points a function returns."""
-        values = at(self.name)
+        values = at(self.name) if self.matrix is None else at(self.name) @ self.matrix
+        values = values if self.bias is None else values + self.bias
         return values if self.features is None else np.asarray(values[..., self.features])
 
     def part(self, features: np.ndarray, label: str = "") -> Source:
         """Return some of its features, in the order of their indices."""
         whole = features if self.features is None else self.features[features]
-        return Source(self.name, self.values[..., features], whole, label)
+        return replace(self, values=self.values[..., features], features=whole, label=label)
 
     @property
     def text(self) -> str:
         """A short readable name, without the place of its layer."""
+        if self.matrix is not None:
+            return f"the product with {self.label}"
         return f"{self.label} of {last_part(self.name)}" if self.label else last_part(self.name)
 
 
@@ -95,7 +103,24 @@ def most_off(site: Site) -> float:
     return min(max(NEAR, FLOORS * site.floor), max(SHARE * site.difference, 2 * site.floor))
 
 
-def samples(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the same few entries of arrays of one shape."""
-    step = max(1, arrays[0].size // 256)
-    return [array.reshape(-1)[::step] for array in arrays]
+def first_that_explains(site: Site, found: Iterable[list[Explanation]]) -> list[Explanation]:
+    """Return the first explanations of which one predicts most of the port's output; the first of all where none does.
+
+    Several tensors may reproduce the reference's output: what is before a function, and what is behind it.
+    """
+    first: list[Explanation] = []
+    for explanations in found:
+        if any(site.off(explanation.predicted) <= SHARE * site.difference for explanation in explanations):
+            return explanations
+        first = first or explanations
+    return first
+
+
+def sample_of(site: Site, values: np.ndarray) -> np.ndarray:
+    """Return a few entries of a tensor at real positions, the same of all tensors of one shape."""
+    width = values.shape[-1]
+    real = site.real if values.shape[:2] == site.real.shape else np.ones(values.shape[:2], bool)
+    examples, positions = np.nonzero(real)
+    count = len(examples) * width
+    rows, features = np.divmod(np.arange(0, count, max(1, count // ENTRIES)), width)
+    return np.asarray(values[examples[rows], positions[rows], features])

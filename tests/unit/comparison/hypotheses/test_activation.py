@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from embgrad.comparison.hypotheses.activation import ActivationFunction
+from embgrad.comparison.hypotheses.site import Before
 from tests.unit.comparison.hypotheses.planted import expect_exact, site_of
 
 X = np.array([[[-3.0, -1.0], [-0.5, 0.25]], [[0.5, 1.0], [2.0, 3.0]]])
@@ -73,3 +75,9 @@ def test_functions_that_hardly_differ_are_distinguished() -> None:
     assert site.difference < 1e-4
     best = min(ActivationFunction().explain(site), key=lambda explanation: site.off(explanation.predicted))
     assert best.values == ("GELU by the tanh approximation", "GELU by the error function")
+
+
+def test_the_argument_may_be_known_of_the_reference_alone() -> None:
+    site = replace(site_of(GELU, RELU, {}), before=[Before("act", GELU, shared=False), Before("up", X, shared=False)])
+    best = min(ActivationFunction().explain(site), key=lambda explanation: site.off(explanation.predicted))
+    assert best.values == ("GELU by the error function", "ReLU")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from embgrad.comparison.hypotheses.gate import Gate
-from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.hypotheses.site import Before, Explanation, Site
 from tests.unit.comparison.hypotheses.planted import expect_exact, site_of
 
 RANDOM = np.random.default_rng(0)
@@ -82,3 +84,16 @@ def test_nothing_else_is_explained(b: np.ndarray) -> None:
 @pytest.mark.parametrize("a", [silu(G) + U, silu(G), np.sin(G) * U])
 def test_a_reference_without_a_known_gate_is_not_explained(a: np.ndarray) -> None:
     assert not Gate().explain(site_of(a, np.maximum(G, 0) * U, BEFORE))
+
+
+def test_the_activation_is_found_behind_a_module_of_its_own() -> None:
+    before = {UP: U, "layers.0.mlp.act": silu(G), GATE: G}
+    site = site_of(A, np.maximum(G, 0) * U, before)
+    alone = [Before(name, values, shared=name == UP) for name, values in before.items()]
+    found = best_of(replace(site, before=alone))
+    assert found.values == ("SiLU", "ReLU")
+
+
+def test_a_product_without_an_activation_is_found() -> None:
+    found = best_of(site_of(G * U, A, BEFORE))
+    assert found.text == "the activation is missing in a and SiLU in b"

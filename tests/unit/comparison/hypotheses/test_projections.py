@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.projections import is_causal, least_window, projections, splits
-from embgrad.comparison.hypotheses.sources import Source
+from embgrad.comparison.hypotheses.projections import Projections, is_causal, least_window, projections, splits
+from embgrad.comparison.hypotheses.site import Site
+from embgrad.comparison.hypotheses.sources import Source, sources
 from tests.unit.comparison.hypotheses.attended import BEFORE, OTHER, QUERY, REAL, VALUE, attended
 from tests.unit.comparison.hypotheses.planted import site_of
 
@@ -22,10 +23,14 @@ NAMES = tuple(f"layers.0.attention.{name}" for name in "qkv")
 WIDE = {**BEFORE, NAMES[1]: np.concatenate([BEFORE[NAMES[1]], OTHER[..., :16]], -1), NAMES[2]: np.tile(VALUE, 2)}
 
 
+def found_at(site: Site, sizes: Sequence[int] = ()) -> list[Projections]:
+    return projections(site, list(sources(site, 12)), sizes)
+
+
 def found_in(
     a: np.ndarray, before: Mapping[str, np.ndarray], sizes: Sequence[int] = ()
 ) -> list[tuple[str, str, str, int]]:
-    found = projections(site_of(a, 2 * a, before, real=REAL), sizes)
+    found = found_at(site_of(a, 2 * a, before, real=REAL), sizes)
     return [(one.query.name, one.key.name, one.value.name, one.size) for one in found]
 
 
@@ -52,17 +57,17 @@ def test_values_must_surround_their_means() -> None:
 
 
 def test_later_keys_are_recognised() -> None:
-    first = projections(site_of(A, A, BEFORE, real=REAL))[0]
+    first = found_at(site_of(A, A, BEFORE, real=REAL))[0]
     assert is_causal(site_of(A, A, BEFORE, real=REAL), first)
     assert not is_causal(site_of(EVERYWHERE, A, BEFORE, real=REAL), first)
 
 
 def test_a_window_is_recognised() -> None:
     site = site_of(WINDOW, A, BEFORE, real=REAL)
-    assert least_window(site, projections(site)[0], causal=True) == 3
+    assert least_window(site, found_at(site)[0], causal=True) == 3
     both = attended(seen=lambda row, column: abs(row - column) <= 2)
     site = site_of(both, A, BEFORE, real=REAL)
-    assert least_window(site, projections(site)[0], causal=False) == 2
+    assert least_window(site, found_at(site)[0], causal=False) == 2
 
 
 def test_a_fused_tensor_is_split() -> None:
@@ -82,5 +87,5 @@ def test_a_tensor_of_another_width_is_not_split(heads: int, size: int) -> None:
 
 def test_queries_keys_and_values_of_a_fused_tensor_are_found() -> None:
     whole = np.concatenate([QUERY, BEFORE[NAMES[1]], VALUE], -1)
-    found = projections(site_of(A, A, {"qkv": whole}, real=REAL))
+    found = found_at(site_of(A, A, {"qkv": whole}, real=REAL))
     assert any(np.array_equal(one.query.values, QUERY) and np.array_equal(one.value.values, VALUE) for one in found)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.rotary import INTERLEAVED, Rotary, Scaling, scaling_from
+from embgrad.comparison.hypotheses.rotary import INTERLEAVED, Rotary, Scaling
 
 POSITIONS = np.array([0, 2])
 # At base 16 and size 4 the frequencies are 1 and 1/4: at position 2 the angles are 2 and 1/2.
@@ -80,32 +79,6 @@ def test_yarn_divides_low_frequencies_and_lengthens() -> None:
 def test_sizes_follow_the_heads() -> None:
     assert Rotary(16.0, 8).of_head(16, 8).size == 4
     assert Rotary(16.0, 4).of_head(16, 4).size == 2
-
-
-@pytest.mark.parametrize(
-    ("declared", "wanted"),
-    [
-        (None, None),
-        ({"rope_type": "default"}, None),
-        ({"type": "linear", "factor": 2}, Scaling("linear", 2.0)),
-        ({"rope_type": "linear", "factor": "much"}, None),
-        ({"rope_type": "linear", "factor": 0}, None),
-        (
-            {
-                "rope_type": "llama3",
-                "factor": 32.0,
-                "low_freq_factor": 2.0,
-                "high_freq_factor": 8.0,
-                "original_max_position_embeddings": 1024,
-            },
-            Scaling("llama3", 32.0, 2.0, 8.0, 1024.0),
-        ),
-        ({"rope_type": "yarn", "factor": 4.0}, Scaling("yarn", 4.0, 1.0, 32.0)),
-        (Scaling("linear", 3.0), Scaling("linear", 3.0)),
-    ],
-)
-def test_declared_scalings_are_read(declared: Any, wanted: Scaling | None) -> None:
-    assert scaling_from(declared) == wanted
 
 
 def test_texts_name_the_numbers() -> None:

@@ -1,0 +1,239 @@
+"""The examination of two models: the pass of one that is led by the other's values, and the sites at which they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.comparison.floor import local_floors
+from embgrad.comparison.hypotheses.explain import explain
+from embgrad.comparison.hypotheses.site import Before, Explanation, Site
+from embgrad.comparison.recording import Recording
+from embgrad.comparison.repair import repair_pairs
+from embgrad.comparison.sites import Led, Pair, can_be_led, difference, lead, name_of
+from embgrad.comparison.unled import follow
+from embgrad.comparison.weights import Matching
+from embgrad.inputs.batch import TokenBatch
+
+__all__ = ["Examination", "as_stored", "examine", "explain_sites", "faint_sites", "layers_of", "permuted_before"]
+
+#: The number of floors beyond which a tensor differs.
+BEYOND: Final = 8.0
+
+#: The number of floors beyond which a tensor that agrees may show a cause that was found elsewhere, and the most such tensors.
+FAINT: Final = 0.75
+MOST_FAINT: Final = 400
+
+#: The number of times that pairs of points are repaired, and the relative L2 from which a pair is looked at.
+MOST_REPAIRS: Final = 3
+REPAIRED: Final = 1e-4
+
+#: The number of tensors before a site among which its inputs are looked for.
+NEAR: Final = 8
+
+#: The most tensors before a site that hypotheses are given.
+MOST_BEFORE: Final = 40
+
+#: The ratio of a change of the output to rounding errors of the inputs beyond which the output is random.
+MOST_AMPLIFIED: Final = 1e5
+
+
+@dataclass(frozen=True, eq=False)
+class Examination:
+    """The pass of one side that was led by the other, and the sites at which the two differ.
+
+    Attributes:
+        pairs: the pairs of points, a's first.
+        led: the pass.
+        floors: by pair the relative L2 that rounding may cause there.
+        sites: the sites, in a's order.
+        random: the names of the sites at which the led side gives other values when it is run again.
+    """
+
+    pairs: Sequence[Pair]
+    led: Led
+    floors: Sequence[float]
+    sites: Sequence[Site]
+    random: frozenset[str] = frozenset()
+
+
+def examine(
+    pairs: Sequence[Pair], recordings: tuple[Recording, Recording], matching: Matching, roundoff: float
+) -> Examination:
+    """Return the sites at which two models differ, from a pass of one that is led by the other."""
+    a, b = recordings
+    if not can_be_led(a) and not can_be_led(b):
+        led, floors = follow(pairs, a, b, roundoff, BEYOND)
+        return Examination(pairs, led, floors, differing_sites(pairs, recordings, led, floors, matching))
+    leader, follower, turned = (a, b, pairs) if can_be_led(b) else (b, a, [pair.reversed for pair in pairs])
+    name = "b" if leader is a else "a"
+    led = lead(turned, leader, follower, name)
+    for _ in range(MOST_REPAIRS):
+        differing = [
+            number
+            for number, arrived in led.values.items()
+            if difference(turned[number].in_a(leader.tensors[turned[number].a].values), arrived, a.batch.real)
+            > REPAIRED
+        ]
+        repaired = repair_pairs(turned, differing, led.values, leader, follower)
+        if repaired is None:
+            break
+        turned = repaired
+        led = lead(turned, leader, follower, name)
+    floors = local_floors(turned, leader, follower, led, roundoff)
+    random = [floor > MOST_AMPLIFIED * roundoff for floor in floors]
+    floors = [0.0 if is_random else floor for floor, is_random in zip(floors, random, strict=True)]
+    pairs = turned if leader is a else [pair.reversed for pair in turned]
+    sites = differing_sites(pairs, recordings, led, floors, matching)
+    drawn = {pair.name for pair, is_random in zip(pairs, random, strict=True) if is_random}
+    return Examination(pairs, led, floors, sites, frozenset(drawn))
+
+
+def explain_sites(examination: Examination) -> list[tuple[Site, Explanation | None]]:
+    """Return each site with its explanation, or None."""
+    return [(site, _drawn(site) if site.name in examination.random else explain(site)) for site in examination.sites]
+
+
+def _drawn(site: Site) -> Explanation:
+    """Return the explanation of a site at which a model draws random numbers."""
+    sentence = "b draws random numbers in evaluation mode, for example by dropout that was left on"
+    return Explanation("dropout", "b draws", ("nothing", "random numbers"), site.b, sentence=sentence)
+
+
+def faint_sites(
+    examined: Examination, recordings: tuple[Recording, Recording], matching: Matching, found: Sequence[Explanation]
+) -> list[tuple[Site, Explanation]]:
+    """Return the sites whose difference is near the floor, and that an explanation found elsewhere explains as well."""
+    if not found:
+        return []
+    known = {(explanation.cause, explanation.setting, explanation.values) for explanation in found}
+    causes = {explanation.cause for explanation in found}
+    clear = {site.name for site in examined.sites}
+    sites = differing_sites(examined.pairs, recordings, examined.led, examined.floors, matching, beyond=FAINT)
+    explained = [(site, explain(site, causes)) for site in sites[:MOST_FAINT] if site.name not in clear]
+    return [
+        (site, explanation)
+        for site, explanation in explained
+        if explanation is not None and (explanation.cause, explanation.setting, explanation.values) in known
+    ]
+
+
+def permuted_before(examined: Examination, sites: Sequence[Site]) -> set[str]:
+    """Return the names of pairs shortly before unexplained sites whose features b holds in another order than a."""
+    near = {before.name for site in sites for before in site.before[:NEAR]}
+    return {
+        pair.name
+        for pair in examined.pairs
+        if pair.name in near and pair.features_a is None and pair.features_b is not None
+    }
+
+
+def as_stored(pairs: Sequence[Pair], names: set[str]) -> list[Pair]:
+    """Return the pairs; those with these names with b's features in the order in which b holds them."""
+    return [replace(pair, features_b=None) if pair.name in names else pair for pair in pairs]
+
+
+def differing_sites(
+    pairs: Sequence[Pair],
+    recordings: tuple[Recording, Recording],
+    led: Led,
+    floors: Sequence[float],
+    matching: Matching,
+    beyond: float = BEYOND,
+) -> list[Site]:
+    """Return the sites at which the led model's output differs from the other's by so many floors, in a's order."""
+    a, b = recordings
+    layer_of = layers_of(a)
+    sites = []
+    memory: dict[str, Any] = {}
+    first, second = ({name: held.value for name, held in side.settings.items()} for side in recordings)
+    settings = first, second
+    for number, pair in enumerate(pairs):
+        if number not in led.values:
+            continue
+        values_a, values_b = pair.in_a(a.tensors[pair.a].values), led.values[number]
+        if led.follower == "a":
+            values_a, values_b = led.values[number], pair.in_b(b.tensors[pair.b].values)
+        if difference(values_a, values_b, a.batch.real) <= beyond * floors[number]:
+            continue
+        sites.append(
+            Site(
+                pair,
+                layer_of(a.tensors[pair.a].time),
+                np.asarray(values_a, np.float64),
+                np.asarray(values_b, np.float64),
+                _real_of(a.batch, values_a),
+                a.batch.ids,
+                _before(pairs[:number], recordings, led, pair, values_a),
+                recordings,
+                matching,
+                floors[number],
+                settings,
+                pairs,
+                memory,
+            )
+        )
+    return sites
+
+
+def _real_of(batch: TokenBatch, values: np.ndarray) -> np.ndarray:
+    """Return the positions of a tensor that count, bool, (example, position)."""
+    if values.shape[:2] == batch.shape:
+        return batch.real
+    masks = (np.asarray(extra) for name, extra in batch.extras.items() if "mask" in name)
+    own = next((mask for mask in masks if mask.shape == values.shape[:2]), None)
+    return np.ones(values.shape[:2], bool) if own is None else own.astype(bool)
+
+
+def _before(
+    pairs: Sequence[Pair], recordings: tuple[Recording, Recording], led: Led, end: Pair, value: np.ndarray
+) -> list[Before]:
+    """Return the tensors at the points before a site, the nearest first.
+
+    Lookups are shared as well as pairs: they depend on the batch alone. What a computes on the way to the site's output is added,
+    where it is not that output itself.
+
+    Args:
+        pairs: the pairs before the site.
+        recordings: a and b.
+        led: the led pass.
+        end: the pair at which the site ends.
+        value: the reference's output.
+    """
+    a, b = recordings
+    if led.follower == "a":
+        found = [Before(pair.name, np.asarray(pair.in_b(b.tensors[pair.b].values), np.float64)) for pair in pairs]
+        return found[::-1][:MOST_BEFORE]
+    names = {pair.a: pair for pair in pairs}
+    entries: list[tuple[float, Before]] = [
+        (pair.time, Before(pair.name, np.asarray(pair.in_a(a.tensors[pair.a].values), np.float64)))
+        for pair in pairs[-MOST_BEFORE:]
+    ]
+    start = entries[0][0] if entries else 0.0
+    for tensor in a.tensors.values():
+        near = start <= tensor.time < a.tensors[end.a].time
+        if tensor.key not in names and (near or tensor.side is None) and not _equal(tensor.values, value):
+            values = np.asarray(tensor.values, np.float64)
+            entries.append((tensor.time, Before(name_of(tensor), values, tensor.side is None)))
+    entries.sort(key=lambda entry: -entry[0])
+    return [before for _, before in entries]
+
+
+def _equal(first: np.ndarray, second: np.ndarray) -> bool:
+    return first.shape == second.shape and np.array_equal(first, second)
+
+
+def layers_of(recording: Recording) -> Callable[[float], int | None]:
+    """Return a function that returns the layer in which a time lies."""
+    spans: dict[int, tuple[float, float]] = {}
+    for tensor in recording.tensors.values():
+        for role in tensor.roles:
+            number = role.removeprefix("layer.")
+            if number != role and number.isdigit():
+                entry = recording.of_module(tensor.path, "input", tensor.number)
+                before = spans.get(int(number) - 1, (0.0, float("inf")))[1]
+                spans[int(number)] = (entry.time if entry is not None else before, tensor.time)
+    return lambda at: next((number for number, (start, end) in spans.items() if start <= at <= end), None)

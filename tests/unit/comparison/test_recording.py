@@ -1,0 +1,52 @@
+"""Recordings on the reference: models with several outputs, with and without gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.comparison.port import check_port
+from embgrad.comparison.recording import FINAL, LiveSide
+from embgrad.errors import OutputError
+from embgrad.testing.reference import ReferenceModel, lookup
+
+IDS = [[1, 2, 3], [4, 5, 6]]
+
+
+def encoder(factor: float = 1.0) -> ReferenceModel:
+    """Return a model with two outputs, the states and their mean."""
+
+    def forward(m: Any, input_ids: np.ndarray) -> Any:
+        states = m.module("body", lambda rows: (rows @ m["body.W"]).tanh(), lookup(m["E"], input_ids))
+        return {"last_hidden_state": states, "pooler_output": states.mean(1)}
+
+    random = np.random.default_rng(0)
+    weights = {"E": random.normal(size=(9, 4)), "body.W": factor * random.normal(size=(4, 4))}
+    return ReferenceModel(forward, weights, ["body"])
+
+
+def test_a_model_with_several_outputs_has_gradients_too() -> None:
+    batch, objective = embgrad.TokenBatch(IDS), embgrad.Sum(output="pooled")
+    recording = LiveSide(encoder(), batch, objective).record()
+    assert FINAL not in recording.tensors
+    word = recording.by_role("word")
+    assert word is not None
+    expected = embgrad.gradients(encoder(), IDS, objective)
+    np.testing.assert_array_equal(word.gradient, expected.values)
+    np.testing.assert_array_equal(recording.objective, expected.objective)
+
+
+@pytest.mark.parametrize("objective", [None, embgrad.Sum(output="pooled")])
+def test_ports_with_several_outputs_are_checked(objective: Any) -> None:
+    assert check_port(encoder(), encoder(), IDS, objective).agrees
+    wrong = check_port(encoder(), encoder(2.0), IDS, objective)
+    assert (wrong.agrees, wrong.first) == (False, "body")
+    assert [point.gradient is None for point in wrong.points if point.name == "body:input"] == [objective is None]
+
+
+def test_an_objective_of_an_output_that_is_not_there_is_refused() -> None:
+    with pytest.raises(OutputError, match=r"expected output=.* in the objective"):
+        check_port(encoder(), encoder(), IDS, embgrad.Sum())

@@ -1,0 +1,158 @@
+"""Pairs of points that do not hold the same tensor are repaired, and others are left."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.recording import FINAL
+from embgrad.comparison.repair import repair_pairs
+from embgrad.comparison.sites import Pair, lead
+from tests.unit.comparison.recorded import Pass, Steps
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(2, 4, 6))
+W, V = RANDOM.normal(size=(2, 6, 6))
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0)
+
+
+#: A dense layer without its activation, and then another one.
+APART: Steps = {
+    "x": lambda at: X,
+    "up:input#0": lambda at: at["x"],
+    "up:output#0": lambda at: at["up:input#0"] @ W,
+    "act:output#0": lambda at: relu(at["up:output#0"]),
+    "down:input#0": lambda at: at["act:output#0"],
+    "down:output#0": lambda at: at["down:input#0"] @ V,
+    FINAL: lambda at: at["down:output#0"],
+}
+
+#: The same, where the first dense layer applies its activation.
+INSIDE: Steps = {
+    "x": lambda at: X,
+    "dense:input#0": lambda at: at["x"],
+    "dense:output#0": lambda at: relu(at["dense:input#0"] @ W),
+    "last:input#0": lambda at: at["dense:output#0"],
+    "last:output#0": lambda at: at["last:input#0"] @ V,
+    FINAL: lambda at: at["last:output#0"],
+}
+PAIRS = [
+    Pair("x", "x", "x", time=0.0),
+    Pair("up", "up:output#0", "dense:output#0", time=2.0),
+    Pair("down:input", "down:input#0", "last:input#0", time=4.0),
+    Pair("down", "down:output#0", "last:output#0", time=5.0),
+    Pair(FINAL, FINAL, FINAL, time=float("inf")),
+]
+
+
+def repaired(
+    first: Steps, second: Steps, pairs: list[Pair] = PAIRS, differing: list[int] | None = None
+) -> list[Pair] | None:
+    a, b = Pass(first).record(), Pass(second).record()
+    led = lead(pairs, a, b, "b")
+    if differing is None:
+        differing = [
+            number
+            for number, pair in enumerate(pairs)
+            if not np.allclose(pair.in_a(a.tensors[pair.a].values), led.values[number])
+        ]
+    return repair_pairs(pairs, differing, led.values, a, b)
+
+
+def keys(pairs: list[Pair] | None) -> list[tuple[str, str, str]]:
+    assert pairs is not None
+    return [(pair.name, pair.a, pair.b) for pair in pairs]
+
+
+def test_nothing_is_repaired_where_all_is_right() -> None:
+    assert repaired(APART, APART, [Pair(key, key, key, time=float(n)) for n, key in enumerate(APART)]) is None
+
+
+def test_a_layer_with_its_activation_is_paired_with_the_activation() -> None:
+    pairs = [PAIRS[0], PAIRS[1], *PAIRS[3:]]
+    assert keys(repaired(APART, INSIDE, pairs, [1])) == [
+        ("x", "x", "x"),
+        ("act", "act:output#0", "dense:output#0"),
+        ("down", "down:output#0", "last:output#0"),
+        (FINAL, FINAL, FINAL),
+    ]
+
+
+def test_the_order_is_that_of_the_pass() -> None:
+    pairs = [PAIRS[0], PAIRS[1], Pair("other", "up:input#0", "dense:input#0", time=2.5), *PAIRS[3:]]
+    assert [name for name, _, _ in keys(repaired(APART, INSIDE, pairs, [1]))] == ["x", "other", "act", "down", FINAL]
+
+
+def test_a_point_that_another_pair_holds_is_not_taken_twice() -> None:
+    pairs = [PAIRS[0], PAIRS[1], Pair("act", "act:output#0", "last:input#0", time=3.0), *PAIRS[3:]]
+    assert [name for name, _, _ in keys(repaired(APART, INSIDE, pairs, [1]))] == ["x", "act", "down", FINAL]
+
+
+def test_a_layer_whose_activation_is_no_point_is_dropped() -> None:
+    without = {name: step for name, step in APART.items() if not name.startswith("act")}
+    without["down:input#0"] = lambda at: relu(at["up:output#0"]) * np.array([1, 2, 3, 4, 5, 6])
+    assert [name for name, _, _ in keys(repaired(without, INSIDE))] == ["x", "down:input", "down", FINAL]
+
+
+def test_a_layer_without_the_activation_of_the_leader_is_paired_with_the_activation() -> None:
+    pairs = [pair.reversed for pair in PAIRS]
+    pairs = [Pair(pair.name, pair.a, pair.b, time=float(number)) for number, pair in enumerate(pairs)]
+    assert keys(repaired(INSIDE, APART, pairs))[1][2] == "act:output#0"
+
+
+@pytest.mark.parametrize("factor", [1.5, -1.0])
+def test_a_fault_is_not_repaired(factor: float) -> None:
+    faulty: Steps = {**INSIDE, "dense:output#0": lambda at: factor * (at["dense:input#0"] @ W)}
+    plain: Steps = {**APART, "act:output#0": lambda at: at["up:output#0"] * 5}
+    assert repaired(plain, faulty, differing=[1]) is None
+
+
+def test_a_fault_of_the_output_is_not_repaired() -> None:
+    faulty: Steps = {**APART, FINAL: lambda at: relu(at["down:output#0"])}
+    assert repaired(APART, faulty, [Pair(FINAL, FINAL, FINAL)]) is None
+
+
+def test_inputs_and_parts_are_not_moved() -> None:
+    faulty: Steps = {**INSIDE, "last:input#0": lambda at: at["dense:output#0"] @ V}
+    assert repaired(APART, faulty, differing=[2]) is None
+    all_features = np.arange(6)
+    for sides in ((all_features, None), (None, all_features)):
+        assert repaired(APART, INSIDE, [PAIRS[0], Pair("up", "up:output#0", "dense:output#0", *sides)]) is None
+
+
+#: Two tables whose sum is taken, the second of which holds the sum of two of the other model.
+TYPES = RANDOM.normal(size=6)
+SPLIT: Steps = {
+    "word": lambda at: X,
+    "place": lambda at: X * 0 + W[0],
+    "sum:output#0": lambda at: at["word"] + at["place"] + TYPES,
+    FINAL: lambda at: at["sum:output#0"],
+}
+MERGED: Steps = {
+    "word": lambda at: X,
+    "place": lambda at: X * 0 + W[0] + TYPES,
+    "sum:output#0": lambda at: at["word"] + at["place"],
+    FINAL: lambda at: at["sum:output#0"],
+}
+SUMS = [Pair(key, key, key, time=float(number)) for number, key in enumerate(SPLIT)]
+
+
+def test_a_table_that_holds_a_sum_is_dropped_where_the_next_point_agrees() -> None:
+    assert [name for name, _, _ in keys(repaired(SPLIT, MERGED, SUMS))] == ["word", "sum:output#0", FINAL]
+
+
+def test_another_table_is_kept_where_the_next_point_differs_as_well() -> None:
+    other: Steps = {**MERGED, "place": lambda at: X * 0 + W[1] + TYPES}
+    assert repaired(SPLIT, other, SUMS) is None
+    same: Steps = {**SPLIT, "place": lambda at: X * 0 + W[1]}
+    assert repaired(SPLIT, same, SUMS) is None
+
+
+def test_the_last_pair_is_never_dropped() -> None:
+    pairs = [PAIRS[0], Pair("up", "up:output#0", "dense:output#0", time=2.0)]
+    without = {"x": APART["x"], "up:input#0": APART["up:input#0"], "up:output#0": APART["up:output#0"]}
+    other = {"x": INSIDE["x"], "dense:input#0": INSIDE["dense:input#0"], "dense:output#0": INSIDE["dense:output#0"]}
+    assert repaired(without, other, pairs) is None

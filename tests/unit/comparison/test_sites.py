@@ -1,0 +1,272 @@
+"""Points of two models are paired by roles, modules and parts, and one model is led by the values of the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.recording import FINAL, Recording
+from embgrad.comparison.sites import Led, Pair, can_be_led, difference, lead, name_of, pair_points
+from embgrad.comparison.weights import Matching, match_weights
+from tests.unit.comparison.recorded import REAL, Pass, recording, tensor
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(2, 4, 6))
+
+
+def values(features: int = 6) -> np.ndarray:
+    return RANDOM.normal(size=(2, 4, features))
+
+
+def paired(a: Recording, b: Recording) -> list[Pair]:
+    return pair_points(a, b, match_weights(a.weights, b.weights))
+
+
+def keys(pairs: list[Pair]) -> list[tuple[str, str, str]]:
+    return [(pair.name, pair.a, pair.b) for pair in pairs]
+
+
+def test_points_with_one_role_are_paired_in_the_order_of_the_reference() -> None:
+    a = recording(
+        [
+            tensor("table", X, 1.0, ["word"]),
+            tensor("one:output#0", X, 2.0, ["layer.0"]),
+            tensor("two:output#0", X, 3.0, ["layer.1", "last"]),
+            tensor("pool:output#0", X, 4.0),
+        ]
+    )
+    b = recording(
+        [
+            tensor("block/1:output#0", X, 3.0, ["layer.1"]),
+            tensor("block/0:output#0", X, 2.0, ["layer.0"]),
+            tensor("embedding", X, 1.0, ["word"]),
+            tensor("pool:output#0", X, 4.0),
+        ]
+    )
+    pairs = paired(a, b)
+    assert keys(pairs) == [
+        ("table", "table", "embedding"),
+        ("one", "one:output#0", "block/0:output#0"),
+        ("two", "two:output#0", "block/1:output#0"),
+    ]
+    assert [pair.time for pair in pairs] == [1.0, 2.0, 3.0]
+
+
+def test_tensors_of_other_shapes_are_no_pair() -> None:
+    a = recording([tensor("table", X, 1.0, ["word"]), tensor(FINAL, X)])
+    b = recording([tensor("table", X[:, :3], 1.0, ["word"]), tensor(FINAL, X[..., :2])])
+    assert paired(a, b) == []
+
+
+def test_outputs_are_the_last_pair() -> None:
+    a = recording([tensor(FINAL, X), tensor("table", X, 1.0, ["word"])])
+    b = recording([tensor("rows", X, 1.0, ["word"]), tensor(FINAL, X)])
+    assert keys(paired(a, b)) == [("table", "table", "rows"), (FINAL, FINAL, FINAL)]
+
+
+def module(
+    path: str, start: float, x: np.ndarray, y: np.ndarray, number: int = 0
+) -> list[tuple[str, np.ndarray, float]]:
+    return [(f"{path}:input#{number}", x, start), (f"{path}:output#{number}", y, start + 1)]
+
+
+def of_modules(*parts: list[tuple[str, np.ndarray, float]], **weights: np.ndarray) -> Recording:
+    named = {name.replace("__", "."): array for name, array in weights.items()}
+    return recording([tensor(key, array, time) for part in parts for key, array, time in part], named)
+
+
+def test_modules_with_equal_weights_are_paired_at_their_inputs_and_outputs() -> None:
+    w, bias = RANDOM.normal(size=(5, 6)), RANDOM.normal(size=5)
+    a = of_modules(module("up", 1.0, X, values(5)), up__w=w, up__b=bias)
+    b = of_modules(module("dense", 1.0, X, values(5)), dense__kernel=w.T.copy(), dense__bias=bias)
+    assert keys(paired(a, b)) == [
+        ("up:input", "up:input#0", "dense:input#0"),
+        ("up", "up:output#0", "dense:output#0"),
+    ]
+
+
+def test_each_call_of_a_module_is_a_pair() -> None:
+    w = RANDOM.normal(size=(6, 6))
+    calls = [module("up", 2.0 * number, X, X, number) for number in range(2)]
+    names = [name for name, _, _ in keys(paired(of_modules(*calls, up__w=w), of_modules(*calls, up__w=w)))]
+    assert names == ["up:input", "up", "up#1:input", "up#1"]
+
+
+def test_a_module_whose_weights_are_held_by_two_is_no_pair() -> None:
+    w, bias = RANDOM.normal(size=(6, 6)), RANDOM.normal(size=6)
+    a = of_modules(module("up", 1.0, X, X), up__w=w, up__b=bias)
+    b = of_modules(module("one", 1.0, X, X), module("two", 3.0, X, X), one__w=w, two__b=bias)
+    assert paired(a, b) == []
+
+
+def test_a_lookup_that_has_the_name_of_a_module_is_another_pair() -> None:
+    table = RANDOM.normal(size=(9, 6))
+    a = recording([tensor("words", X, 1.0, ["word"]), tensor("words:output#0", X, 2.0)], {"words.w": table})
+    b = recording([tensor("rows", X, 1.0, ["word"]), tensor("rows:output#0", X, 2.0)], {"rows.w": table})
+    assert keys(paired(a, b)) == [
+        ("words", "words", "rows"),
+        ("words:output", "words:output#0", "rows:output#0"),
+    ]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("inputs_first", [False, True])
+def test_permuted_features_are_put_in_the_order_of_the_reference(axis: int, inputs_first: bool) -> None:
+    # a's matrix is (output, input), or (input, output); b's has another order along one of the two.
+    w = RANDOM.normal(size=(6, 6))
+    order = np.array([3, 0, 5, 1, 4, 2])
+    y = X @ (w if inputs_first else w.T)
+    outputs = (axis == 0) != inputs_first
+    held = np.take(w, order, axis)
+    x_b, y_b = (X, y[..., order]) if outputs else (X[..., order], y)
+    a = of_modules(module("up", 1.0, X, y), up__w=w)
+    b = of_modules(module("up", 1.0, x_b, y_b), up__w=held)
+    first, last = paired(a, b)
+    back = np.argsort(order)
+    changed, kept = (last, first) if outputs else (first, last)
+    assert kept.features_b is None
+    assert changed.features_b is not None
+    np.testing.assert_array_equal(changed.features_b, back)
+    np.testing.assert_array_equal(last.in_b(y_b), y)
+    np.testing.assert_array_equal(first.in_b(x_b), X)
+    np.testing.assert_array_equal(changed.put_in_b(x_b * 0, y if outputs else X), y_b if outputs else x_b)
+
+
+Q, K = RANDOM.normal(size=(2, 4, 6))
+
+
+def test_parts_of_a_fused_projection_are_paired_by_features() -> None:
+    q, k = X @ Q.T, X @ K.T
+    fused = np.concatenate([q, k], -1)
+    apart = of_modules(module("q", 1.0, X, q), module("k", 3.0, X, k), q__w=Q, k__w=K)
+    together = of_modules(module("qk", 1.0, X, fused), qk__w=np.concatenate([Q, K]))
+    pairs = {pair.name: pair for pair in paired(apart, together)}
+    assert list(pairs) == ["q:input", "q", "k:input", "k"]
+    np.testing.assert_array_equal(pairs["k"].in_b(fused), k)
+    assert pairs["k"].features_a is None
+    np.testing.assert_array_equal(pairs["q"].put_in_b(fused, 0 * q), np.concatenate([0 * q, k], -1))
+    back = {pair.name: pair for pair in paired(together, apart)}
+    assert list(back) == ["qk:input", "qk:input (2)", "qk[0:4]", "qk[4:8]"]
+    np.testing.assert_array_equal(back["qk[4:8]"].in_a(fused), k)
+    assert back["qk[4:8]"].features_b is None
+    assert back["qk[0:4]"].b == "q:output#0"
+
+
+def test_a_part_beyond_the_features_of_an_output_is_no_pair() -> None:
+    apart = of_modules(module("q", 1.0, X, X @ Q.T), q__w=Q)
+    short = of_modules(module("qk", 1.0, X, values(3)), qk__w=np.concatenate([K, Q]))
+    assert [pair.name for pair in paired(apart, short)] == ["q:input"]
+
+
+def test_a_pair_is_reversed() -> None:
+    pair = Pair("up", "x", "y", None, np.array([1, 0]), 3.0)
+    back = pair.reversed
+    assert (back.name, back.a, back.b, back.time) == ("up", "y", "x", 3.0)
+    np.testing.assert_array_equal(back.in_a(np.array([5.0, 6.0])), [6, 5])
+    np.testing.assert_array_equal(back.in_b(np.array([5.0, 6.0])), [5, 6])
+    np.testing.assert_array_equal(pair.put_in_b(np.array([5.0, 6.0]), np.array([1.0, 2.0])), [2, 1])
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("up:input#0", "up:input"), ("up:output#0", "up"), ("up:input#2", "up#2:input"), ("table", "table")],
+)
+def test_points_have_readable_names(key: str, name: str) -> None:
+    assert name_of(tensor(key, X)) == name
+
+
+A = Pass({"one": lambda at: X, "two": lambda at: at["one"] * 2, FINAL: lambda at: at["two"] + 1})
+B = Pass({"eins": lambda at: X + 5, "zwei": lambda at: at["eins"] * 3, FINAL: lambda at: at["zwei"] - 1})
+PAIRS = [Pair("one", "one", "eins"), Pair("two", "two", "zwei"), Pair(FINAL, FINAL, FINAL)]
+
+
+def led(pairs: list[Pair] = PAIRS, a: Pass = A, b: Pass = B) -> Led:
+    return lead(pairs, a.record(), b.record(), "b")
+
+
+def test_each_point_is_computed_from_the_values_of_the_leader() -> None:
+    result = led()
+    assert result.follower == "b"
+    np.testing.assert_array_equal(result.values[0], X + 5)
+    np.testing.assert_array_equal(result.values[1], X * 3)
+    np.testing.assert_array_equal(result.values[2], X * 2 - 1)
+    np.testing.assert_array_equal(result.final if result.final is not None else 0, X * 2 - 1)
+    assert result.gradients == {}
+
+
+def test_parts_are_put_in_at_their_features() -> None:
+    rows, others = np.array([1, 3]), np.array([0, 2])
+    result = led([Pair("one", "one", "eins", rows, others), PAIRS[2]])
+    np.testing.assert_array_equal(result.values[0], (X + 5)[..., others])
+    wanted = X + 5
+    wanted[..., others] = X[..., rows]
+    np.testing.assert_array_equal(result.values[1], wanted * 3 - 1)
+
+
+def test_two_parts_of_one_tensor_are_both_put_in() -> None:
+    low, high = np.arange(3), np.arange(3, 6)
+    result = led([Pair("one[0:3]", "one", "eins", low, low), Pair("one[3:6]", "two", "eins", high, high), PAIRS[2]])
+    np.testing.assert_array_equal(result.values[1], X[..., high] + 5)
+    np.testing.assert_array_equal(result.values[2], np.concatenate([X[..., low], 2 * X[..., high]], -1) * 3 - 1)
+
+
+def test_a_follower_without_an_output_has_no_last_value() -> None:
+    short = Pass({"eins": lambda at: X + 5})
+    result = led(PAIRS[:1], b=short)
+    assert list(result.values) == [0]
+    assert result.final is None
+
+
+def test_gradients_are_led_where_the_leader_has_some() -> None:
+    a = Pass(A.steps, {"one": X * 7})
+    b = Pass(B.steps, {"eins": X * 8, "zwei": X * 9})
+    result = led(a=a, b=b)
+    assert list(result.gradients) == [0]
+    np.testing.assert_array_equal(result.gradients[0], X * 8)
+
+
+def test_the_gradients_that_are_put_in_are_those_of_the_leader() -> None:
+    put: list[np.ndarray] = []
+
+    class Listening(Pass):
+        def led(self, values, gradients):  # type: ignore[no-untyped-def]
+            put.append(gradients["eins"](X * 8))
+            return super().led(values, gradients)
+
+    led(a=Pass(A.steps, {"one": X * 7}), b=Listening(B.steps, {"eins": X * 8}))
+    np.testing.assert_array_equal(put[0], X * 7)
+
+
+def test_a_folder_and_a_model_without_changes_cannot_be_led() -> None:
+    assert can_be_led(A.record())
+    assert not can_be_led(Pass(A.steps, can_be_led=False).record())
+    assert not can_be_led(recording([]))
+
+
+def test_differences_are_relative_and_of_real_positions() -> None:
+    first = np.zeros((2, 4, 2))
+    first[0, 0] = 3.0, 4.0
+    second = first.copy()
+    second[1, 2, 1] = 2.5
+    assert difference(first, second, REAL) == 0.5
+    second[1, 3] = 1e9  # padding
+    assert difference(first, second, REAL) == 0.5
+    assert difference(np.full((1, 2, 2), 1.0), np.full((1, 2, 2), 1.5), REAL) == 0.5
+
+
+def test_differences_from_zeros_and_of_broken_numbers_are_infinite() -> None:
+    zeros = np.zeros((2, 4, 2))
+    assert difference(zeros, zeros, REAL) == 0
+    assert difference(zeros, zeros + 1e-9, REAL) == float("inf")
+    broken = zeros.copy()
+    broken[0, 1, 0] = np.nan
+    assert difference(zeros, broken, REAL) == float("inf")
+    assert difference(broken, zeros, REAL) == float("inf")
+    assert difference(broken, broken.copy(), REAL) == 0
+    padding = zeros.copy()
+    padding[1, 3] = np.nan
+    assert difference(zeros, padding, REAL) == 0
+
+
+def test_nothing_in_common_is_no_pair() -> None:
+    assert pair_points(recording([]), recording([]), Matching((), {}, (), ())) == []

@@ -1,0 +1,396 @@
+"""Weights of two models are matched by their values, in any layout and under any name."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.recording import HeldWeight
+from embgrad.comparison.weights import Match, Matching, match_weights, matrices_of, rounded
+
+RANDOM = np.random.default_rng(0)
+
+
+def held(arrays: Mapping[str, np.ndarray]) -> list[HeldWeight]:
+    """Return weights whose names may tell the layer, as "layers.1.up.W" does; they are called in order."""
+    return [
+        HeldWeight(
+            name,
+            name.rpartition(".")[0],
+            values.shape,
+            partial(np.asarray, values),
+            time=(number + 1) / (len(arrays) + 1),
+            layer=int(name.split(".")[1]) if name.startswith("layers.") else None,
+        )
+        for number, (name, values) in enumerate(arrays.items())
+    ]
+
+
+def matched(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> Matching:
+    return match_weights(held(a), held(b))
+
+
+def single(a: np.ndarray, b: np.ndarray) -> Match:
+    """Return the match of two weights."""
+    matching = matched({"one.W": a}, {"two.W": b})
+    assert (matching.alone_a, matching.alone_b, matching.parts) == ((), (), {})
+    (match,) = matching.matches
+    assert (match.a, match.b) == ("one.W", "two.W")
+    return match
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return RANDOM.normal(size=shape).astype(np.float32)
+
+
+def names(matching: Matching) -> dict[str, str]:
+    return {match.a: match.b for match in matching.matches}
+
+
+def relations(matching: Matching) -> dict[str, str]:
+    return {match.a: match.relation for match in matching.matches}
+
+
+@pytest.mark.parametrize("shape", [(6,), (5, 6), (6, 6), (3, 4, 5)])
+def test_equal_weights_are_matched_whatever_their_order(shape: tuple[int, ...]) -> None:
+    weights = {f"w{number}": numbers(*shape) for number in range(5)}
+    others = {f"v{number}": weights[f"w{number}"].copy() for number in (3, 1, 4, 0, 2)}
+    matching = matched(weights, others)
+    assert names(matching) == {f"w{number}": f"v{number}" for number in range(5)}
+    assert [match.a for match in matching.matches] == list(weights)
+    for match in matching.matches:
+        assert (match.distance, match.relation, match.transposed, match.order) == (0, "equal", False, None)
+        assert match.is_equal
+        assert match.by_value
+    assert matching.different == ()
+
+
+def test_a_transposed_matrix_is_its_partner() -> None:
+    matrix = numbers(4, 6)
+    match = single(matrix, matrix.T.copy())
+    assert (match.transposed, match.distance, match.relation) == (True, 0, "equal")
+
+
+def test_a_square_matrix_is_distinguished_from_its_transpose() -> None:
+    matrix = numbers(5, 5)
+    assert not single(matrix, matrix.copy()).transposed
+    assert single(matrix, matrix.T.copy()).transposed
+
+
+@pytest.mark.parametrize("axes", [*itertools.permutations(range(3))])
+@pytest.mark.parametrize("split", ["outputs", "inputs"])
+def test_a_matrix_cut_into_heads_is_its_partner(axes: tuple[int, int, int], split: str) -> None:
+    matrix = numbers(12, 10)  # 12 is 3 heads of 4 features, or 10 is 2 heads of 5 features
+    heads = matrix.reshape(3, 4, 10) if split == "outputs" else matrix.reshape(12, 2, 5)
+    for a, b in ((matrix, heads.transpose(axes)), (heads.transpose(axes), matrix)):
+        match = single(a, np.ascontiguousarray(b))
+        assert match.distance == 0
+        assert match.relation == "equal"
+
+
+def test_axes_of_length_one_do_not_count() -> None:
+    vector, matrix = numbers(7), numbers(4, 6)
+    matching = matched({"a": vector, "b": matrix}, {"c": matrix.reshape(4, 1, 6), "d": vector.reshape(1, 1, 7)})
+    assert names(matching) == {"a": "d", "b": "c"}
+    assert matching.different == ()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_permuted_rows_and_columns_are_put_in_order(axis: int, transposed: bool) -> None:
+    matrix = numbers(6, 8)
+    order = RANDOM.permutation(matrix.shape[axis])
+    moved = np.take(matrix, order, axis)
+    match = single(matrix, np.ascontiguousarray(moved.T) if transposed else moved)
+    assert match.distance == 0
+    assert (match.axis, match.transposed) == (axis, transposed)
+    assert match.order is not None
+    np.testing.assert_array_equal(np.take(moved, match.order, axis), matrix)
+
+
+def test_rows_that_are_too_short_or_too_few_are_not_permuted() -> None:
+    short = numbers(6, 3)
+    assert single(short, short[::-1].copy()).relation == "different"
+    both = numbers(1, 6)
+    assert single(both, both[:, ::-1].copy()).relation == "different"
+
+
+QKV = {name: numbers(8, 6) for name in "qkv"}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_separate_projections_are_parts_of_a_fused_one(transposed: bool) -> None:
+    fused = np.concatenate([QKV["q"], QKV["k"], QKV["v"]])
+    matching = matched(QKV, {"qkv": fused.T.copy() if transposed else fused})
+    assert set(matching.parts) == set("qkv")
+    for number, name in enumerate("qkv"):
+        (part,) = matching.parts[name]
+        assert part.name == "qkv"
+        np.testing.assert_array_equal(part.rows, np.arange(8))
+        np.testing.assert_array_equal(part.others, np.arange(8) + 8 * number)
+    assert (matching.matches, matching.alone_a, matching.alone_b) == ((), (), ())
+
+
+def test_a_fused_projection_is_split_into_parts() -> None:
+    fused = np.concatenate([QKV["q"], QKV["k"], QKV["v"]])
+    matching = matched({"qkv": fused}, QKV)
+    parts = matching.parts["qkv"]
+    assert [part.name for part in parts] == ["q", "k", "v"]
+    for number, part in enumerate(parts):
+        np.testing.assert_array_equal(part.rows, np.arange(8) + 8 * number)
+        np.testing.assert_array_equal(part.others, np.arange(8))
+    assert (matching.matches, matching.alone_a, matching.alone_b) == ((), (), ())
+
+
+def test_gate_and_up_are_fused_in_turns() -> None:
+    gate, up = numbers(2, 5, 7)
+    turns = np.stack([gate, up], 1).reshape(10, 7)
+    matching = matched({"gate": gate, "up": up}, {"both": turns})
+    np.testing.assert_array_equal(matching.parts["gate"][0].others, [0, 2, 4, 6, 8])
+    np.testing.assert_array_equal(matching.parts["up"][0].others, [1, 3, 5, 7, 9])
+    back = matched({"both": turns}, {"gate": gate, "up": up}).parts["both"]
+    assert [(part.name, part.rows.tolist()) for part in back] == [("gate", [0, 2, 4, 6, 8]), ("up", [1, 3, 5, 7, 9])]
+
+
+def test_a_part_with_a_different_projection_keeps_the_others() -> None:
+    fused = np.concatenate([QKV["q"], numbers(8, 6), QKV["v"]])
+    matching = matched(QKV, {"qkv": fused})
+    assert set(matching.parts) == {"q", "v"}
+    assert matching.alone_a == ("k",)
+    assert not matching.alone_b
+
+
+def test_few_equal_rows_are_no_part() -> None:
+    fused = numbers(24, 6)
+    fused[3] = QKV["q"][5]
+    matching = matched({"q": QKV["q"]}, {"qkv": fused})
+    assert not matching.parts
+    assert (matching.alone_a, matching.alone_b) == (("q",), ("qkv",))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rounding_is_named_with_the_side_that_is_rounded(dtype: str) -> None:
+    matrix = numbers(9, 8)
+    coarse = rounded(matrix, dtype)
+    match = single(matrix, coarse)
+    assert match.relation == f"rounded to {dtype} in b"
+    assert match.as_object == f"rounded to {dtype}"
+    assert 0 < match.distance < 1e-2
+    assert not match.is_equal
+    assert match.by_value
+    assert single(coarse, matrix.T.copy()).relation == f"rounded to {dtype} in a"
+
+
+def test_rounding_is_to_the_nearest_even_number() -> None:
+    # bfloat16 has eight significant bits: near 1 its steps are 2^-7, and 1 + 2^-8 lies halfway between two.
+    values = np.array([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, 1.5, -1 - 3 * 2**-8], np.float32)
+    wanted = np.array([1, 1 + 2**-6, 1 + 2**-7, 1.5, -1 - 2**-6], np.float32)
+    np.testing.assert_array_equal(rounded(values, "bfloat16"), wanted)
+    np.testing.assert_array_equal(
+        rounded(np.array([1 + 2**-11, 1e6, 0.1]), "float16"), np.array([1, np.inf, 0.0999755859375], np.float32)
+    )
+
+
+def test_a_slightly_different_weight_is_different() -> None:
+    matrix = numbers(9, 8)
+    match = single(matrix, matrix + 1e-3 * numbers(9, 8))
+    assert match.relation == "different"
+    assert match.by_value
+    assert match.distance == pytest.approx(1e-3, rel=0.3)
+    assert match.as_object == f"with other values (relative L2 {match.distance:.1e})"
+
+
+@pytest.mark.parametrize(
+    ("change", "relation"),
+    [
+        (lambda w: 8 * w, "times 8"),
+        (lambda w: -w, "times -1"),
+        (lambda w: w.T * 0.125, "times 0.125"),
+        (lambda w: w + 1, "plus 1"),
+        (lambda w: w - 0.5, "plus -0.5"),
+    ],
+)
+def test_a_factor_and_a_summand_are_named(change: partial[np.ndarray], relation: str) -> None:
+    matrix = numbers(6, 7)
+    match = single(matrix, np.ascontiguousarray(change(matrix)))
+    assert match.relation == relation
+    assert match.as_object == relation
+    assert not match.is_equal
+
+
+def test_mostly_equal_rows_are_one_table() -> None:
+    table = numbers(20, 5)
+    changed = table.copy()
+    changed[[2, 17]] = 3.0
+    match = single(table, changed)
+    assert match.relation == "different in 2 of 20 rows"
+    assert match.by_value
+    assert match.distance == pytest.approx(np.linalg.norm(changed - table) / np.linalg.norm(table))
+    turned = single(table, changed.T.copy())
+    assert (turned.relation, turned.transposed) == ("different in 2 of 20 rows", True)
+    columns = table.copy()
+    columns[:, 4] = 0
+    assert single(table, columns).relation == "different in 1 of 5 rows"
+
+
+def test_half_of_the_rows_do_not_show_a_table() -> None:
+    table = numbers(20, 5)
+    changed = table.copy()
+    changed[:11] = numbers(11, 5) * 3
+    matching = matched({"table": table}, {"other": changed})
+    assert not matching.matches
+    (part,) = matching.parts["table"]
+    np.testing.assert_array_equal(part.rows, np.arange(11, 20))
+
+
+def test_norms_of_ones_are_matched_by_their_place() -> None:
+    matrices = {f"layers.{number}.up.W": numbers(4, 4) for number in range(3)}
+    a, b = {}, {}
+    for number in range(3):
+        a |= {f"layers.{number}.norm.W": np.ones(4), f"layers.{number}.up.W": matrices[f"layers.{number}.up.W"]}
+        b |= {
+            f"layers.{number}.first.g": np.ones(4),
+            f"layers.{number}.first.b": np.zeros(4),
+            f"layers.{number}.dense.W": matrices[f"layers.{number}.up.W"].T,
+        }
+    matching = matched(a, b)
+    wanted = {f"layers.{number}.norm.W": f"layers.{number}.first.g" for number in range(3)}
+    assert wanted.items() <= names(matching).items()
+    assert all(match.is_equal for match in matching.matches)
+    assert matching.alone_b == tuple(f"layers.{number}.first.b" for number in range(3))
+
+
+def test_constant_weights_of_a_module_belong_to_its_partner() -> None:
+    matrix = numbers(4, 4)
+    a = {"first.b": np.zeros(4), "up.W": matrix, "up.b": np.zeros(4)}
+    b = {"kernel.W": matrix, "kernel.b": np.zeros(4), "norm.b": np.zeros(4)}
+    assert names(matched(a, b)) == {"first.b": "norm.b", "up.W": "kernel.W", "up.b": "kernel.b"}
+    del b["kernel.b"]
+    assert names(matched(a, b)) == {"first.b": "norm.b", "up.W": "kernel.W"}
+    assert matched(a, b).alone_a == ("up.b",)
+
+
+def test_a_weight_of_another_layer_is_moved() -> None:
+    first = {f"layers.{number}.up.W": numbers(5, 6) for number in range(4)}
+    swapped = {**first, "layers.1.up.W": first["layers.2.up.W"], "layers.2.up.W": first["layers.1.up.W"]}
+    matching = matched(first, swapped)
+    assert names(matching) == {name: name for name in first}
+    assert relations(matching) == {
+        "layers.0.up.W": "equal",
+        "layers.1.up.W": "equal to layers.2.up.W",
+        "layers.2.up.W": "equal to layers.1.up.W",
+        "layers.3.up.W": "equal",
+    }
+    assert [match.as_object for match in matching.different] == [
+        "equal to a's layers.2.up.W",
+        "equal to a's layers.1.up.W",
+    ]
+
+
+def test_layers_that_are_counted_otherwise_are_not_moved() -> None:
+    first = {f"layers.{number}.up.W": numbers(5, 6) for number in range(4)}
+    later = {f"layers.{number + 1}.up.W": first[f"layers.{number}.up.W"] for number in range(4)}
+    matching = matched(first, later)
+    assert names(matching) == {f"layers.{number}.up.W": f"layers.{number + 1}.up.W" for number in range(4)}
+    assert matching.different == ()
+
+
+@pytest.mark.parametrize(("zeroed", "relation"), [("b", "zeros in b"), ("a", "zeros in a")])
+def test_zeros_are_named(zeroed: str, relation: str) -> None:
+    full, empty = {"up.W": numbers(4, 5), "up.b": numbers(4)}, {"up.W": numbers(4, 5), "up.b": np.zeros(4)}
+    empty["up.W"] = full["up.W"]
+    matching = matched(full, empty) if zeroed == "b" else matched(empty, full)
+    assert relations(matching) == {"up.W": "equal", "up.b": relation}
+    (match,) = matching.different
+    assert not match.by_value
+
+
+def test_weights_of_other_sizes_have_no_partner() -> None:
+    shared = numbers(4, 5)
+    matching = matched({"x": shared, "only a": numbers(3)}, {"only b": numbers(2, 2), "y": shared})
+    assert names(matching) == {"x": "y"}
+    assert (matching.alone_a, matching.alone_b) == (("only a",), ("only b",))
+
+
+def test_weights_of_equal_size_and_other_shape_are_said_so() -> None:
+    match = single(numbers(4, 6), numbers(3, 8))
+    assert match.relation == "of another shape"
+    assert match.distance == float("inf")
+    assert not match.by_value
+
+
+def test_weights_that_are_all_different_are_paired_by_place() -> None:
+    a = {f"layers.{number}.{part}.W": numbers(6, 5) for number in range(3) for part in ("up", "down")}
+    b = {name.replace("layers", "layers"): numbers(6, 5) for name in a}
+    matching = matched(a, b)
+    assert names(matching) == {name: name for name in a}
+    assert set(relations(matching).values()) == {"different"}
+    assert not any(match.by_value for match in matching.matches)
+    assert len(matching.different) == 6
+
+
+def test_equal_weights_are_shared_by_the_nearest_in_time() -> None:
+    weight = numbers(5, 6)
+    a = {"early": weight, "middle": numbers(3, 3), "late": weight}
+    b = {"first": weight, "second": a["middle"], "third": weight}
+    assert names(matched(a, b)) == {"early": "first", "middle": "second", "late": "third"}
+    less = matched(a, {"first": weight, "second": a["middle"]})
+    assert names(less) == {"early": "first", "middle": "second"}
+    assert less.alone_a == ("late",)
+
+
+def test_no_weights_match_nothing() -> None:
+    matching = matched({}, {"x": numbers(3)})
+    assert (matching.matches, matching.parts, matching.alone_a, matching.alone_b) == ((), {}, (), ("x",))
+
+
+def test_large_weights_that_are_far_apart_are_compared_by_a_sample() -> None:
+    matrix, other = numbers(200, 100), numbers(200, 100)
+    assert single(matrix, other).distance == pytest.approx(np.sqrt(2), rel=0.1)
+    changed = matrix.copy()
+    changed[0, 1] += 1  # not among the entries of the sample
+    assert single(matrix, changed).distance == pytest.approx(1 / np.linalg.norm(matrix), rel=1e-4)
+
+
+def test_matrices_of_three_axes_are_all_their_cuts() -> None:
+    values = np.arange(24).reshape(2, 3, 4)
+    shapes = [matrix.shape for matrix in matrices_of(values)]
+    assert shapes == [
+        (2, 12),
+        (6, 4),
+        (2, 12),
+        (8, 3),
+        (3, 8),
+        (6, 4),
+        (3, 8),
+        (12, 2),
+        (4, 6),
+        (8, 3),
+        (4, 6),
+        (12, 2),
+    ]
+    (row,) = matrices_of(np.arange(3))
+    assert row.tolist() == [[0, 1, 2]]
+    (number,) = matrices_of(np.array(5.0))
+    assert number.shape == (1, 1)
+    assert [matrix.shape for matrix in matrices_of(np.zeros((2, 2, 2, 3)))] == [(2, 12), (4, 6), (8, 3)]
+
+
+def test_thousands_of_weights_are_matched_fast() -> None:
+    random = np.random.default_rng(5)
+    a = {f"layers.{n // 8}.{n % 8}.W": random.normal(size=(8, 16)) for n in range(1000)}
+    a |= {f"layers.{n // 8}.{n % 8}.b": np.zeros(16) for n in range(1000)}
+    order: Sequence[int] = random.permutation(len(a)).tolist()
+    items = list(a.items())
+    b = {items[number][0]: items[number][1].T.copy() for number in order}
+    begin = time.perf_counter()
+    matching = matched(a, b)
+    assert time.perf_counter() - begin < 10
+    assert all(match.is_equal for match in matching.matches)
+    wide = {name: name for name in a if name.endswith(".W")}
+    assert {mine: its for mine, its in names(matching).items() if mine in wide} == wide
