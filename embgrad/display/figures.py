@@ -9,7 +9,10 @@ from typing import Any, Final
 
 from embgrad.display.html import Html, tag
 
-__all__ = ["FigureRow", "figure", "key", "picture", "rows_html"]
+__all__ = [
+    *("COLOURS", "GRID", "HEIGHT", "LEFT", "RIGHT", "TOP", "WIDTH", "FigureRow", "Scale"),
+    *("figure", "key", "picture", "rows_html", "scale_of"),
+]
 
 #: The dimensions of the plot in its own units: small, so that its labels are legible on a phone.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, FOOT = 400.0, 220.0, 46.0, 10.0, 12.0, 74.0
@@ -108,7 +111,7 @@ def _mark(row: FigureRow, inline: bool) -> Any:
 
 
 @dataclass(frozen=True)
-class _Scale:
+class Scale:
     """A logarithmic axis, with a rung for zero below and one for infinity above where there are such figures."""
 
     low: int
@@ -148,7 +151,7 @@ def picture(
     points = list(dict.fromkeys(row.name for rows in lines.values() for row in rows))
     if len(points) < 2:
         return None
-    scale = _scale([row.relative_l2 for rows in lines.values() for row in rows], bounds)
+    scale = scale_of([row.relative_l2 for rows in lines.values() for row in rows], bounds)
     step = (WIDTH - LEFT - RIGHT) / len(points)
     xs = {point: round(LEFT + step * (number + 0.5), 1) for number, point in enumerate(points)}
     ends, foot = {"x1": LEFT, "x2": WIDTH - RIGHT}, HEIGHT + 12
@@ -175,7 +178,7 @@ def picture(
 
 
 def _line(
-    number: int, label: str, rows: Sequence[FigureRow], xs: Mapping[str, float], scale: _Scale, inline: bool
+    number: int, label: str, rows: Sequence[FigureRow], xs: Mapping[str, float], scale: Scale, inline: bool
 ) -> Html:
     """Return the line of one result, with a mark at each point."""
     places = [(xs[row.name], scale.height(row.relative_l2)) for row in rows]
@@ -205,10 +208,11 @@ def _class(number: int) -> str:
     return f"c{number % len(SHAPES)}"
 
 
-def _scale(values: Sequence[float], bounds: Sequence[float]) -> _Scale:
+def scale_of(values: Sequence[float], bounds: Sequence[float]) -> Scale:
+    """Return the axis for figures and for bounds, which do not extend it to zero or infinity."""
     finite = [value for value in (*values, *bounds) if math.isfinite(value) and value > 0] or [1e-7, 1.0]
     low, high = math.floor(math.log10(min(finite))), math.ceil(math.log10(max(finite)))
-    return _Scale(low, max(high, low + 1), 0 in values, not all(map(math.isfinite, values)))
+    return Scale(low, max(high, low + 1), 0 in values, not all(map(math.isfinite, values)))
 
 
 def _summary(label: str, lines: Sequence[FigureRow]) -> str:

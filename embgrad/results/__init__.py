@@ -20,6 +20,8 @@ __getattr__, __dir__, __all__ = _attach(
         "results.faithfulness": ["Faithfulness"],
         "results.gradients": ["EmbeddingGradients", "Word"],
         "results.memory": ["Memory"],
+        "results.port_records": ["Cause", "PortPoint", "PortWeights", "SettingDifference", "WeightPair"],
+        "results.port_report": ["PortReport"],
         "results.row_sparse": ["RowSparse"],
         "results.search": ["Search"],
         "results.spans": ["Span"],

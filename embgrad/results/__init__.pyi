@@ -16,6 +16,8 @@ from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.faithfulness import Faithfulness
 from embgrad.results.gradients import EmbeddingGradients, Word
 from embgrad.results.memory import Memory
+from embgrad.results.port_records import Cause, PortPoint, PortWeights, SettingDifference, WeightPair
+from embgrad.results.port_report import PortReport
 from embgrad.results.row_sparse import RowSparse
 from embgrad.results.search import Search
 from embgrad.results.spans import Span
@@ -28,6 +30,7 @@ __all__ = [
     "Attribution",
     "Attributions",
     "Bisection",
+    "Cause",
     "Certificate",
     "Comparison",
     "Comparisons",
@@ -40,9 +43,13 @@ __all__ = [
     "PaddingReport",
     "ParameterGradients",
     "Point",
+    "PortPoint",
+    "PortReport",
+    "PortWeights",
     "RowSparse",
     "Saliencies",
     "Search",
+    "SettingDifference",
     "Slope",
     "Span",
     "Stream",
@@ -53,5 +60,6 @@ __all__ = [
     "Tap",
     "TokenAttribution",
     "TokenMatrix",
+    "WeightPair",
     "Word",
 ]

@@ -13,15 +13,19 @@ from embgrad.common.files import check_path, once
 from embgrad.common.safetensors import read_tensors, write_tensors
 from embgrad.common.schema import SchemaError, whole
 from embgrad.errors import EmbgradError, FileFormatError, brief, quote
-from embgrad.results.schema import EXPECTED, Fields
-from embgrad.results.schemas import SCHEMAS
+from embgrad.results.port_schema import PORT_REPORT
+from embgrad.results.schema import EXPECTED, Fields, Schema
+from embgrad.results.schemas import SCHEMAS as OF_TEXTS
 
 __all__ = ["FORMAT", "Stored", "plain", "read_results", "write_results"]
 
 #: The version of the file format; a reader refuses a later one. A single `EmbeddingGradients` is written as version 1, which
 #: every embgrad reads, and several as version 2; an `Attribution` takes version 3, in which each entry names its class, a
-#: `TokenAttribution` version 4, and `Substitutions` and a `Search` version 5, which have the same form.
-FORMAT: Final = 5
+#: `TokenAttribution` version 4, `Substitutions` and a `Search` version 5, and a `PortReport` version 6, which have the same form.
+FORMAT: Final = 6
+
+#: The schemas by the names of the results' classes.
+SCHEMAS: Final[Mapping[str, Schema]] = {**OF_TEXTS, "PortReport": PORT_REPORT}
 
 #: The safetensors names of the dtypes that a result's arrays may have.
 _DTYPES: Final = ("F32", "F64", "I64")

@@ -10,6 +10,7 @@ from embgrad.errors import EmbgradError, brief
 from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.file_format import read_results, write_results
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.port_report import PortReport
 from embgrad.results.search import Search
 from embgrad.results.substitutions import Substitutions
 from embgrad.results.token_attribution import TokenAttribution
@@ -23,13 +24,14 @@ _CLASSES: Final[dict[str, type]] = {
     "TokenAttribution": TokenAttribution,
     "Substitutions": Substitutions,
     "Search": Search,
+    "PortReport": PortReport,
 }
 
 #: The results that can be compared.
 Result: TypeAlias = EmbeddingGradients | Attribution
 
 #: The results that files hold.
-Stored: TypeAlias = Result | TokenAttribution | Substitutions | Search
+Stored: TypeAlias = Result | TokenAttribution | Substitutions | Search | PortReport
 
 
 def save(results: Stored | Mapping[str, Any], path: str | os.PathLike[str], *, durable: bool = False) -> None:
@@ -38,8 +40,8 @@ def save(results: Stored | Mapping[str, Any], path: str | os.PathLike[str], *, d
     The file appears whole or not at all.
 
     Args:
-        results: a result of `embgrad.gradients`, `embgrad.attribute`, `embgrad.attribute_tokens`, `embgrad.substitutions` or
-            `embgrad.search`, or a mapping of names to results; any string is a valid name.
+        results: a result of `embgrad.gradients`, `embgrad.attribute`, `embgrad.attribute_tokens`, `embgrad.substitutions`,
+            `embgrad.search` or `embgrad.check_port`, or a mapping of names to results; any string is a valid name.
         path: the file's path; its folder must exist.
         durable: return only when the file would survive a power failure.
 
@@ -58,8 +60,8 @@ def load(path: str | os.PathLike[str]) -> Any:
     Nothing in the file is executed, and reading takes no more memory than the file's size justifies.
 
     Returns:
-        An `EmbeddingGradients`, an `Attribution`, a `TokenAttribution`, `Substitutions` or a `Search`; of a file of several a
-        dict by name in the order written, or `Attributions` where all are of the class `Attribution`.
+        An `EmbeddingGradients`, an `Attribution`, a `TokenAttribution`, `Substitutions`, a `Search` or a `PortReport`; of a file
+        of several a dict by name in the order written, or `Attributions` where all are of the class `Attribution`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -84,7 +86,7 @@ def expect_results(results: object) -> Mapping[str, Result]:
 
 
 def _expect_stored(results: object) -> Mapping[str, Any]:
-    others = "embgrad.attribute_tokens, embgrad.substitutions or embgrad.search"
+    others = "embgrad.attribute_tokens, embgrad.substitutions, embgrad.search or embgrad.check_port"
     return _expect(results, Stored, f"expected a result of embgrad.gradients, embgrad.attribute, {others}")
 
 

@@ -410,7 +410,7 @@ SEARCH: Final = _SearchSchema(
     version=5,
 )
 
-#: The schemas by the names of the results' classes.
+#: The schemas by the names of the results' classes, apart from that of checks of ports.
 SCHEMAS: Final[dict[str, Schema]] = {
     "EmbeddingGradients": GRADIENTS,
     "Attribution": ATTRIBUTION,
