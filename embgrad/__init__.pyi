@@ -11,7 +11,9 @@ from embgrad.attribution.attribute import attribute
 from embgrad.attribution.attribute_tokens import attribute_tokens
 from embgrad.comparison.bisect import bisect
 from embgrad.comparison.compare import compare
+from embgrad.comparison.dump import dump
 from embgrad.comparison.golden import golden
+from embgrad.comparison.port import check_port
 from embgrad.engine.capture import capture
 from embgrad.engine.evaluate import evaluate
 from embgrad.engine.gradients import gradients, points
@@ -50,7 +52,9 @@ __all__ = [
     "attribute_tokens",
     "bisect",
     "capture",
+    "check_port",
     "compare",
+    "dump",
     "encode",
     "evaluate",
     "golden",

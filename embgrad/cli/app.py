@@ -13,8 +13,10 @@ import typer
 from embgrad.cli import attribute as attributing
 from embgrad.cli import attribute_tokens as attributing_tokens
 from embgrad.cli import bisect as bisecting
+from embgrad.cli import check_port as checking
 from embgrad.cli import compare as comparing
 from embgrad.cli import demo_command, doctor, gradients
+from embgrad.cli import dump as dumping
 from embgrad.cli import explain as explaining
 from embgrad.cli import report as reporting
 from embgrad.cli import search as searching
@@ -38,6 +40,7 @@ MXNet Gluon.
   embgrad search -m FOLDER -t "A gripping film." --labels 1 --until 0.7 --allowed words
   embgrad compare a.safetensors b.safetensors
   embgrad compare -m FOLDER --frameworks torch,tensorflow,keras -f texts.txt
+  embgrad check-port FOLDER port.py:build -t "A gripping film."
 
 Exit codes: 0 success or agreement; 1 difference; 2 wrong usage or input; 130 interrupted.
 """
@@ -51,6 +54,8 @@ COMMANDS = {
     "search": (searching.search, "Search for texts near given ones that make the objective high or low."),
     "compare": (comparing.compare, "Compare gradients and explain differences."),
     "bisect": (bisecting.bisect, "Find the first point where two models diverge."),
+    "check-port": (checking.check_port, "Check whether a model is a right port of another, and why not."),
+    "dump": (dumping.dump, "Write what a model computes to a folder, to check a port elsewhere."),
     "show": (showing.show, "Show saved gradients as coloured tokens."),
     "report": (reporting.report, "Write an HTML page of results side by side."),
     "explain": (explaining.explain, "Explain an error and what to do about it."),

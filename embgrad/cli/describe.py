@@ -14,13 +14,14 @@ from embgrad.common.token_text import token_text
 from embgrad.results.attribution import Attribution
 from embgrad.results.gradient_display import has_tokens
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.port_report import PortReport
 from embgrad.results.search import Search
 from embgrad.results.substitutions import Substitutions
 from embgrad.results.token_attribution import TokenAttribution
 
 __all__ = ["Result", "Results", "describe", "model_of", "name_results", "print_summary"]
 
-Result = EmbeddingGradients | Attribution | TokenAttribution | Search | Substitutions
+Result = EmbeddingGradients | Attribution | TokenAttribution | Search | Substitutions | PortReport
 
 #: One result, or several results by the names of their points, or of their methods.
 Results = Result | Mapping[str, Result]
@@ -28,6 +29,8 @@ Results = Result | Mapping[str, Result]
 
 def name_results(results: Results) -> dict[str, Result]:
     """Return the results by the names of their points, or of their methods."""
+    if isinstance(results, PortReport):
+        return {"port": results}
     if isinstance(results, Result):
         kind = type(results).__name__.lower() if isinstance(results, Search | Substitutions) else "result"
         return {str(results.provenance.get("point", kind)): results}
@@ -36,6 +39,8 @@ def name_results(results: Results) -> dict[str, Result]:
 
 def describe(result: Result) -> dict[str, Any]:
     """Return the result without its vectors, as a dictionary for JSON."""
+    if isinstance(result, PortReport):
+        return result.to_dict()
     if isinstance(result, Attribution):
         return _describe_attribution(result)
     if isinstance(result, TokenAttribution):
@@ -245,6 +250,8 @@ def _token(
 
 
 def model_of(result: Result) -> str:
-    """Return the model's class and its framework, as "BertModel (torch)"."""
+    """Return the model's class and its framework, as "BertModel (torch)"; of a check of a port both models."""
+    if isinstance(result, PortReport):
+        return visible(f"{result.labels[1]} against {result.labels[0]}")
     source = result.provenance
     return visible(f"{str(source.get('model', '?')).rpartition('.')[2]} ({source.get('backend', '?')})")

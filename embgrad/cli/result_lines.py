@@ -1,4 +1,4 @@
-"""Results in the terminal, as coloured text with its legend: gradients, attributions, searches and substitutions."""
+"""Results in the terminal, as coloured text with its legend: gradients, attributions, searches, substitutions, ports."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from embgrad.results.attribution import Attribution
 from embgrad.results.gradient_display import gradient_lines
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.pieces import lines_of
+from embgrad.results.port_display import parts
+from embgrad.results.port_report import PortReport
 from embgrad.results.search import Search
 from embgrad.results.search_display import search_parts
 from embgrad.results.substitutions import Substitutions
 from embgrad.results.substitutions import lines_of as lines_of_substitutions
 from embgrad.results.token_attribution import TokenAttribution
 
-__all__ = ["legend_of", "result_lines", "search_text", "text_lines"]
+__all__ = ["legend_of", "port_lines", "result_lines", "search_text", "text_lines"]
 
 #: What the scores of gradients and of attributions by saliency show, by the kind of saliency.
 GRADIENTS: Final = {"norm": "length of the gradient", "dot": "gradient · embedding"}
@@ -66,6 +68,13 @@ def search_text(search: Search, terminal: Terminal) -> Any:
     text = Text.assemble(*search_parts(search, range(len(search.before)), terminal.coloured))
     text.rstrip()
     return text
+
+
+def port_lines(report: PortReport) -> list[Any]:
+    """Return the lines of the check of a port as Rich's texts, in their colours."""
+    from rich.text import Text
+
+    return [Text(text.removesuffix("\n"), style=style) for text, style in parts(report)]
 
 
 def legend_of(result: EmbeddingGradients | Attribution | TokenAttribution, coloured: bool, kind: str = "norm") -> str:

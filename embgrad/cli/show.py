@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -10,7 +10,7 @@ from embgrad.cli.command import command
 from embgrad.cli.describe import Result, describe, model_of
 from embgrad.cli.files import choose_results, load_results
 from embgrad.cli.options import At, of_output
-from embgrad.cli.result_lines import legend_of, result_lines, search_text
+from embgrad.cli.result_lines import legend_of, port_lines, result_lines, search_text
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
 from embgrad.common.text import visible
@@ -18,6 +18,7 @@ from embgrad.errors import did_you_mean
 from embgrad.loading.errors import UsageError
 from embgrad.results.attribution import Attribution
 from embgrad.results.gradient_display import has_tokens
+from embgrad.results.port_report import PortReport
 from embgrad.results.search import Search
 from embgrad.results.substitutions import Substitutions
 from embgrad.results.token_attribution import TokenAttribution
@@ -25,6 +26,9 @@ from embgrad.results.token_attribution import TokenAttribution
 __all__ = ["show"]
 
 KINDS = ("norm", "dot")
+
+#: The results whose texts have no score by token.
+WITHOUT_SCORES: Final = (Search, Substitutions, PortReport)
 
 
 @command
@@ -35,7 +39,8 @@ def show(
         str,
         typer.Argument(
             metavar="FILE",
-            help="A file of saved gradients, attributions, searches or substitutions; '-' is stdin, the default.",
+            help="A file of saved gradients, attributions, searches, substitutions or checks of ports; '-' is stdin, "
+            "the default.",
         ),
     ] = "-",
     kind: Annotated[
@@ -51,7 +56,8 @@ def show(
 ) -> int:
     """Print the tokens of saved gradients or attributions, coloured by saliency or score; without colours, with digits.
 
-    Of a saved search the texts before and after are printed, with changed tokens marked; of substitutions the best ones.
+    Of a saved search the texts before and after are printed, with changed tokens marked; of substitutions the best ones; of the
+    check of a port its verdict, causes and layers.
 
     \b
     embgrad show g.safetensors
@@ -63,11 +69,11 @@ def show(
     results = choose_results(next(iter(load_results([file]).values())), at or (), file)
     texts = {name: _lines(name, result, kind, words, terminal) for name, result in results.items()}
     for name, lines in texts.items():
-        prefix = "" if isinstance(results[name], Search | Substitutions) else "at "
+        prefix = "" if isinstance(results[name], WITHOUT_SCORES) else "at "
         terminal.say(f"{prefix}{visible(name)}, {model_of(results[name])}", style="bold")
         for line in (*lines, ""):
             terminal.say(line)
-    of_tokens = [result for result in results.values() if not isinstance(result, Search | Substitutions)]
+    of_tokens = [result for result in results.values() if not isinstance(result, WITHOUT_SCORES)]
     for meaning in dict.fromkeys(legend_of(result, terminal.coloured, kind) for result in of_tokens):
         terminal.say(meaning, style="dim")
     terminal.give({"results": {name: describe(result) for name, result in results.items()}})
@@ -76,12 +82,14 @@ def show(
 
 def _lines(name: str, result: Result, kind: str, words: bool, terminal: Terminal) -> list[Any]:
     """Return one line of text for each example, of attributions of output tokens one for each output, of searches several."""
-    if isinstance(result, Search | Substitutions):
+    if isinstance(result, WITHOUT_SCORES):
         for option in [*(["--kind"] * (kind != "norm")), *(["--words"] * words)]:
             of = type(result).__name__
             raise UsageError(
                 f"{option} is for gradients and attributions, and {name!r} is of the class {of}: remove it"
             )
+        if isinstance(result, PortReport):
+            return port_lines(result)
         return [search_text(result, terminal)] if isinstance(result, Search) else result_lines(result, terminal)
     if isinstance(result, Attribution | TokenAttribution):
         if kind != "norm":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from embgrad.comparison.compare import compare
 from embgrad.comparison.result import Comparison
@@ -11,6 +11,7 @@ from embgrad.errors import EmbgradError, PointError, did_you_mean, quote
 from embgrad.model_points.points import WORD
 from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.port_report import PortReport
 from embgrad.results.search import Search
 from embgrad.results.token_attribution import TokenAttribution
 
@@ -28,15 +29,18 @@ __all__ = [
 
 Result = EmbeddingGradients | Attribution
 
-#: A result that a page may show, by itself if of output tokens or a search.
-Shown = Result | TokenAttribution | Search
+#: A result that a page may show, by itself if of output tokens, a search or a check of a port.
+Shown = Result | TokenAttribution | Search | PortReport
+
+#: The calls that return results with a page of their own, by these results' classes.
+SOURCES: Final = {TokenAttribution: "attribute_tokens", Search: "search", PortReport: "check_port"}
 
 #: Results by point.
 Results = Mapping[str, Result]
 
 
-def of_own_page(results: Any) -> TokenAttribution | Search | None:
-    """Return the attribution of output tokens, or the search, where that is the only result.
+def of_own_page(results: Any) -> TokenAttribution | Search | PortReport | None:
+    """Return the attribution of output tokens, the search or the check of a port, where that is the only result.
 
     Raises:
         EmbgradError: there are other results beside it.
@@ -44,9 +48,9 @@ def of_own_page(results: Any) -> TokenAttribution | Search | None:
     entries = [results]
     while any(isinstance(entry, Mapping) for entry in entries):
         entries = [item for entry in entries for item in (entry.values() if isinstance(entry, Mapping) else (entry,))]
-    found = [entry for entry in entries if isinstance(entry, TokenAttribution | Search)]
+    found = [entry for entry in entries if isinstance(entry, TokenAttribution | Search | PortReport)]
     if found and len(entries) > 1:
-        source = "attribute_tokens" if isinstance(found[0], TokenAttribution) else "search"
+        source = SOURCES[type(found[0])]
         raise EmbgradError(
             f"results holds {len(entries)} results, and one of embgrad.{source} among them, which has a page by itself: "
             "write each alone"

@@ -24,7 +24,10 @@ HEAVY = (
     "ray",
     "matplotlib",
 )
-COMMANDS = ("gradients", "attribute", "search", "compare", "bisect", "report", "show", "doctor", "explain", "demo")
+COMMANDS = (
+    *("gradients", "attribute", "search", "compare", "bisect", "check-port", "dump", "report", "show", "doctor"),
+    *("explain", "demo"),
+)
 
 #: A model's module that leaves a file behind where it is run.
 LOADED = """

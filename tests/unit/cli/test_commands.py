@@ -42,7 +42,11 @@ def test_importing_the_package_loads_no_library() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["doctor", "gradients", "attribute", "search", "compare", "bisect", "show", "report", "explain", "demo"]
+    "name",
+    [
+        *("doctor", "gradients", "attribute", "search", "compare", "bisect", "check-port", "dump", "show", "report"),
+        *("explain", "demo"),
+    ],
 )
 def test_every_command_has_help(name: str) -> None:
     runner = typer.testing.CliRunner()

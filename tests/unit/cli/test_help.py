@@ -84,6 +84,8 @@ def test_a_command_takes_some_options_of_a_group() -> None:
     ("name", "usage", "argument"),
     [
         ("compare", "[A B]", "A B"),
+        ("check-port", "[REFERENCE PORT]", "REFERENCE PORT"),
+        ("dump", "[MODEL FOLDER]", "MODEL FOLDER"),
         ("show", "[FILE]", "FILE"),
         ("report", "[FILE ...]", "FILE ..."),
         ("explain", "[ERROR]", "ERROR"),
