@@ -135,9 +135,9 @@ def cells(text: str, heading: str, *beginning: str) -> list[str]:
 
 def test_the_command_line_page_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    offered = re.findall(r"^  (\w+)  ", capsys.readouterr().out.split("Commands:\n")[1], flags=re.MULTILINE)
+    offered = re.findall(r"^  ([\w-]+)  ", capsys.readouterr().out.split("Commands:\n")[1], flags=re.MULTILINE)
     text = (DOCS / "command-line.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| `embgrad (\w+)` \|", text, flags=re.MULTILINE)
+    listed = re.findall(r"^\| `embgrad ([\w-]+)` \|", text, flags=re.MULTILINE)
     assert sorted(listed) == sorted(offered)
 
 

@@ -1,0 +1,160 @@
+"""Checks of every listed pair: what `check_port` names, against what was planted; `python -m tests.cross.ports.trials`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import embgrad
+from embgrad.comparison.port import check_port
+from embgrad.results import PortReport
+from tests.cross.ports.fault import Fault
+from tests.cross.ports.faults import FAULTS
+from tests.cross.ports.pairs_of_faults import PAIRS, TwoFaults
+from tests.cross.ports.ports import Pair
+from tests.cross.ports.right_ports import RIGHT_PORTS, RightPort
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a check said of one listed pair.
+
+    Attributes:
+        name: of the fault, the pair of faults or the right port.
+        kind: "fault", "two" or "right".
+        expected: the causes that are true; for two faults those of both.
+        named: the causes that were named, first to last.
+        right: whether the first cause is true; for two faults whether both are named; for a right port whether it agrees.
+        wrong: whether the first cause is not true.
+        site: whether the first site is the planted one.
+        texts: the causes in words.
+        error: what was raised instead.
+    """
+
+    name: str
+    kind: str
+    expected: tuple[tuple[str, ...], ...]
+    named: tuple[str, ...]
+    right: bool
+    wrong: bool
+    site: bool
+    agrees: bool
+    texts: tuple[str, ...]
+    unexplained: tuple[str, ...]
+    seconds: float
+    error: str = ""
+
+
+def check(pair: Pair, floor: str | None = None) -> PortReport:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", embgrad.EmbgradWarning)
+        return check_port(pair.reference, pair.port, (pair.batch, pair.port_batch), floor=floor)
+
+
+def try_fault(fault: Fault | TwoFaults) -> Outcome:
+    planted = (fault,) if isinstance(fault, Fault) else (fault.first, fault.second)
+    pair = fault.healthy()
+    fault.plant_in(pair)
+    start = time.perf_counter()
+    kind, expected = "fault" if len(planted) == 1 else "two", tuple(one.causes for one in planted)
+    try:
+        report = check(pair)
+    except Exception as error:  # an error is a miss to be listed, not the end of the table
+        text = f"{type(error).__name__}: {str(error)[:300]}"
+        return Outcome(fault.name, kind, expected, (), False, False, False, False, (), (), 0.0, text)
+    seconds = time.perf_counter() - start
+    named = tuple(cause.cause for cause in report.causes)
+    found = [bool(set(causes) & set(named)) for causes in expected]
+    true = {cause for causes in expected for cause in causes}
+    sites = [point.name for point in report.points if not point.agrees]
+    at = any(re.search(one.site, sites[0]) for one in planted) if sites else False
+    right = bool(named) and named[0] in true if kind == "fault" else all(found)
+    texts = tuple(cause.text for cause in report.causes)
+    wrong = bool(named) and named[0] not in true
+    return Outcome(
+        fault.name, kind, expected, named, right, wrong, at, report.agrees, texts, report.unexplained, seconds
+    )
+
+
+def try_right(port: RightPort) -> Outcome:
+    pair = port.make()
+    start = time.perf_counter()
+    try:
+        report = check(pair, None if port.floor == "float32" else port.floor)
+    except Exception as error:  # listed as above
+        text = f"{type(error).__name__}: {str(error)[:300]}"
+        return Outcome(port.name, "right", (), (), False, False, False, False, (), (), 0.0, text)
+    named = tuple(cause.cause for cause in report.causes)
+    return Outcome(
+        port.name,
+        "right",
+        (),
+        named,
+        report.agrees,
+        bool(named),
+        report.agrees,
+        report.agrees,
+        tuple(cause.text for cause in report.causes),
+        report.unexplained,
+        time.perf_counter() - start,
+    )
+
+
+def shares(outcomes: Sequence[Outcome]) -> Mapping[str, str]:
+    """Return the shares that the list is judged by."""
+    rows: dict[str, str] = {}
+    for kind in ("fault", "two", "right"):
+        own = [outcome for outcome in outcomes if outcome.kind == kind]
+        if own:
+            count = Counter(
+                {
+                    "right": sum(outcome.right for outcome in own),
+                    "wrong": sum(outcome.wrong for outcome in own),
+                    "site": sum(outcome.site for outcome in own),
+                }
+            )
+            rows[kind] = ", ".join(f"{name} {count[name]} of {len(own)}" for name in ("right", "wrong", "site"))
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.cross.ports.trials", description=__doc__)
+    parser.add_argument("--only", default="", help="a regular expression of the names")
+    parser.add_argument("--kinds", default="fault,two,right")
+    parser.add_argument("--json", type=Path, help="write the outcomes here")
+    options = parser.parse_args(arguments)
+    outcomes: list[Outcome] = []
+    kinds: dict[str, tuple[Mapping[str, Any], Any]] = {
+        "fault": (FAULTS, try_fault),
+        "two": (PAIRS, try_fault),
+        "right": (RIGHT_PORTS, try_right),
+    }
+    for kind in options.kinds.split(","):
+        listed, function = kinds[kind]
+        for name, entry in listed.items():
+            if not re.search(options.only, name):
+                continue
+            outcome = function(entry)
+            outcomes.append(outcome)
+            mark = "ok" if outcome.right else "WRONG" if outcome.wrong else "missed"
+            place = "" if outcome.site else " (site)"
+            said = outcome.error or "; ".join(outcome.texts[:2]) or f"unexplained {outcome.unexplained[:2]}"
+            print(f"{mark}{place} {outcome.seconds:.1f}s {name}: {outcome.expected} | {said}", flush=True)
+            if options.json:
+                options.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1), encoding="utf-8")
+    for kind, text in shares(outcomes).items():
+        print(f"{kind}: {text}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
