@@ -38,7 +38,9 @@ WHOLE: Final = frozenset({6, 7})
 AGAIN: Final = re.compile(r"_\d+$")
 
 #: The ends of weights' names behind the paths of their modules.
-PARTS: Final = re.compile(r"[._/](weight|kernel|bias|gamma|beta|scale|embeddings?|weight_quantized)(:0)?$")
+PARTS: Final = re.compile(
+    r"[._/](weight|kernel|bias|gamma|beta|scale|embeddings?|weight_quantized|(\w+/)?ReadVariableOp)(:\d+)?$"
+)
 
 #: Names that an exporter gave to weights that it changed, such as transposed ones.
 MADE: Final = re.compile(r"onnx::|_?const|val_|/|\d+$|.*__\d+$", re.I)
@@ -119,23 +121,27 @@ class Graph:
         self.makers = {name: node for node in self.nodes for name in node.outputs}
         self.users: Mapping[str, list[Node]] = _users(self.nodes)
         self.fixed = self._find_fixed()
-        self.scopes = self._find_scopes()
         self._types = _types(proto, onnx)
         for node in self.nodes:  # what an operator of another domain returns has real numbers where it takes some
             kinds = [self._types[name] for name in node.inputs if name in self._types]
             kind = next((kind for kind in kinds if kind in FLOATING), None)
             self._types |= {name: kind for name in node.outputs if name not in self._types and kind is not None}
+        self.scopes = self._find_scopes()
         if proto.producer_name == "pytorch":
             self.scopes = self._rename_calls()
 
     def _find_scopes(self) -> list[tuple[str, ...]]:
         """Return by step the paths of the modules that it is in, which PyTorch wrote down, or of which its name is.
 
-        Where an exporter left out those of a step, they are those that the steps before and behind it are in.
+        Where an exporter left out those of a step, they are those that the steps before and behind it are in. Where the name of a
+        product with a weight does not have the modules that it leads to, it is not known what these take: they are left out.
         """
         written = [_written_scope(node.proto) for node in self.nodes]
-        if all(scope is None for scope in written):
-            written = [_spelled_scope(node.proto.name) for node in self.nodes]
+        is_spelled = all(scope is None for scope in written)
+        if is_spelled:
+            names = [node.proto.name for node in self.nodes]
+            written = [_spelled_scope(name) for name in _without_numbers(names)]
+        unknown: set[str] = set()
         behind, scopes = list(written), list(written)
         for node in reversed(self.nodes):
             if written[node.number] is None:
@@ -148,7 +154,10 @@ class Graph:
                 before = [scopes[maker.number] or () for maker in makers]
                 given = [()] * (not set(self.inputs).isdisjoint(node.inputs))
                 scopes[node.number] = _common([*given, *before, behind[node.number] or ()])
-        return [scope or () for scope in scopes]
+                matrices = [name for name in self.weights_of(node) if len(self.shape_of(name)) > 1]
+                if is_spelled and matrices and scopes[node.number]:
+                    unknown.update(scopes[node.number] or (), behind[node.number] or ())
+        return [tuple(path for path in scope or () if path not in unknown) for scope in scopes]
 
     def _rename_calls(self) -> list[tuple[str, ...]]:
         """Return the scopes with the path of a module's first call at its others, to which PyTorch adds a number.
@@ -379,21 +388,22 @@ class Graph:
     def _readers(self) -> Iterator[tuple[str, list[Node]]]:
         """Yield the path and the steps of the modules that no scope shows: steps that read weights, with their biases."""
         chains: list[tuple[list[Node], list[str]]] = []
-        ends: dict[str, int] = {}
+        ends: dict[str, tuple[int, list[Node]]] = {}  # with the steps after the chain that change the form alone
         for node in self.nodes:
             weights = self.weights_of(node)
-            if not weights:
-                continue
-            others = [name for name in node.inputs if name not in self.fixed]
-            only = "".join(others) if len(others) == 1 and self._are_added(node, weights) else ""
-            previous = ends.pop(only, None)
-            if previous is not None and len(self.users[only]) == 1:
-                chains[previous][0].append(node)
-                chains[previous][1].extend(weights)
-            else:
-                previous = len(chains)
+            others = [name for name in node.inputs if name not in self.fixed and self.is_floating(name)]
+            only = others[0] if len(others) == 1 and len(self.users[others[0]]) == 1 else ""
+            if not weights and node.op in FORMS and only in ends:
+                number, between = ends.pop(only)
+                ends[node.outputs[0]] = number, [*between, node]
+            elif weights and only in ends and self._are_added(node, weights):
+                number, between = ends.pop(only)
+                chains[number][0].extend([*between, node])
+                chains[number][1].extend(weights)
+                ends[node.outputs[0]] = number, []
+            elif weights:
+                ends[node.outputs[0]] = len(chains), []
                 chains.append(([node], weights))
-            ends[node.outputs[0]] = previous
         scopes = ["".join(self.scopes[nodes[0].number][-1:]) for nodes, _ in chains]
         count = Counter(scopes)
         for (nodes, weights), scope in zip(chains, scopes, strict=True):
@@ -475,6 +485,22 @@ def _written_scope(node: Any) -> tuple[str, ...] | None:
         if entry.key == NAME_SCOPES:
             return tuple(dict.fromkeys(filter(None, ast.literal_eval(entry.value)[:-1])))
     return None
+
+
+def _without_numbers(names: Sequence[str]) -> Sequence[str]:
+    """Return the nodes' names without the number that Keras adds to each layer's name where a model is called again.
+
+    It stands at the outermost one, too. Otherwise a number at the end of a name is that of a layer among others.
+    """
+    roots = {name.partition("/")[0] for name in names if "/" in name}
+    again = AGAIN.search(*roots) if len(roots) == 1 else None
+    if again is None:
+        return names
+    scopes = {name.rpartition("/")[0] for name in names}
+    plain = {scope: "/".join(part.removesuffix(again[0]) for part in scope.split("/")) for scope in scopes}
+    if len(set(plain.values())) < len(plain):
+        return names
+    return [f"{plain[name.rpartition('/')[0]]}/{name.rpartition('/')[2]}".lstrip("/") for name in names]
 
 
 def _spelled_scope(name: str) -> tuple[str, ...] | None:

@@ -63,6 +63,17 @@ def test_a_product_that_is_used_twice_ends_before_its_bias() -> None:
     close(values(b.model(), "W1:output#0", "b1:output#0")[0], ROWS @ WEIGHTS["W1"], 1e-12)
 
 
+def test_a_bias_behind_a_reshape_belongs_to_its_product() -> None:
+    b = builder()
+    rows = b("Reshape", b.lookup(), b.constant(np.array([-1, 5])))
+    shaped = b(
+        "Reshape", b("MatMul", rows, "W1"), b("Concat", b("Shape", "input_ids"), b.constant(np.array([5])), axis=0)
+    )
+    b.classify(b("Sin", b("Add", shaped, "b1")))
+    close(values(b.model(), "W1:output#0")[0], ROWS @ WEIGHTS["W1"] + WEIGHTS["b1"], 1e-12)
+    assert modules(b.model())["b1"] == "W1"
+
+
 def test_a_sum_of_two_computed_tensors_is_no_bias() -> None:
     b = builder()
     rows = b.lookup()
@@ -179,6 +190,23 @@ def test_scopes_are_modules_and_their_paths_have_dots() -> None:
         "b": "W",
     }
     close(values(b.model(), "enc:output#0")[0], np.tanh(ROWS @ WEIGHTS["W1"] + WEIGHTS["b1"]), 1e-12)
+
+
+def test_scopes_that_an_exporter_left_out_at_a_product_are_no_modules() -> None:
+    b = builder()
+    hidden = b("Exp", b("MatMul", b("Sin", b.lookup(scope="/emb"), scope="/layer"), "W1"), scope="/layer")
+    b.classify(b("Tanh", hidden))
+    assert paths(b.model()) == ["W1", "W"]
+    assert [point.path for point in embgrad.points(b.model(), BATCH) if point.lookup] == ["emb"]
+
+
+@pytest.mark.parametrize("scope", ["net_2/block_1_2", "net_2/block", "net/block_1"])
+def test_the_number_of_a_call_is_no_number_of_a_layer(scope: str) -> None:
+    b = builder()
+    b.classify(b("Tanh", b.bend(b.lookup(), scope), scope="net_2/block" if scope == "net_2/block" else scope))
+    root, block = scope.split("/")
+    plain = f"{root.removesuffix('_2')}.{block.removesuffix('_2')}"
+    assert paths(b.model())[:3] == [root.removesuffix("_2"), plain, f"{plain}.dense"]
 
 
 def test_two_matrices_in_one_scope_are_two_modules() -> None:
