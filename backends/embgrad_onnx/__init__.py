@@ -68,7 +68,7 @@ class OnnxBackend:
 
     def paths(self, model: Any) -> Collection[str]:
         """Return the paths of the graph's modules and tables."""
-        from embgrad_onnx.graphs import graph_of
+        from embgrad_onnx.modules import modules_of
         from embgrad_onnx.walk import source_of
 
-        return graph_of(source_of(model)).paths
+        return modules_of(source_of(model)).paths

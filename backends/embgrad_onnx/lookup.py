@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from embgrad.backend import PassRecorder
-from embgrad_onnx.graphs import Graph, Module, Node
+from embgrad_onnx.graphs import Graph, Node
+from embgrad_onnx.modules import Module, Modules
 
 __all__ = ["Place", "Record", "indices_of", "tensors_of"]
 
@@ -48,7 +49,7 @@ class Record:
         places: the places by the points' keys.
     """
 
-    graph: Graph
+    modules: Modules
     recorder: PassRecorder
     places: dict[str, Place] = field(default_factory=dict)
 
@@ -62,7 +63,7 @@ class Record:
         Raises:
             BatchError: an index is outside its table.
         """
-        graph = self.graph
+        graph = self.modules.graph
         known: dict[str, _Tensor] = {}
 
         def tensor(name: str) -> _Tensor:
@@ -75,21 +76,21 @@ class Record:
             entering = None if item.entering is None else tensor(item.entering)
             key = self.recorder.enter(item.path, item.kind, entering, () if entering is None else entering.shape)
             self._keep(key, item.entering, item, inside=True)
-            for inner in graph.inside[item]:
+            for inner in self.modules.inside[item]:
                 report(inner)
             leaving = tensor(item.leaving)
             self._keep(self.recorder.leave(leaving, leaving.shape), item.leaving, item)
 
-        for item in graph.inside[None]:
+        for item in self.modules.inside[None]:
             report(item)
         for node, (numbers, weight) in graph.functions.items():
             shape = graph.shape_of(weight)
-            path = next(iter(graph.owners.get(weight, ())), weight)
+            path = next(iter(self.modules.owners.get(weight, ())), weight)
             self.recorder.see_other(node.op, path, indices[numbers], shape, "float32", way="function")
 
     def _see(self, node: Node, indices: np.ndarray, tensor: Callable[[str], _Tensor]) -> None:
-        graph = self.graph
-        weight, path = graph.lookups[node], graph.table(node)
+        graph = self.modules.graph
+        weight, path = graph.lookups[node], self.modules.table(node)
         shape = graph.shape_of(weight)
         axis = next((each.i for each in node.proto.attribute if each.name == "axis"), 0)
         if len(shape) != 2 or axis or not graph.is_floating(node.outputs[0]):
@@ -112,7 +113,7 @@ def indices_of(graph: Graph) -> tuple[str, ...]:
     )
 
 
-def tensors_of(graph: Graph) -> tuple[str, ...]:
+def tensors_of(modules: Modules) -> tuple[str, ...]:
     """Return the names of the tensors at the points of modules."""
-    borders: list[Any] = [name for module in graph.modules for name in (module.entering, module.leaving)]
+    borders: list[Any] = [name for module in modules.all for name in (module.entering, module.leaving)]
     return tuple(dict.fromkeys(name for name in borders if name is not None))

@@ -11,8 +11,9 @@ import numpy as np
 from embgrad.backend import Weight
 from embgrad.errors import UnsupportedError
 from embgrad.toolkit import copy_owned
-from embgrad_onnx.graphs import PARTS, Graph, graph_of, size_of
+from embgrad_onnx.graphs import size_of
 from embgrad_onnx.importing import import_onnx
+from embgrad_onnx.modules import PARTS, Modules, modules_of
 from embgrad_onnx.walk import FLOATING, Source, location_of, named_tensors, source_of
 
 __all__ = ["weights"]
@@ -25,16 +26,17 @@ def weights(model: Any) -> Sequence[Weight]:
     each module that reads them.
     """
     source = source_of(model)
-    graph = graph_of(source)
+    modules = modules_of(source)
+    graph = modules.graph
     floating = [
         (name, tensor)
         for name, tensor in graph.tensors.items()
         if tensor.data_type in FLOATING and (name not in graph.makers or size_of(tensor) > 1)
     ]
-    found = {name: _weight(source, graph, name, tensor) for name, tensor in floating}
+    found = {name: _weight(source, modules, name, tensor) for name, tensor in floating}
     for name, tensor in floating:
         is_vector = size_of(tensor) == max(tensor.dims, default=1) > 1
-        for module in graph.owners.get(name, [])[1:] if is_vector else ():
+        for module in modules.owners.get(name, [])[1:] if is_vector else ():
             shared = _shared_weight(found[name], module, found)
             found[shared.name] = shared
     return list(found.values())
@@ -55,7 +57,7 @@ def _shared_weight(weight: Weight, module: str, known: Collection[str]) -> Weigh
     return replace(weight, name=name, module=module, put=put)
 
 
-def _weight(source: Source, graph: Graph, name: str, tensor: Any) -> Weight:
+def _weight(source: Source, modules: Modules, name: str, tensor: Any) -> Weight:
     def read() -> np.ndarray:
         return _load(source, name)
 
@@ -64,7 +66,7 @@ def _weight(source: Source, graph: Graph, name: str, tensor: Any) -> Weight:
 
     return Weight(
         name,
-        next(iter(graph.owners.get(name, ())), ""),
+        next(iter(modules.owners.get(name, ())), ""),
         tuple(tensor.dims),
         FLOATING[tensor.data_type],
         lambda: copy_owned(read()),
@@ -80,7 +82,7 @@ def _load(source: Source, name: str) -> np.ndarray:
         UnsupportedError: the file is gone or too short.
     """
     onnx, _ = import_onnx()
-    tensor = graph_of(source).tensors[name]
+    tensor = modules_of(source).graph.tensors[name]
     if location_of(tensor) is None:
         return np.asarray(onnx.numpy_helper.to_array(tensor))
     copied = onnx.TensorProto()  # into which onnx reads the values

@@ -22,9 +22,9 @@ from embgrad.backend import (
 )
 from embgrad.errors import UnsupportedError
 from embgrad.toolkit import copy_owned
-from embgrad_onnx.graphs import graph_of
 from embgrad_onnx.inputs import NumpyArrays, feeds
 from embgrad_onnx.lookup import Record, indices_of, tensors_of
+from embgrad_onnx.modules import modules_of
 from embgrad_onnx.sessions import compute
 from embgrad_onnx.tap import Stretches, changed_places
 from embgrad_onnx.walk import alone, source_of
@@ -61,12 +61,13 @@ class OnnxPass(ModelPass):
             )
         self.tensors = NumpyArrays()
         source = source_of(self.model)
-        graph = graph_of(source)
+        modules = modules_of(source)
+        graph = modules.graph
         given, self.unused = feeds(graph, self.batch)
         indices = indices_of(graph)
-        listed = tensors_of(graph) if self.recorder.everything else ()
+        listed = tensors_of(modules) if self.recorder.everything else ()
         found, shapes = compute(source, graph, given, indices, listed)
-        record = Record(graph, self.recorder)
+        record = Record(modules, self.recorder)
         record.replay(found, shapes)
         returned = graph.outputs if self.request.objectives else ()
         changed = changed_places(record.places, {*self.request.override, *self.request.add})

@@ -49,14 +49,14 @@ class Source:
     def clear(self) -> None:
         """Drop what was computed from the graph, after a weight was written."""
         self._sessions: LRUCache[Any] = LRUCache(SESSIONS)
-        self._graph: Any = None
+        self._outline: Any = None
 
-    def graph(self, make: Callable[[], T]) -> T:
-        """Return what was made of the graph, which is made once."""
-        if self._graph is None:
-            self._graph = make()
-        graph: T = self._graph
-        return graph
+    def outline(self, make: Callable[[], T]) -> T:
+        """Return what is known of the graph, which is found out once."""
+        if self._outline is None:
+            self._outline = make()
+        outline: T = self._outline
+        return outline
 
     def session(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return a session, which is made where it is not among the last that were used."""

@@ -62,6 +62,7 @@ OWN = {
         "leaves": "an array of a model is an object of its own in no library of JAX's",
     },
     "embgrad_onnx": {
+        "scopes": "the modules that a step was in are written in its name, by each exporter in its own way",
         "importing": "two libraries are needed, one that reads graphs and one that runs them",
         "sessions": "onnxruntime compiles a graph for the tensors that it is to compute",
     },
@@ -86,7 +87,6 @@ ABSENT = {
         "bert": "a graph is loaded as it is, and none is built",
         "capture": "the user's passes are sessions of their own, which compute what they were made for",
         "compile": "onnxruntime compiles each graph",
-        "modules": "modules are scopes of the graph, which is read by `graphs`",
         "prefix": "the keys and values of a text are inputs of the graph as any other",
         "pullback": "onnxruntime computes values only",
         "state": "a pass changes nothing",
