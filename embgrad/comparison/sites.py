@@ -203,9 +203,10 @@ def _by_modules(a: Recording, b: Recording, matching: Matching) -> Iterator[Pair
     for match in matching.matches:
         partners[held_a[match.a].module].append(match)
     split = {held_a[name].module for name in matching.parts}
+    composed = _composed(held_a, held_b, matching)
     for module, matches in partners.items():
         others = {held_b[match.b].module for match in matches}
-        if len(others) == 1 and module not in split:
+        if len(others) == 1 and module not in split and not others & composed:
             other = next(iter(others))
             matrices = [match for match in matches if len(held_a[match.a].shape) > 1]
             permuted = matrices[0] if len(matrices) == 1 and matrices[0].order is not None else None
@@ -213,6 +214,15 @@ def _by_modules(a: Recording, b: Recording, matching: Matching) -> Iterator[Pair
     for name, parts in matching.parts.items():
         for part in parts:
             yield from _of_parts(a, b, held_a[name], held_b[part.name], part.rows, part.others)
+
+
+def _composed(held_a: Mapping[str, HeldWeight], held_b: Mapping[str, HeldWeight], matching: Matching) -> set[str]:
+    """Return the modules of b that hold matrices of several modules of a, such as an attention that multiplies itself."""
+    owners: dict[str, dict[str, str]] = defaultdict(dict)
+    for match in matching.matches:
+        if len(held_b[match.b].shape) > 1:
+            owners[held_b[match.b].module][match.b] = held_a[match.a].module
+    return {module for module, owned in owners.items() if len(set(owned.values())) > 1}
 
 
 def _of_two_modules(a: Recording, b: Recording, module: str, other: str, permuted: Match | None) -> Iterator[Pair]:
