@@ -109,6 +109,8 @@ def settled(core: Core, off: Callable[[Core], float], most: float, usual: Iterab
     limit = max(min(most, 2 * off(core)), 1.2 * off(core))
     if core.cap is not None and off(replace(core, cap=None)) <= limit:
         core = replace(core, cap=None)
+    if core.rotary is not None and off(replace(core, rotary=None)) <= limit:
+        core = replace(core, rotary=None)
     if core.rotary is not None and core.rotary.scaling is not None:
         plain = replace(core, rotary=replace(core.rotary, scaling=None))
         core = plain if off(plain) <= limit else core
@@ -119,7 +121,7 @@ def settled(core: Core, off: Callable[[Core], float], most: float, usual: Iterab
         known = [number_of(other, name) for other in usual]
         known += [core.usual_scale, 1 / math.sqrt(max(round(number**-2), 1))] if name == "scale" else []
         near = [other for other in known if other is not None and math.isclose(other, number, rel_tol=0.01)]
-        for other in [*near, *(float(f"{number:.{digits}g}") for digits in (1, 2, 3, 4))]:
+        for other in [*near, *(float(f"{number:.{digits}g}") for digits in (1, 2, 3, 4, 5, 6))]:
             changed = with_number(core, name, other)
             if off(changed) <= limit:
                 core = changed

@@ -11,7 +11,7 @@ import numpy as np
 from embgrad.comparison.hypotheses.core import Core, Part
 from embgrad.comparison.hypotheses.core_fit import part_of
 from embgrad.comparison.hypotheses.core_numbers import fitted_numbers, number_of, settled
-from embgrad.comparison.hypotheses.core_variants import variants
+from embgrad.comparison.hypotheses.core_variants import variants, with_settings_of
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import relative
 
@@ -29,6 +29,9 @@ FITTED: Final = (3, 2, 0)
 #: The floors and the reference's own remainders that a core may leave.
 FLOORS: Final = 10.0
 REMAINDERS: Final = 5.0
+
+#: The ratio of remainders up to which a simpler core reproduces the output as well.
+ALIKE: Final = 2.0
 
 #: The share of the difference that a core with one changed setting may leave where none leaves less.
 SHARE: Final = 0.01
@@ -67,12 +70,25 @@ class _Search:
         for core in likely:
             if self._whole(core) <= self._most:
                 return core
+        found = self._searched(deep)
+        return None if found is None else self._simplified(found)
+
+    def _simplified(self, core: Core) -> Core:
+        """Return the core with as many of the reference's settings as reproduce the output as well."""
+        most = max(ALIKE * self._whole(core), 2 * self._site.floor)
+        for simpler in with_settings_of(core, self._a):
+            changed = simpler(core)
+            if self._whole(changed) <= most:
+                core = changed
+        return core
+
+    def _searched(self, deep: bool) -> Core | None:
         beam = [self._a]
         first: list[Tried] = []
         for width, fitted in zip((*BEAM, 0), FITTED, strict=True):
             tried = self._tried(beam, rare=not first)
             near = [core for _, _, core in tried[:fitted]]
-            found = self._best(tried) or self._with_numbers([*near, *([] if first else beam)])
+            found = self._best(tried) or self._with_numbers([*([] if first else beam), *near])
             if found is not None:
                 return found
             first = first or tried

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from embgrad.comparison.hypotheses.rotary import HALVES, INTERLEAVED, Rotary, Sc
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Source, sources
 
-__all__ = ["variants"]
+__all__ = ["variants", "with_settings_of"]
 
 #: The most tensors before a site that may be queries, keys or values.
 MOST: Final = 12
@@ -53,6 +54,31 @@ def variants(site: Site, core: Core, *, rare: bool = True) -> Iterator[Core]:
     yield from _of_bias(site, core)
     yield from (replace(core, norm=norm) for norm in _norms(core.norm))
     yield from _of_sources(site, core, rare)
+
+
+def with_settings_of(core: Core, other: Core) -> Iterator[Callable[[Core], Core]]:
+    """Yield functions that give a core one of the settings of another core in which the two differ."""
+    same_heads = core.heads == other.heads
+    names = ["cap", "mask", "tiled", "joined", *(["bias", "norm", "scale"] if same_heads else [])]
+    if same_heads or (core.rotary is not None and other.rotary is not None):
+        names.append("rotary")
+    for name in names:
+        mine, its = getattr(core, name), getattr(other, name)
+        if mine is None or its is None or isinstance(mine, (bool, str, float)):
+            yield from [] if mine == its else [partial(_with, name=name, value=its)]
+            continue
+        for field in fields(mine):
+            value = getattr(its, field.name)
+            if getattr(mine, field.name) is not value and (same_heads or field.name != "size"):
+                yield partial(_with, name=name, field=field.name, value=value)
+
+
+def _with(core: Core, name: str, value: Any, field: str = "") -> Core:
+    """Return the core with another setting, or with another part of it."""
+    part = getattr(core, name)
+    if not field:
+        return replace(core, **{name: value})
+    return core if part is None else replace(core, **{name: replace(part, **{field: value})})
 
 
 def _of_scores(declared: Mapping[str, Any], core: Core) -> Iterator[Core]:

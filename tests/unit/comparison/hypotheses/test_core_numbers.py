@@ -63,3 +63,12 @@ def test_roots_of_whole_numbers_are_preferred() -> None:
         return relative(core.predicted, wanted.predicted)
 
     assert settled(replace(CORE, scale=0.2041241453), off, 1e-5).scale == pytest.approx(24**-0.5, rel=1e-14)
+
+
+def test_rotary_positions_with_frequencies_of_nearly_zero_are_missing() -> None:
+    wanted = replace(CORE, rotary=None).predicted
+
+    def off(core: Core) -> float:
+        return relative(core.predicted, wanted)
+
+    assert settled(with_number(CORE, "factor", 1e9), off, 1e-7).rotary is None

@@ -70,3 +70,12 @@ def test_what_rounding_leaves_of_the_reference_bounds_what_may_be_left_of_the_po
     a = CORE.predicted * (1 + 1e-6 * np.sign(OTHER))
     site = site_of(a, replace(CORE, scale=1.0).predicted + 0.05 * OTHER, BEFORE, real=REAL)
     assert ported_core(site, CORE) is None
+
+
+def test_settings_that_change_nothing_are_those_of_the_reference() -> None:
+    b = replace(CORE, scale=0.425, mask=Mask(causal=True, padding=False, window=9), rotary=replace(ROTARY, ahead=0))
+    found = ported_core(site_with(b.predicted), CORE, [b])
+    assert found is b  # padding is on the right, and no text is longer than the window
+    found = ported_core(site_with(b.predicted), CORE)
+    assert found is not None
+    assert (found.scale, found.mask) == (0.425, CORE.mask)

@@ -8,7 +8,7 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_difference import differences
-from embgrad.comparison.hypotheses.core_variants import variants
+from embgrad.comparison.hypotheses.core_variants import variants, with_settings_of
 from embgrad.comparison.hypotheses.head_norm import HeadNorm
 from embgrad.comparison.hypotheses.mask import Mask
 from embgrad.comparison.hypotheses.position_bias import PositionBias
@@ -73,3 +73,22 @@ def test_rare_changes_are_left_out_where_several_settings_change() -> None:
     usual, every = (list(variants(SITE, CORE, rare=rare)) for rare in (False, True))
     assert len(usual) < len(every)
     assert {core.mask.window for core in usual} == {None, 1, 2, 4, 5, 8}
+
+
+def test_settings_are_taken_back_one_by_one() -> None:
+    changed = replace(CORE, scale=1.0, cap=3.0, mask=Mask(window=4), rotary=Rotary(77.0, SIZE))
+    found = [function(changed) for function in with_settings_of(changed, CORE)]
+    assert [one.cap for one in found].count(None) == 1
+    assert [one.scale for one in found].count(CORE.scale) == 1
+    assert [one.mask for one in found if one.mask != changed.mask] == [Mask(causal=True, window=4), Mask()]
+    assert [one.rotary for one in found if one.rotary != changed.rotary] == [CORE.rotary]
+    whole = changed
+    for function in with_settings_of(changed, CORE):
+        whole = function(whole)
+    assert not differences(CORE, whole)
+
+
+def test_a_missing_setting_is_taken_back() -> None:
+    without = replace(CORE, rotary=None)
+    (function,) = with_settings_of(without, CORE)
+    assert function(without).rotary == CORE.rotary
