@@ -1,0 +1,300 @@
+"""The sites at which two models differ are found in one pass that is led, with the tensors before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embgrad import TokenBatch
+from embgrad.comparison.examine import (
+    Examination,
+    as_stored,
+    examine,
+    explain_sites,
+    faint_sites,
+    layers_of,
+    permuted_before,
+)
+from embgrad.comparison.floor import LEAST_FLOOR, ROUNDOFFS
+from embgrad.comparison.hypotheses.functions import ACTIVATIONS
+from embgrad.comparison.hypotheses.site import Explanation
+from embgrad.comparison.recording import FINAL
+from embgrad.comparison.settings import Declared
+from embgrad.comparison.sites import Pair
+from embgrad.comparison.weights import Matching, match_weights
+from tests.unit.comparison.recorded import REAL, Pass, Steps, recording, tensor
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(2, 4, 6))
+Y = RANDOM.normal(size=(2, 4, 6))
+W, V = RANDOM.normal(size=(2, 6, 6))
+UNIT = ROUNDOFFS["float64"]
+NOTHING = Matching((), {}, (), ())
+
+STEPS: Steps = {
+    "table": lambda at: X,
+    "one:input#0": lambda at: at["table"],
+    "one:output#0": lambda at: at["one:input#0"] @ W.T,
+    "two:input#0": lambda at: np.tanh(at["one:output#0"]),
+    "two:output#0": lambda at: at["two:input#0"] @ V.T,
+    FINAL: lambda at: at["two:output#0"] + at["table"],
+}
+WEIGHTS = {"one.W": W, "two.W": V}
+NAMES = {"table": "table", "one:input#0": "one:input", "one:output#0": "one", "two:input#0": "two:input"}
+NAMES |= {"two:output#0": "two", FINAL: FINAL}
+PAIRS = [Pair(name, key, key, time=float(number)) for number, (key, name) in enumerate(NAMES.items())]
+
+
+def examined(
+    port: Steps,
+    pairs: list[Pair] = PAIRS,
+    *,
+    roundoff: float = UNIT,
+    reference: Steps = STEPS,
+    can_be_led: tuple[bool, bool] = (True, True),
+    **further: Any,
+) -> Examination:
+    a = Pass(reference, can_be_led=can_be_led[0]).record(WEIGHTS, **further)
+    b = Pass(port, can_be_led=can_be_led[1]).record(WEIGHTS, **further)
+    return examine(pairs, (a, b), match_weights(a.weights, b.weights), roundoff)
+
+
+def names(found: Examination) -> list[str]:
+    return [site.name for site in found.sites]
+
+
+def test_equal_models_have_no_sites() -> None:
+    found = examined(STEPS)
+    assert names(found) == []
+    assert found.random == frozenset()
+    assert list(found.pairs) == PAIRS
+    assert found.led.follower == "b"
+
+
+def test_each_faulty_step_is_a_site_and_those_behind_it_are_not() -> None:
+    port: Steps = {
+        **STEPS,
+        "one:output#0": lambda at: at["one:input#0"] @ W.T * 1.5,
+        FINAL: lambda at: at["two:output#0"] - at["table"],
+    }
+    found = examined(port)
+    assert names(found) == ["one", FINAL]
+    first, last = found.sites
+    np.testing.assert_allclose(first.a, X @ W.T)
+    np.testing.assert_allclose(first.b, 1.5 * first.a)
+    assert first.difference == pytest.approx(0.5)
+    np.testing.assert_allclose(last.b, np.tanh(X @ W.T) @ V.T - X)
+    assert first.floor == pytest.approx(LEAST_FLOOR * UNIT, rel=1)
+    np.testing.assert_array_equal(first.real, REAL)
+
+
+@pytest.mark.parametrize(("change", "differs"), [(1e-17, False), (1e-13, True)])
+def test_a_site_differs_beyond_a_number_of_floors(change: float, differs: bool) -> None:
+    port: Steps = {**STEPS, "two:output#0": lambda at: at["two:input#0"] @ V.T * (1 + change)}
+    assert bool(names(examined(port))) is differs
+    coarse = {**STEPS, "two:output#0": lambda at: at["two:input#0"] @ V.T * 1.01}
+    assert names(examined(coarse)) == ["two"]
+    assert names(examined(coarse, roundoff=ROUNDOFFS["bfloat16"])) == []
+
+
+def test_the_tensors_before_a_site_are_those_of_the_reference_the_nearest_first() -> None:
+    port: Steps = {**STEPS, "one:output#0": lambda at: 5 * at["one:input#0"], "two:output#0": lambda at: at["table"]}
+    one, two = examined(port).sites
+    assert [before.name for before in one.before] == ["one:input", "table"]
+    assert [before.name for before in two.before] == ["two:input", "one", "one:input", "table"]
+    np.testing.assert_allclose(two.before[1].values, X @ W.T)  # not what the port computes
+    assert all(before.shared for before in two.before)
+
+
+def test_tensors_of_the_reference_alone_are_before_a_site_as_well() -> None:
+    pairs = [pair for pair in PAIRS if pair.name in {"one:input", "two", FINAL}]
+    port: Steps = {**STEPS, "two:output#0": lambda at: at["two:input#0"]}
+    (site,) = examined(port, pairs).sites
+    assert {before.name: before.shared for before in site.before} == {
+        "two:input": False,
+        "one": False,
+        "one:input": True,
+        "table": True,  # a lookup depends on the batch alone
+    }
+
+
+def test_what_equals_the_output_is_not_before_it() -> None:
+    reference: Steps = {**STEPS, "two:output#0": lambda at: at["two:input#0"]}
+    pairs = [pair for pair in PAIRS if pair.name in {"one", "two"}]
+    (site,) = examined({**STEPS, "two:output#0": lambda at: at["one:output#0"]}, pairs, reference=reference).sites
+    assert [before.name for before in site.before] == ["one", "table"]
+
+
+def test_the_reference_is_led_where_the_port_cannot_be() -> None:
+    port: Steps = {**STEPS, "one:output#0": lambda at: at["one:input#0"] @ W.T * 1.5}
+    found = examined(port, can_be_led=(True, False))
+    assert found.led.follower == "a"
+    assert names(found) == ["one"]
+    np.testing.assert_allclose(found.sites[0].a, X @ W.T)
+    np.testing.assert_allclose(found.sites[0].b, X @ W.T * 1.5)
+    two: Steps = {**port, "two:output#0": lambda at: at["table"]}
+    site = examined(two, can_be_led=(True, False)).sites[1]
+    assert [before.name for before in site.before] == ["two:input", "one", "one:input", "table"]
+    np.testing.assert_allclose(site.before[1].values, X @ W.T * 1.5)  # what the port computes
+    np.testing.assert_allclose(site.a, np.tanh(X @ W.T * 1.5) @ V.T)
+
+
+def test_pairs_that_do_not_hold_the_same_tensor_are_repaired() -> None:
+    apart: Steps = {
+        "up:output#0": lambda at: X,
+        "act:output#0": lambda at: np.tanh(at["up:output#0"]),
+        "down:output#0": lambda at: at["act:output#0"] @ W.T,
+        FINAL: lambda at: at["down:output#0"] + 1,
+    }
+    inside: Steps = {
+        "up:output#0": lambda at: np.tanh(X),
+        "down:output#0": lambda at: at["up:output#0"] @ W.T,
+        FINAL: lambda at: at["down:output#0"] + 1,
+    }
+    pairs = [Pair(key, key, key, time=float(number)) for number, key in ((0, "up:output#0"), (2, "down:output#0"))]
+    pairs.append(Pair(FINAL, FINAL, FINAL, time=float("inf")))
+    for can_be_led in ((True, True), (True, False)):
+        found = examined(inside, pairs, reference=apart, can_be_led=can_be_led)
+        assert names(found) == []
+        assert "up:output#0" not in [pair.name for pair in found.pairs]
+
+
+def test_a_port_that_draws_random_numbers_is_named() -> None:
+    random = np.random.default_rng(1)
+    port: Steps = {**STEPS, "two:input#0": lambda at: np.tanh(at["one:output#0"]) * (random.random(X.shape) < 0.9)}
+    found = examined(port)
+    assert names(found) == ["two:input"]
+    assert found.random == {"two:input"}
+    ((site, explanation),) = explain_sites(found)
+    assert explanation is not None
+    assert (site.name, explanation.cause) == ("two:input", "dropout")
+    assert explanation.text == "b draws random numbers in evaluation mode, for example by dropout that was left on"
+    assert explanation.compute is None
+
+
+def test_a_sensitive_step_is_not_random() -> None:
+    def less(at: Any) -> np.ndarray:
+        return np.asarray((1 + at["one:output#0"] * 1e-3) - 1)
+
+    steps: Steps = {**STEPS, "two:input#0": less}
+    found = examined(steps, reference=steps)
+    assert names(found) == []
+    assert found.random == frozenset()
+
+
+def test_sites_are_explained_by_the_hypotheses() -> None:
+    port: Steps = {**STEPS, "two:input#0": lambda at: np.maximum(at["one:output#0"], 0), "two:output#0": lambda at: Y}
+    explained = [(site.name, held and held.text) for site, held in explain_sites(examined(port))]
+    assert explained == [("two:input", "the activation is tanh in a and ReLU in b"), ("two", None)]
+
+
+def test_settings_are_handed_to_the_sites() -> None:
+    settings = {"epsilon": Declared(1e-5, "eps")}
+    port: Steps = {**STEPS, "two:output#0": lambda at: Y}
+    (site,) = examined(port, settings=settings).sites
+    assert site.settings == ({"epsilon": 1e-5}, {"epsilon": 1e-5})
+    assert site.declared("epsilon") == site.declared("epsilon", of_a=False) == 1e-5
+
+
+@pytest.mark.parametrize("name", ["mask", "decoder_attention_mask"])
+def test_tensors_with_positions_of_their_own_count_where_their_mask_is(name: str) -> None:
+    own = np.array([[1, 1, 0], [1, 1, 1]])
+    batch = TokenBatch(np.ones((2, 4), int), [[1, 1, 1, 1], [1, 1, 1, 0]], extras={name: own, "other": own * 0})
+    steps: Steps = {"memory": lambda at: X[:, :3]}
+    port: Steps = {"memory": lambda at: X[:, :3] + 1}
+    for extras, wanted in ((batch.extras, own.astype(bool)), ({"other": own}, np.ones((2, 3), bool))):
+        (site,) = examined(
+            port,
+            [Pair("memory", "memory", "memory")],
+            reference=steps,
+            batch=TokenBatch(batch.ids, batch.mask, extras=extras),
+        ).sites
+        np.testing.assert_array_equal(site.real, wanted)
+
+
+def test_a_faint_difference_with_a_cause_that_was_found_elsewhere_is_a_site() -> None:
+    tanh, exact = (next(held.apply for held in ACTIVATIONS if name in held.name) for name in ("tanh app", "error f"))
+
+    def model(activation: Callable[[np.ndarray], np.ndarray]) -> Steps:
+        return {
+            "table": lambda at: X,
+            "one:output#0": lambda at: activation(at["table"]),
+            "small:output#0": lambda at: at["one:output#0"] / 5,
+            "two:input#0": lambda at: activation(at["small:output#0"]),
+            FINAL: lambda at: at["two:input#0"] * 2,
+        }
+
+    pairs = [pair for pair in PAIRS if pair.a in model(tanh)]
+    a, b = Pass(model(tanh)).record(), Pass(model(exact)).record()
+    clear, faint = (site.difference for site in examine(pairs, (a, b), NOTHING, UNIT).sites)
+    roundoff = (clear * faint) ** 0.5 / 8 / LEAST_FLOOR
+    assert 0.75 * LEAST_FLOOR * roundoff < faint < 8 * LEAST_FLOOR * roundoff < clear
+    found = examine(pairs, (a, b), NOTHING, roundoff)
+    assert names(found) == ["one"]
+    ((_, explanation),) = explain_sites(found)
+    assert explanation is not None
+    ((site, other),) = faint_sites(found, (a, b), NOTHING, [explanation])
+    assert (site.name, other.text) == ("two:input", explanation.text)
+    assert faint_sites(found, (a, b), NOTHING, []) == []
+
+
+def test_a_pair_in_another_order_shortly_before_an_unexplained_site_is_suspected() -> None:
+    order = np.array([1, 0, 2, 3, 5, 4])
+    pairs = [replace(pair, features_b=order) if pair.name in {"one", "table"} else pair for pair in PAIRS]
+    port: Steps = {
+        **STEPS,
+        "table": lambda at: X[..., order],
+        "one:input#0": lambda at: X,
+        "one:output#0": lambda at: (at["one:input#0"] @ W.T)[..., order],
+        "two:input#0": lambda at: np.sin(at["one:output#0"])[..., order],
+        "two:output#0": lambda at: at["two:input#0"] @ V.T,
+        FINAL: lambda at: at["two:output#0"] + X,
+    }
+    found = examined(port, pairs)
+    assert names(found) == ["two:input"]
+    suspects = permuted_before(found, found.sites)
+    assert suspects == {"one", "table"}
+    assert permuted_before(found, []) == set()
+    stored = as_stored(pairs, suspects)
+    assert all(pair.features_b is None for pair in stored)
+    assert [pair.name for pair in stored] == [pair.name for pair in pairs]
+    assert as_stored(pairs, {"one"})[0].features_b is order
+    parts = [replace(pair, features_a=order) for pair in pairs]
+    assert permuted_before(replace(found, pairs=parts), found.sites) == set()
+
+
+def test_layers_are_the_times_between_their_inputs_and_outputs() -> None:
+    side = recording(
+        [
+            tensor("table", X, 1.0, ["word"]),
+            tensor("layers.0:input#0", X, 2.0),
+            tensor("layers.0:output#0", X, 4.0, ["layer.0"]),
+            tensor("layers.1:output#0", X, 7.0, ["layer.1", "layer.-1"]),
+            tensor("norm:output#0", X, 9.0),
+        ]
+    )
+    layer_of = layers_of(side)
+    times = [1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 7.5, 9.0]
+    assert [layer_of(time) for time in times] == [None, 0, 0, 0, 1, 1, None, None]
+
+
+def test_a_first_layer_without_an_input_has_no_beginning() -> None:
+    side = recording([tensor("layers.0:output#0", X, 4.0, ["layer.0"])])
+    assert layers_of(side)(3.0) is None
+
+
+def test_an_explanation_that_is_known_needs_the_same_values() -> None:
+    port: Steps = {**STEPS, "two:input#0": lambda at: np.maximum(at["one:output#0"], 0)}
+    a, b = Pass(STEPS).record(WEIGHTS), Pass(port).record(WEIGHTS)
+    found = examine(PAIRS, (a, b), NOTHING, UNIT)
+    unseen = replace(found, sites=[])  # as if the difference were below the floor
+    text = "the activation is"
+    known = Explanation("activation", text, ("tanh", "ReLU"), X)
+    assert [site.name for site, _ in faint_sites(unseen, (a, b), NOTHING, [known])] == ["two:input"]
+    assert faint_sites(found, (a, b), NOTHING, [known]) == []
+    for other in (replace(known, values=("tanh", "SiLU")), replace(known, setting="x"), replace(known, cause="gelu")):
+        assert faint_sites(unseen, (a, b), NOTHING, [other]) == []
