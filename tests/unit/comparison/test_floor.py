@@ -127,7 +127,8 @@ def test_accumulated_floors_are_of_the_pairs_features_at_real_positions() -> Non
     assert floors[1] == pytest.approx(UNIT / np.sqrt(3), rel=0.2)
 
 
-def test_the_floors_of_a_reference_that_cannot_be_changed_are_estimated() -> None:
-    estimated = estimated_floors(PAIRS, UNIT)
-    assert accumulated_floors(PAIRS, Pass(STEPS, can_be_led=False).record(), UNIT) == estimated
-    assert accumulated_floors(PAIRS, recording([]), UNIT) == estimated
+def test_floors_of_a_reference_that_cannot_be_changed_are_estimated_from_the_number_of_points() -> None:
+    wanted = [4e-6 * number**0.5 for number in (1, 2, 3, 4, 5)]
+    assert accumulated_floors(PAIRS, Pass(STEPS, can_be_led=False).record(), UNIT) == pytest.approx(wanted)
+    assert accumulated_floors(PAIRS, recording([]), UNIT) == pytest.approx(wanted)
+    assert estimated_floors(PAIRS[:2], UNIT) == pytest.approx(wanted[:2])

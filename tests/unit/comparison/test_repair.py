@@ -97,10 +97,29 @@ def test_a_layer_whose_activation_is_no_point_is_dropped() -> None:
     assert [name for name, _, _ in keys(repaired(without, INSIDE))] == ["x", "down:input", "down", FINAL]
 
 
+BACK = [Pair(pair.name, pair.b, pair.a, time=float(number)) for number, pair in enumerate(PAIRS)]
+
+
 def test_a_layer_without_the_activation_of_the_leader_is_paired_with_the_activation() -> None:
-    pairs = [pair.reversed for pair in PAIRS]
-    pairs = [Pair(pair.name, pair.a, pair.b, time=float(number)) for number, pair in enumerate(pairs)]
-    assert keys(repaired(INSIDE, APART, pairs))[1][2] == "act:output#0"
+    assert keys(repaired(INSIDE, APART, BACK, [1])) == [
+        ("x", "x", "x"),
+        ("up", "dense:output#0", "act:output#0"),
+        ("down:input", "last:input#0", "down:input#0"),
+        ("down", "last:output#0", "down:output#0"),
+        (FINAL, FINAL, FINAL),
+    ]
+
+
+def test_such_a_layer_is_dropped_where_another_pair_holds_the_activation() -> None:
+    pairs = [*BACK[:2], Pair("act", "last:input#0", "act:output#0", time=2.0), *BACK[3:]]
+    assert [name for name, _, _ in keys(repaired(INSIDE, APART, pairs, [1]))] == ["x", "act", "down", FINAL]
+
+
+def test_such_a_layer_is_dropped_where_its_activation_is_no_point() -> None:
+    without: Steps = {name: step for name, step in APART.items() if not name.startswith("act")}
+    without = {**without, "down:input#0": lambda at: relu(at["up:output#0"]) * np.array([1, 2, 3, 4, 5, 6])}
+    kept = repaired(INSIDE, without, BACK, [1])
+    assert [name for name, _, _ in keys(kept)] == ["x", "down:input", "down", FINAL]
 
 
 @pytest.mark.parametrize("factor", [1.5, -1.0])

@@ -147,6 +147,7 @@ def test_parts_of_a_fused_projection_are_paired_by_features() -> None:
     np.testing.assert_array_equal(pairs["q"].put_in_b(fused, 0 * q), np.concatenate([0 * q, k], -1))
     back = {pair.name: pair for pair in paired(together, apart)}
     assert list(back) == ["qk:input", "qk:input (2)", "qk[0:4]", "qk[4:8]"]
+    assert [back[name].b for name in ("qk:input", "qk:input (2)")] == ["q:input#0", "k:input#0"]
     np.testing.assert_array_equal(back["qk[4:8]"].in_a(fused), k)
     assert back["qk[4:8]"].features_b is None
     assert back["qk[0:4]"].b == "q:output#0"
