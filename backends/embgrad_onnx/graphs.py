@@ -182,9 +182,7 @@ def _taken_inside(attribute: Any, onnx: Any) -> Iterator[str]:
 def _types(proto: Any, onnx: Any) -> dict[str, int]:
     """Return the types of the tensors whose types can be inferred, by name, from the graph without its large weights."""
     light = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
-    light.graph.name = proto.graph.name
     light.graph.node.extend(proto.graph.node)
-    light.graph.output.extend(proto.graph.output)
     heavy = [tensor for tensor in proto.graph.initializer if _is_heavy(tensor)]
     light.graph.initializer.extend(tensor for tensor in proto.graph.initializer if not _is_heavy(tensor))
     named = {tensor.name for tensor in proto.graph.initializer}
@@ -195,7 +193,7 @@ def _types(proto: Any, onnx: Any) -> dict[str, int]:
         inferred = onnx.shape_inference.infer_shapes(light).graph
     except Exception:  # an operator of another domain: the operands' types then decide
         inferred = light.graph
-    values = (*inferred.input, *inferred.value_info, *inferred.output)
+    values = (*inferred.input, *inferred.value_info)
     types = {value.name: value.type.tensor_type.elem_type for value in values}
     types |= {name: tensor.data_type for name, tensor in named_tensors(proto).items()}
     return {name: kind for name, kind in types.items() if kind}

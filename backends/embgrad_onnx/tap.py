@@ -153,11 +153,11 @@ def _spell(name: str, version: int) -> str:
     return f"{name}:embgrad_{version}" if version else name
 
 
-def _in_order(item: tuple[str, Place]) -> tuple[int, int]:
+def _in_order(item: tuple[str, Place]) -> tuple[bool, int]:
     """Return the order in which a tensor is at places: a lookup, outputs of inner modules first, inputs of outer ones first."""
     place = item[1]
     length = 0 if place.module is None else len(place.module.nodes)
-    return (0 if place.module is None else 1 + place.inside, -length if place.inside else length)
+    return place.inside, -length if place.inside else length
 
 
 def changed_places(places: Mapping[str, Place], changed: Iterable[str]) -> dict[str, Place]:

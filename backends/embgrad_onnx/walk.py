@@ -199,7 +199,7 @@ def _of_session(session: Any) -> Source:
     onnx, _ = import_onnx()
     path, content = session._model_path, session._model_bytes
     providers = session.get_providers()
-    if content is None and isinstance(path, (str, PathLike)) and str(path):
+    if isinstance(path, (str, PathLike)) and str(path):
         source = load(path).source
     else:
         try:

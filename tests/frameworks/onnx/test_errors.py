@@ -149,6 +149,11 @@ def test_a_graph_of_an_old_version_whose_weights_are_inputs() -> None:
     )
 
 
+def test_gradients_are_refused() -> None:
+    with refused(errors.UnsupportedError, "the backend 'onnx' computes values only, and no gradients"):
+        embgrad.gradients(proto(), BATCH, OBJECTIVE)
+
+
 def test_call_and_parts() -> None:
     with refused(errors.UnsupportedError, "an ONNX graph is called in one way only", "omit call=..."):
         embgrad.evaluate(proto(), BATCH, OBJECTIVE, call=lambda model, inputs: None)
@@ -217,6 +222,9 @@ def test_a_graph_that_was_exported_for_another_shape() -> None:
     ):
         embgrad.evaluate(model, BATCH, OBJECTIVE)
     assert embgrad.evaluate(model, BATCH[:2], OBJECTIVE).shape == (2,)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    with refused(errors.BatchError, "of shape (1, 4), and the batch has (3, 4)"):
+        embgrad.evaluate(model, BATCH, OBJECTIVE)
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
     assert embgrad.evaluate(model, BATCH, OBJECTIVE).shape == (3,)
 

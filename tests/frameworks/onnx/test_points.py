@@ -258,6 +258,14 @@ def test_points_are_tensors_of_real_numbers_that_depend_on_the_batch() -> None:
     close(made, 2 * np.sin(ROWS), 1e-12)
 
 
+def test_a_mask_is_not_what_a_module_takes() -> None:
+    b = builder()
+    b.inputs.append("attention_mask")
+    mask = b("Unsqueeze", b("Cast", "attention_mask", to=b.type), b.constant(np.array([2])))
+    b.classify(b("Tanh", b("Mul", mask, b("Sin", b.lookup()), scope="/m"), scope="/m"))
+    close(values(b.model(), "m:input#0")[0], np.sin(ROWS), 1e-12)
+
+
 def test_a_module_that_returns_several_tensors() -> None:
     b = builder()
     rows = b.lookup()
