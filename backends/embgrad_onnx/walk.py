@@ -104,6 +104,12 @@ def load(path: str | PathLike[str]) -> OnnxModel:
     named = dict.fromkeys(
         location for tensor in named_tensors(proto).values() if (location := location_of(tensor)) is not None
     )
+    outside = [location for location in named if Path(location).is_absolute() or ".." in Path(location).parts]
+    if outside:
+        raise FileFormatError(
+            f"{path} names {quote(outside)} as files of its weights, which are not in its folder: expected names of files in "
+            f"{path.parent}. Write the model again with onnx.save_model(..., save_as_external_data=True)"
+        )
     missing = [location for location in named if not (path.parent / location).is_file()]
     if missing:
         raise FileFormatError(

@@ -71,6 +71,18 @@ def test_weights_beside_a_file_are_missing(tmp_path: Path) -> None:
         embgrad_onnx.load(path)
 
 
+@pytest.mark.parametrize("where", ["../weights.bin", "/weights.bin", "a/../../weights.bin"])
+def test_weights_lie_outside_of_the_folder(tmp_path: Path, where: str) -> None:
+    path = saved(tmp_path, outside=True)
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = where if entry.key == "location" else entry.value
+    path.write_bytes(model.SerializeToString())
+    with refused(errors.FileFormatError, f"names '{where}' as files of its weights, which are not in its folder"):
+        embgrad_onnx.load(path)
+
+
 def test_weights_beside_a_file_are_cut(tmp_path: Path) -> None:
     model = embgrad_onnx.load(saved(tmp_path, outside=True))
     (tmp_path / "weights.bin").write_bytes(b"1234")
