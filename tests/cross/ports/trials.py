@@ -75,14 +75,21 @@ def try_fault(fault: Fault | TwoFaults) -> Outcome:
     named = tuple(cause.cause for cause in report.causes)
     found = [bool(set(causes) & set(named)) for causes in expected]
     true = {cause for causes in expected for cause in causes}
-    sites = [point.name for point in report.points if not point.agrees]
-    at = any(re.search(one.site, sites[0]) for one in planted) if sites else False
+    ends = _ends_of_first(report)
+    at = any(re.search(one.site, path) for one in planted for path in ends)
     right = bool(named) and named[0] in true if kind == "fault" else all(found)
     texts = tuple(cause.text for cause in report.causes)
     wrong = bool(named) and named[0] not in true
     return Outcome(
         fault.name, kind, expected, named, right, wrong, at, report.agrees, texts, report.unexplained, seconds
     )
+
+
+def _ends_of_first(report: PortReport) -> list[str]:
+    """Return the paths at both ends of the first stretch that differs: of the point before it, and of its own."""
+    names = [point.name for point in report.points]
+    first = next((number for number, point in enumerate(report.points) if not point.agrees), None)
+    return [] if first is None else [re.split(r":| \(|\[", name)[0] for name in names[max(first - 1, 0) : first + 1]]
 
 
 def try_right(port: RightPort) -> Outcome:
