@@ -18,7 +18,16 @@ from embgrad.comparison.unled import follow
 from embgrad.comparison.weights import Matching
 from embgrad.inputs.batch import TokenBatch
 
-__all__ = ["Examination", "as_stored", "examine", "explain_sites", "faint_sites", "layers_of", "permuted_before"]
+__all__ = [
+    "Examination",
+    "as_stored",
+    "examine",
+    "examine_gradients",
+    "explain_sites",
+    "faint_sites",
+    "layers_of",
+    "permuted_before",
+]
 
 #: The number of floors beyond which a tensor differs.
 BEYOND: Final = 8.0
@@ -36,6 +45,10 @@ NEAR: Final = 8
 
 #: The most tensors before a site that hypotheses are given.
 MOST_BEFORE: Final = 40
+
+#: The relative L2 up to which two gradients agree, at least, and in unit roundoffs.
+GRADIENTS_AGREE: Final = 1e-5
+GRADIENT_ROUNDOFFS: Final = 50.0
 
 #: The ratio of a change of the output to rounding errors of the inputs beyond which the output is random.
 MOST_AMPLIFIED: Final = 1e5
@@ -90,6 +103,38 @@ def examine(
     sites = differing_sites(pairs, recordings, led, floors, matching)
     drawn = {pair.name for pair, is_random in zip(pairs, random, strict=True) if is_random}
     return Examination(pairs, led, floors, sites, frozenset(drawn))
+
+
+def examine_gradients(
+    examination: Examination, recordings: tuple[Recording, Recording], roundoff: float
+) -> tuple[Examination, list[str]]:
+    """Return the examination with what one side computes from the other's gradients, and the names of the points that differ.
+
+    The points are in the order of the backward pass. The pass is made only where both sides have gradients that differ although
+    all values agree.
+    """
+    a, b = recordings
+    most = max(GRADIENTS_AGREE, BEYOND * GRADIENT_ROUNDOFFS * roundoff)
+    tensors = [(pair, a.tensors[pair.a].gradient, b.tensors[pair.b].gradient) for pair in examination.pairs]
+    differ = any(
+        first is not None
+        and second is not None
+        and difference(pair.in_a(first), pair.in_b(second), a.batch.real) > most
+        for pair, first, second in tensors
+    )
+    leader, follower = (a, b) if examination.led.follower == "b" else (b, a)
+    if not differ or examination.sites or follower.live is None or not follower.live.bound.supports("add", "edit"):
+        return examination, []
+    turned = examination.pairs if leader is a else [pair.reversed for pair in examination.pairs]
+    led = lead(turned, leader, follower, examination.led.follower, gradients=True)
+    names = [
+        pair.name
+        for number, pair in reversed([*enumerate(turned)])
+        if number in led.gradients
+        and (own := leader.tensors[pair.a].gradient) is not None
+        and difference(pair.in_a(own), led.gradients[number], a.batch.real) > most
+    ]
+    return replace(examination, led=replace(examination.led, gradients=led.gradients)), names
 
 
 def explain_sites(examination: Examination) -> list[tuple[Site, Explanation | None]]:

@@ -17,12 +17,14 @@ from embgrad.comparison.examine import (
     Examination,
     as_stored,
     examine,
+    examine_gradients,
     explain_sites,
     faint_sites,
     layers_of,
     permuted_before,
 )
 from embgrad.comparison.floor import ROUNDOFFS, accumulated_floors, name_of_roundoff, roundoff_for
+from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.recording import Recording
 from embgrad.comparison.report import port_weights
 from embgrad.comparison.settings import differing_settings
@@ -102,40 +104,36 @@ def check_port(
         pairs = pair_points(a, b, matching)
     _expect_pairs(a, b, matching, pairs)
     roundoff = roundoff_for(a, b, floor)
-    with clock.of("led"):
-        examined = examine(pairs, (a, b), matching, roundoff)
-    with clock.of("floor"):
-        accumulated = accumulated_floors(pairs, a, roundoff)
-    with clock.of("causes"):
-        explained = explain_sites(examined)
-    suspects = permuted_before(examined, [site for site, explanation in explained if explanation is None])
-    if suspects:
-        with clock.of("led"):
-            again = examine(as_stored(pairs, suspects), (a, b), matching, roundoff)
-        if len(again.sites) < len(examined.sites):
-            examined = again
-            explained = explain_sites(examined)
+    examined, explained = _explained(pairs, (a, b), matching, roundoff, clock)
     sites = examined.sites
+    found = [(site, explanation) for site, explanation in explained if explanation is not None]
+    with clock.of("gradients"):
+        examined, behind = examine_gradients(examined, (a, b), roundoff)
+    with clock.of("floor"):
+        accumulated = accumulated_floors(examined.pairs, a, roundoff)
     with clock.of("causes"):
-        faint = faint_sites(
-            examined, (a, b), matching, [explanation for _, explanation in explained if explanation is not None]
-        )
+        faint = faint_sites(examined, (a, b), matching, [explanation for _, explanation in found])
+        causes = causes_of([*found, *faint])
     with clock.of("share"):
-        found = [(site, explanation) for site, explanation in explained if explanation is not None]
         share = share_explained(examined.pairs, a, b, found)
-    points = tuple(_points(examined, a, b, accumulated))
-    causes = causes_of([*found, *faint])
+    points = tuple(_points(examined, a, b, accumulated, behind))
     settings = differing_settings(a.settings, b.settings, causes, all_explained=len(found) == len(sites))
     notes = [f"{name}: {side.failure}" for name, side in (("a", a), ("b", b)) if side.failure]
     notes += [*a.notes, *b.notes, *([] if can_be_led(a) or can_be_led(b) else [UNLED])]
     apart = points[-1].values > MOST_APART * max(points[-1].floor, roundoff)
     if apart and not sites:
         notes.append(f"the models differ at {points[-1].name!r}, and no pair of points shows where")
+    if behind:
+        notes.append(
+            f"all values agree, and the gradient differs first at {behind[0]!r} on the way back from the objective: check for a "
+            "custom backward pass or a detached tensor"
+        )
+    unexplained = [site.name for site, explanation in explained if explanation is None]
     return PortReport(
-        agrees=not sites and not apart,
-        first=sites[0].name if sites else None,
+        agrees=not (sites or apart or behind),
+        first=next(iter([*(site.name for site in sites), *behind]), None),
         causes=causes,
-        unexplained=tuple(site.name for site, explanation in explained if explanation is None),
+        unexplained=(*unexplained, *behind),
         settings=settings,
         weights=port_weights(matching),
         points=points,
@@ -209,9 +207,38 @@ def _expect_pairs(a: Recording, b: Recording, matching: Matching, pairs: Sequenc
     )
 
 
-def _points(examined: Examination, a: Recording, b: Recording, accumulated: Sequence[float]) -> Iterator[PortPoint]:
+def _explained(
+    pairs: Sequence[Pair],
+    recordings: tuple[Recording, Recording],
+    matching: Matching,
+    roundoff: float,
+    clock: _Clock,
+) -> tuple[Examination, list[tuple[Site, Explanation | None]]]:
+    """Return the sites at which two models differ, with their explanations.
+
+    Where a site is unexplained, and a weight before it has its rows in another order, the order may be the fault and not a
+    choice: the examination with the features in the order in which b holds them counts if fewer sites differ.
+    """
+    with clock.of("led"):
+        examined = examine(pairs, recordings, matching, roundoff)
+    with clock.of("causes"):
+        explained = explain_sites(examined)
+    suspects = permuted_before(examined, [site for site, explanation in explained if explanation is None])
+    if not suspects:
+        return examined, explained
+    with clock.of("led"):
+        again = examine(as_stored(pairs, suspects), recordings, matching, roundoff)
+    if len(again.sites) >= len(examined.sites):
+        return examined, explained
+    with clock.of("causes"):
+        return again, explain_sites(again)
+
+
+def _points(
+    examined: Examination, a: Recording, b: Recording, accumulated: Sequence[float], behind: Sequence[str]
+) -> Iterator[PortPoint]:
     layer_of, led, real = layers_of(a), examined.led, a.batch.real
-    differing = {site.name for site in examined.sites}
+    differing = {*(site.name for site in examined.sites), *behind}
     for number, pair in enumerate(examined.pairs):
         first, second = a.tensors[pair.a], b.tensors[pair.b]
         gradients = [first.gradient, second.gradient]

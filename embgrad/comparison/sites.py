@@ -115,7 +115,7 @@ def can_be_led(recording: Recording) -> bool:
     return recording.live is not None and recording.live.can_be_led
 
 
-def lead(pairs: Sequence[Pair], leader: Recording, follower: Recording, name: str) -> Led:
+def lead(pairs: Sequence[Pair], leader: Recording, follower: Recording, name: str, *, gradients: bool = False) -> Led:
     """Return what the follower computes at each pair from the leader's values at all pairs before it.
 
     Args:
@@ -123,10 +123,11 @@ def lead(pairs: Sequence[Pair], leader: Recording, follower: Recording, name: st
         leader: the side whose values are put in.
         follower: the side that is run.
         name: "a" or "b", the follower.
+        gradients: whether the leader's gradients are put in on the way back, too.
     """
     assert follower.live is not None, "the caller has checked that it can be run"
     values: dict[int, np.ndarray] = {}
-    gradients: dict[int, np.ndarray] = {}
+    arrived_gradients: dict[int, np.ndarray] = {}
     by_key: dict[str, list[int]] = defaultdict(list)
     for number, pair in enumerate(pairs):
         if pair.b != FINAL:
@@ -148,15 +149,15 @@ def lead(pairs: Sequence[Pair], leader: Recording, follower: Recording, name: st
     final = follower.live.led(
         {key: change(key, values, lambda tensor: tensor.values) for key in by_key},
         {
-            key: change(key, gradients, lambda tensor: tensor.gradient)
+            key: change(key, arrived_gradients, lambda tensor: tensor.gradient)
             for key, numbers in by_key.items()
-            if any(leader.tensors[pairs[number].a].gradient is not None for number in numbers)
+            if gradients and any(leader.tensors[pairs[number].a].gradient is not None for number in numbers)
         },
     )
     for number, pair in enumerate(pairs):
         if pair.b == FINAL and FINAL in final:
             values[number] = pair.in_b(final[FINAL])
-    return Led(values, gradients, name, final.get(FINAL))
+    return Led(values, arrived_gradients, name, final.get(FINAL))
 
 
 def difference(reference: np.ndarray, other: np.ndarray, real: np.ndarray) -> float:

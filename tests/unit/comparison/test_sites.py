@@ -182,7 +182,7 @@ PAIRS = [Pair("one", "one", "eins"), Pair("two", "two", "zwei"), Pair(FINAL, FIN
 
 
 def led(pairs: list[Pair] = PAIRS, a: Pass = A, b: Pass = B) -> Led:
-    return lead(pairs, a.record(), b.record(), "b")
+    return lead(pairs, a.record(), b.record(), "b", gradients=True)
 
 
 def test_each_point_is_computed_from_the_values_of_the_leader() -> None:
@@ -224,6 +224,11 @@ def test_gradients_are_led_where_the_leader_has_some() -> None:
     result = led(a=a, b=b)
     assert list(result.gradients) == [0]
     np.testing.assert_array_equal(result.gradients[0], X * 8)
+
+
+def test_gradients_are_left_as_they_are_unless_requested() -> None:
+    a, b = Pass(A.steps, {"one": X * 7}), Pass(B.steps, {"eins": X * 8})
+    assert lead(PAIRS, a.record(), b.record(), "b").gradients == {}
 
 
 def test_the_gradients_that_are_put_in_are_those_of_the_leader() -> None:
