@@ -44,6 +44,9 @@ __all__ = ["check_port"]
 #: The number of floors beyond which the last point differs although every part agrees by itself.
 MOST_APART: Final = 100.0
 
+#: What to do about tokenizers that differ.
+ONE_TOKENIZER: Final = "Pass one tokenizer, or a batch of ids that both models take"
+
 
 @explain_arguments
 def check_port(
@@ -174,23 +177,25 @@ def _batches(
     first, second = (
         batch_of(part, own, max_length, model) for part, own, model in zip(inputs, tokenizers, models, strict=True)
     )
-    if first.ids.shape != second.ids.shape or not np.array_equal(first.ids[first.real], second.ids[first.real]):
+    padded_alike = first.mask is None or second.mask is None or np.array_equal(first.real, second.real)
+    if not padded_alike or first.shape != second.shape or (first.ids != second.ids)[first.real].any():
         raise BatchError(_first_other_token(first, second))
     return first, second
 
 
 def _first_other_token(a: TokenBatch, b: TokenBatch) -> str:
     """Return the message about two batches of the same texts with different ids."""
-    for number, (first, second) in enumerate(zip(a.ids, b.ids, strict=False)):
+    rows = ([ids[real] for ids, real in zip(side.ids, side.real, strict=True)] for side in (a, b))
+    for number, (first, second) in enumerate(zip(*rows, strict=False)):
         common = min(len(first), len(second))
         differing = np.flatnonzero(first[:common] != second[:common])
         if differing.size or len(first) != len(second):
             at = int(differing[0]) if differing.size else common
-            shown = [f"{side[at]}" if at < len(side) else "nothing" for side in (first, second)]
-            return (
-                f"the tokenizers differ at text {number}, token {at}: a has the id {shown[0]}, and b {shown[1]}. Pass one "
-                "tokenizer, or a batch of ids that both models take"
-            )
+            shown = [f"the id {side[at]}" if at < len(side) else "nothing" for side in (first, second)]
+            return f"the tokenizers differ at text {number}, token {at}: a has {shown[0]}, and b {shown[1]}. {ONE_TOKENIZER}"
+    if len(a.ids) == len(b.ids):
+        shapes = f"in arrays of shape {a.ids.shape} and {b.ids.shape}"
+        return f"the tokenizers return the same ids with padding at other positions, {shapes}. {ONE_TOKENIZER}"
     return f"the tokenizers return {len(a.ids)} and {len(b.ids)} texts. Pass the same texts for a and for b"
 
 

@@ -29,7 +29,7 @@ def test_an_unknown_floor_names_the_known_ones() -> None:
 
 def test_tokenizers_that_differ_are_named_with_the_first_token() -> None:
     texts = ["a bc", "def a"]
-    with pytest.raises(BatchError, match="the tokenizers differ at text 0, token 0: a has the id 2, and b 9"):
+    with pytest.raises(BatchError, match="the tokenizers differ at text 0, token 0: a has the id 2, and b the id 9"):
         check_port(model(), model(), texts, tokenizer=(split, with_start))
     with pytest.raises(BatchError, match="tokenizer is a tuple of 3: expected a tokenizer, or one for a and one for b"):
         check_port(model(), model(), texts, tokenizer=(split, split, split))
