@@ -54,6 +54,7 @@ class Core:
         rotary: rotary positions; None for none.
         bias: numbers that are added to scores by the distance; None for none.
         norm: norms of each head's queries and keys; None for none.
+        sink: a score of each head, (head,), which takes its share of the weights for no value; None for none.
         joined: how the heads' outputs stand in the output: "by head", "by feature", or "unturned", where the axes of heads
             and positions have not been exchanged back.
     """
@@ -70,6 +71,7 @@ class Core:
     rotary: Rotary | None = None
     bias: PositionBias | None = None
     norm: HeadNorm | None = None
+    sink: np.ndarray | None = field(default=None, repr=False)
     joined: str = "by head"
 
     @property
@@ -135,8 +137,12 @@ class Core:
             seen.any(-1, keepdims=True), -np.inf, 0.0
         )  # a query that sees no key takes the mean of all values
         scores = np.where(seen[:, None], scores, hidden[:, None])
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
+        most = scores.max(-1, keepdims=True)
+        weights = np.exp(scores - most)
+        total = weights.sum(-1, keepdims=True)
+        if self.sink is not None:
+            total = total + np.exp(self.sink[part.heads, None, None] - most)
+        weights /= total
         return np.asarray((weights @ value.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3))
 
     def _split(self, source: Source, examples: np.ndarray, positions: np.ndarray, heads: np.ndarray) -> np.ndarray:

@@ -115,6 +115,9 @@ def _of_positions(a: Core, b: Core) -> Iterator[Difference]:
     ):
         texts = ["missing" if core.bias is None else core.bias.text for core in (a, b)]
         yield Difference("attention-bias", "the bias by distance is", (texts[0], texts[1]))
+    if (a.sink is None) != (b.sink is None):
+        texts = ["missing" if core.sink is None else "added" if core.sink.any() else "0" for core in (a, b)]
+        yield Difference("attention-bias", "the score for no value is", (texts[0], texts[1]))
     if a.rotary is None or b.rotary is None:
         if a.rotary is not b.rotary:
             texts = [

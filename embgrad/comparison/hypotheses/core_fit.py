@@ -173,9 +173,16 @@ def _usual(site: Site, candidate: Projections) -> Iterator[Core]:
 
 
 def _with_biases(site: Site, candidate: Projections) -> Iterator[Core]:
-    """Yield cores with a bias by distance."""
-    plain = _cores(site, candidate, _masks(site, candidate)[:2], [None], _numbers(site, candidate)[:2])
-    yield from (replace(core, bias=bias) for core in plain for bias in biases(site, candidate.heads))
+    """Yield cores with a bias by distance, or with a score that takes a share for no value."""
+    masks, numbers = _masks(site, candidate)[:2], _numbers(site, candidate)[:2]
+    for core in _cores(site, candidate, masks, [None], numbers):
+        yield from (replace(core, bias=bias) for bias in biases(site, candidate.heads))
+    rotaries = list(itertools.islice(_rotaries(declared_by(site, 0), candidate.size), 3))
+    sinks = [*gains_of(site, candidate.heads), np.zeros(candidate.heads)]
+    window = number_in(declared_by(site, 0), "window")
+    masks = [Mask(causal=True), Mask(), *([] if window is None else [Mask(causal=True, window=round(window))])]
+    for core in _cores(site, candidate, masks, rotaries, numbers[:2]):
+        yield from (replace(core, sink=sink) for sink in sinks)
 
 
 def _with_norms(site: Site, candidate: Projections) -> Iterator[Core]:

@@ -30,8 +30,8 @@ class Places:
 
     @classmethod
     def of(cls, site: Site, core: Core) -> Places | None:
-        """Return the places of a core's tensors at its site; None where they are products with the layer's own weights."""
-        if any(source.matrix is not None for source in (core.query, core.key, core.value)):
+        """Return the places of a core's tensors at its site; None where it has further weights of the layer."""
+        if core.sink is not None or any(source.matrix is not None for source in (core.query, core.key, core.value)):
             return None
         names = [before.name for before in site.before]
         query, key, value = (names.index(source.name) for source in (core.query, core.key, core.value))

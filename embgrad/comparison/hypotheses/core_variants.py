@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -59,13 +59,17 @@ def variants(site: Site, core: Core, *, rare: bool = True) -> Iterator[Core]:
 def with_settings_of(core: Core, other: Core) -> Iterator[Callable[[Core], Core]]:
     """Yield functions that give a core one of the settings of another core in which the two differ."""
     same_heads = core.heads == other.heads
-    names = ["cap", "mask", "tiled", "joined", *(["bias", "norm", "scale"] if same_heads else [])]
+    names = ["cap", "mask", "tiled", "joined", *(["bias", "norm", "scale", "sink"] if same_heads else [])]
     if same_heads or (core.rotary is not None and other.rotary is not None):
         names.append("rotary")
     for name in names:
         mine, its = getattr(core, name), getattr(other, name)
-        if mine is None or its is None or isinstance(mine, (bool, str, float)):
-            yield from [] if mine == its else [partial(_with, name=name, value=its)]
+        if mine is its:
+            continue
+        if mine is None or its is None or not is_dataclass(mine):
+            yield from (
+                [] if isinstance(mine, (bool, str, float)) and mine == its else [partial(_with, name=name, value=its)]
+            )
             continue
         for field in fields(mine):
             value = getattr(its, field.name)
@@ -143,7 +147,7 @@ def _scalings(declared: Mapping[str, Any], scaling: Scaling | None) -> Iterator[
 def _of_heads(declared: Mapping[str, Any], core: Core) -> Iterator[Core]:
     width, narrow = core.heads * core.size, core.pairs * core.size
     is_free = core.norm is None and (core.bias is None or core.bias.table is None)
-    for size in range(2, narrow + 1) if is_free else ():
+    for size in range(2, narrow + 1) if is_free and core.sink is None else ():
         if width % size or narrow % size or size == core.size or (core.rotary is not None and size % 2):
             continue
         rotary = None if core.rotary is None else core.rotary.of_head(core.size, size)
@@ -160,6 +164,7 @@ def _of_heads(declared: Mapping[str, Any], core: Core) -> Iterator[Core]:
 
 
 def _of_bias(site: Site, core: Core) -> Iterator[Core]:
+    yield replace(core, sink=np.zeros(core.heads) if core.sink is None else None)
     if core.bias is None:
         yield from (replace(core, bias=bias) for bias in biases(site, core.heads))
         return

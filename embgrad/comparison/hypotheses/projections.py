@@ -192,9 +192,9 @@ def _shared(values: np.ndarray, width: int, size: int, tiled: bool) -> np.ndarra
 
 
 def _between(site: Site, values: np.ndarray) -> bool:
-    """Return whether each output lies between the least and the largest of the values of its text."""
+    """Return whether each output lies between the least and the largest of 0 and the values of its text."""
     slack = OUTSIDE * float(np.abs(values).max(initial=0.0))
-    low, high = values.min(1, keepdims=True) - slack, values.max(1, keepdims=True) + slack
+    low, high = values.min(1, keepdims=True, initial=0.0) - slack, values.max(1, keepdims=True, initial=0.0) + slack
     inside = (site.a >= low) & (site.a <= high)
     return bool(inside[site.real].all())
 

@@ -51,6 +51,7 @@ def attended(
     tiled: bool = False,
     rotary: dict[str, Any] | None = None,
     bias: Callable[[int, int], float] = lambda head, distance: 0.0,
+    sink: Callable[[int], float] = lambda head: -math.inf,
     real: np.ndarray = REAL,
 ) -> np.ndarray:
     """Return what each head takes of the values, (example, position, head × feature)."""
@@ -73,5 +74,6 @@ def attended(
             score = score if cap is None else cap * math.tanh(score / cap)
             scores.append(score + bias(head, column - row))
         weights = np.exp(np.array(scores) - max(scores))
-        result[example, row, own] = weights @ value[example, columns, shared] / weights.sum()
+        total = weights.sum() + math.exp(sink(head) - max(scores))
+        result[example, row, own] = weights @ value[example, columns, shared] / total
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -150,6 +150,22 @@ PLANTED: Mapping[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "the bias by distance is by 8 buckets of both sides up to distance 128 in a and missing in b",
     ),
 }
+
+
+SINKS = np.array([0.5, -1.0, 2.0, 0.0])
+PLANTED_SINKS: Mapping[str, tuple[Callable[[int], float], Callable[[int], float], tuple[str, str]]] = {
+    "missing": (lambda head: SINKS[head], lambda head: -math.inf, ("added", "missing")),
+    "zero": (lambda head: -math.inf, lambda head: 0.0, ("missing", "0")),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "values"), PLANTED_SINKS.values(), ids=PLANTED_SINKS)
+def test_a_score_for_no_value_is_named(
+    first: Callable[[int], float], second: Callable[[int], float], values: tuple[str, str]
+) -> None:
+    a, b = attended(sink=first), attended(sink=second)
+    found = only(site_of(a, b, BEFORE, real=REAL, weights={"layers.0.sinks": SINKS}))
+    assert (found.cause, found.setting, found.values) == ("attention-bias", "the score for no value is", values)
 
 
 def site_between(a: np.ndarray, b: np.ndarray, before: Mapping[str, np.ndarray] = BEFORE, **further: Any) -> Site:
