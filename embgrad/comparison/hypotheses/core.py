@@ -57,6 +57,7 @@ class Core:
         sink: a score of each head, (head,), which takes its share of the weights for no value; None for none.
         joined: how the heads' outputs stand in the output: "by head", "by feature", or "unturned", where the axes of heads
             and positions have not been exchanged back.
+        order: for each head of the output the head of the queries and that of the keys and values; None for the usual ones.
     """
 
     query: Source
@@ -73,6 +74,7 @@ class Core:
     norm: HeadNorm | None = None
     sink: np.ndarray | None = field(default=None, repr=False)
     joined: str = "by head"
+    order: tuple[tuple[int, int], ...] | None = None
 
     @property
     def size(self) -> int:
@@ -83,6 +85,12 @@ class Core:
     def pairs(self) -> int:
         """The number of heads of keys and values."""
         return int(self.key.values.shape[-1]) // self.size
+
+    @property
+    def usual_order(self) -> tuple[tuple[int, int], ...]:
+        """For each head the head itself, and that of its keys and values."""
+        ratio = self.heads // self.pairs
+        return tuple((head, head % self.pairs if self.tiled else head // ratio) for head in range(self.heads))
 
     @property
     def usual_scale(self) -> float:
@@ -115,10 +123,9 @@ class Core:
 
     def part(self, part: Part) -> np.ndarray:
         """Return some of its outputs, (example, query, head, feature)."""
-        ratio = self.heads // self.pairs
-        shared = part.heads % self.pairs if self.tiled else part.heads // ratio
+        heads, shared = np.array(self.order or self.usual_order)[part.heads].T
         positions = np.arange(self.real.shape[1])
-        query = self._split(self.query, part.examples, part.rows, part.heads)
+        query = self._split(self.query, part.examples, part.rows, heads)
         key = self._split(self.key, part.examples, positions, shared)
         value = self._split(self.value, part.examples, positions, shared)
         if self.norm is not None and not self.norm.late:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -63,6 +63,14 @@ def _of_heads(a: Core, b: Core) -> Iterator[Difference]:
     if a.tiled != b.tiled:
         names = ("neighbouring heads", "heads at equal distances")
         yield Difference("attention-groups", "keys and values are shared by", (names[a.tiled], names[b.tiled]))
+    if b.order is not None and b.order != a.order:
+        own, other = zip(*(a.order or a.usual_order), strict=True), zip(*b.order, strict=True)
+        (heads_a, pairs_a), (heads_b, pairs_b) = own, other
+        if heads_a != heads_b:
+            yield Difference("attention-heads", "the order of heads is", (_listed(heads_a), _listed(heads_b)))
+        else:
+            texts = (_listed(pairs_a), _listed(pairs_b))
+            yield Difference("attention-groups", "the heads of keys and values that heads take are", texts)
     if a.joined != b.joined:
         yield Difference("attention-heads", "the heads' outputs are joined", (a.joined, b.joined))
 
@@ -157,6 +165,10 @@ def _layout(rotary: Rotary) -> str:
 
 def _or_none(number: float | None) -> str:
     return "none" if number is None else _exact(number)
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _exact(number: float) -> str:

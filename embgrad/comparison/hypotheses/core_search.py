@@ -11,6 +11,7 @@ import numpy as np
 from embgrad.comparison.hypotheses.core import Core, Part
 from embgrad.comparison.hypotheses.core_fit import part_of
 from embgrad.comparison.hypotheses.core_numbers import fitted_numbers, number_of, settled
+from embgrad.comparison.hypotheses.core_orders import reordered
 from embgrad.comparison.hypotheses.core_variants import variants, with_settings_of
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import relative
@@ -88,7 +89,11 @@ class _Search:
         for width, fitted in zip((*BEAM, 0), FITTED, strict=True):
             tried = self._tried(beam, rare=not first)
             near = [core for _, _, core in tried[:fitted]]
-            found = self._best(tried) or self._with_numbers([*([] if first else beam), *near])
+            found = (
+                self._best(tried)
+                or (None if first else self._reordered())
+                or self._with_numbers([*([] if first else beam), *near])
+            )
             if found is not None:
                 return found
             first = first or tried
@@ -113,6 +118,12 @@ class _Search:
         ]
         off, _, core = min(near, key=lambda entry: entry[:2], default=(math.inf, 0, self._a))
         return core if off <= self._most else None
+
+    def _reordered(self) -> Core | None:
+        """Return the reference's core with another order of heads, if that reproduces the output."""
+        part = part_of(self._site, self._a.heads)._replace(heads=np.arange(self._a.heads))
+        found = reordered(self._a, part, part.of(self._site.b, self._a.size), 3 * self._most)
+        return found if found is not None and self._whole(found) <= self._most else None
 
     def _with_numbers(self, cores: Sequence[Core]) -> Core | None:
         """Return a core with fitted numbers that reproduces the output."""
