@@ -1,0 +1,52 @@
+"""What checks of ports name, against what was planted: a sample in the usual run, the whole list under `make test-slow`."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.cross.ports.faults import LISTED
+from tests.cross.ports.pairs_of_faults import PAIRS
+from tests.cross.ports.right_ports import RIGHT_PORTS
+from tests.cross.ports.trials import Outcome, try_fault, try_right
+
+pytestmark = [pytest.mark.framework("torch"), pytest.mark.framework("jax"), pytest.mark.framework("tensorflow")]
+
+SAMPLE = random.Random(0).sample(LISTED, 12)
+RIGHT_SAMPLE = random.Random(1).sample(sorted(RIGHT_PORTS), 4)
+
+
+def missed(outcomes: list[Outcome]) -> list[str]:
+    return [f"{outcome.name}: {outcome.error or outcome.texts}" for outcome in outcomes if not outcome.right]
+
+
+def test_most_causes_of_a_sample_are_named_and_none_is_false() -> None:
+    outcomes = [try_fault(fault) for fault in SAMPLE]
+    assert [outcome.name for outcome in outcomes if outcome.wrong] == []
+    assert len(missed(outcomes)) <= 2, missed(outcomes)
+
+
+@pytest.mark.parametrize("name", RIGHT_SAMPLE)
+def test_a_right_port_agrees(name: str) -> None:
+    assert missed([try_right(RIGHT_PORTS[name])]) == []
+
+
+@pytest.mark.slow
+def test_nine_tenths_of_all_faults_are_named_and_one_in_a_hundred_falsely_at_most() -> None:
+    outcomes = [try_fault(fault) for fault in LISTED]
+    assert sum(outcome.right for outcome in outcomes) >= 0.9 * len(outcomes), missed(outcomes)
+    assert sum(outcome.wrong for outcome in outcomes) <= 0.01 * len(outcomes)
+    assert sum(outcome.site for outcome in outcomes) >= 0.98 * len(outcomes)
+
+
+@pytest.mark.slow
+def test_both_of_two_faults_are_named_in_four_fifths() -> None:
+    outcomes = [try_fault(pair) for pair in PAIRS.values()]
+    assert sum(outcome.right for outcome in outcomes) >= 0.8 * len(outcomes), missed(outcomes)
+
+
+@pytest.mark.slow
+def test_every_right_port_agrees() -> None:
+    outcomes = [try_right(port) for port in RIGHT_PORTS.values()]
+    assert missed(outcomes) == []
