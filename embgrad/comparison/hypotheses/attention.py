@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Final
 
@@ -13,7 +14,8 @@ from embgrad.comparison.hypotheses.core_fit import fitted_core
 from embgrad.comparison.hypotheses.core_places import Places
 from embgrad.comparison.hypotheses.core_search import ported_core
 from embgrad.comparison.hypotheses.site import Explanation, Site
-from embgrad.comparison.hypotheses.sources import last_part, most_off
+from embgrad.comparison.hypotheses.sources import most_off
+from embgrad.comparison.hypotheses.unprojected import projected, unprojected
 
 __all__ = ["AttentionCore"]
 
@@ -54,27 +56,31 @@ class AttentionCore:
         """Return how the cores of both models differ; an empty list where a computes none that is known."""
         if site.a.shape[1] < 2 or not np.isfinite(site.b[site.real]).all():
             return []
-        with np.errstate(all="ignore"):
-            return self._explained(site)
-
-    def _explained(self, site: Site) -> list[Explanation]:
-        known: list[tuple[Places, Places]] = site.memory.setdefault("attention cores", [])
         failures: dict[str, int] = site.memory.setdefault("attention failures", {})
-        kind = last_part(site.name)
+        kind = re.sub(r"\d+", "N", site.name)
         if failures.get(kind, 0) >= MOST_SHALLOW:
             return []
+        deep = failures.get(kind, 0) < MOST_FAILURES
+        with np.errstate(all="ignore"):
+            found = self._explained(site, deep)
+            for inner, product in unprojected(site) if not found else ():
+                found = [projected(explanation, product) for explanation in self._explained(inner, deep)]
+                if found:
+                    break
+        failures[kind] = failures.get(kind, 0) + (not found)
+        return found
+
+    def _explained(self, site: Site, deep: bool) -> list[Explanation]:
+        known: list[tuple[Places, Places]] = site.memory.setdefault("attention cores", [])
         most = most_off(site)
         again = [core for places, _ in known if (core := places.at(site)) is not None]
         a = next((core for core in again if site.off(core.predicted, from_a=True) <= most), None)
-        if a is None and failures.get(kind, 0) < MOST_FAILURES:
-            a = fitted_core(site)
+        a = fitted_core(site) if a is None and deep else a
         if a is None:
-            failures[kind] = failures.get(kind, 0) + 1
             return []
         ported = [core for _, places in known if (core := places.at(site)) is not None]
-        b = ported_core(site, a, ported, deep=failures.get(kind, 0) < MOST_FAILURES)
+        b = ported_core(site, a, ported, deep=deep)
         if b is None:
-            failures[kind] = failures.get(kind, 0) + 1
             return []
         if b not in ported:
             first, second = Places.of(site, a), Places.of(site, b)

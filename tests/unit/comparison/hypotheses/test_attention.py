@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -311,3 +312,20 @@ def test_a_single_position_has_no_core() -> None:
 
 def test_the_mask_of_this_module_hides_later_keys() -> None:
     assert [causal(1, column) for column in range(3)] == [True, True, False]
+
+
+def test_sites_that_are_no_attention_end_the_search_at_such_sites_alone() -> None:
+    memory: dict[str, Any] = {}
+    good = site_between(attended(), attended(scale=1.0), memory=memory)
+    other = replace(good, a=OTHER, pair=replace(good.pair, name="layers.0.mlp.last:input"))
+    for _ in range(8):
+        assert not AttentionCore().explain(other)
+    assert only(good).cause == "attention-scale"
+
+
+def test_a_search_ends_after_several_sites_of_one_kind() -> None:
+    memory: dict[str, Any] = {}
+    good = site_between(attended(), attended(scale=1.0), memory=memory)
+    for _ in range(8):
+        assert not AttentionCore().explain(replace(good, a=OTHER))
+    assert not AttentionCore().explain(good)
