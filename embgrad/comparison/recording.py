@@ -242,7 +242,9 @@ class LiveSide:
             ):  # the model has several outputs, which are points of their own; or the objective is wrong
                 return self._finished(run(asked), [], failure)
 
-        if self._objective is not None and pullback:
+        if self._objective is not None and pullback and not self.bound.has_gradients:
+            failure = f"the backend {self.bound.backend.name!r} computes values only"
+        elif self._objective is not None and pullback:
             question = Question(self.bound, self.batch, (self._objective,), GradientOptions(()), quiet=True)
             try:
                 return attempt(question.run, question.request(keys), reads=self.bound.supports("split"))
