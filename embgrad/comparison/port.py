@@ -222,7 +222,7 @@ def _explained(
     """Return the sites at which two models differ, with their explanations.
 
     Where a site is unexplained, and a weight before it has its rows in another order, the order may be the fault and not a
-    choice: the examination with the features in the order in which b holds them counts if fewer sites differ.
+    choice: the examination with the features in the order in which b holds them counts if it leaves fewer unexplained.
     """
     with clock.of("led"):
         examined = examine(pairs, recordings, matching, roundoff)
@@ -233,10 +233,10 @@ def _explained(
         return examined, explained
     with clock.of("led"):
         again = examine(as_stored(pairs, suspects), recordings, matching, roundoff)
-    if len(again.sites) >= len(examined.sites):
-        return examined, explained
     with clock.of("causes"):
-        return again, explain_sites(again)
+        explained_again = explain_sites(again)
+    left, left_again = (sum(explanation is None for _, explanation in both) for both in (explained, explained_again))
+    return (again, explained_again) if left_again < left else (examined, explained)
 
 
 def _points(

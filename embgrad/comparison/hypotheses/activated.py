@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, Activation
-from embgrad.comparison.hypotheses.product import cause_of, oriented, oriented_of_b
+from embgrad.comparison.hypotheses.product import biases_of, cause_of, oriented, oriented_of_b
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weights import Match
@@ -111,16 +111,6 @@ def _explanations(site: Site, layer: Layer) -> Iterator[Explanation]:
     relation = layer.match.relation.removesuffix(" in b")
     sentence = f"b has {own} {layer.match.as_object}"
     for matrix in oriented_of_b(theirs[layer.match.b].get(), site, layer.matrix.shape[1]):
-        for bias in _biases(site, layer):
+        for bias in biases_of(site, layer.path, layer.bias):
             function = dense(matrix, bias)
             yield explanation(cause_of(layer.match), own, ("a's own", relation), function, sentence)
-
-
-def _biases(site: Site, layer: Layer) -> Iterator[np.ndarray]:
-    """Yield a's bias, and b's where it differs."""
-    yield layer.bias
-    theirs = {weight.name: weight for weight in site.recordings[1].weights}
-    own = {weight.name for weight in site.recordings[0].weights if weight.module == layer.path}
-    for match in site.matching.matches:
-        if match.a in own and not match.is_equal and theirs[match.b].get().size == layer.bias.size:
-            yield theirs[match.b].get().astype(np.float64).ravel()

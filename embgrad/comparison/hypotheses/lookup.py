@@ -23,6 +23,7 @@ class Rows:
         "position-ids-offset",
         "other-ids",
         "types-ignored",
+        "permuted-weight",
         "padding-row",
         "different-table",
         "half-weights",
@@ -53,7 +54,15 @@ class Rows:
                 "scaled-lookup", f"{site.name} is multiplied by", ("1", f"{number:.6g}"), number * site.a
             )
         others = _rows_of(table, b)
-        if others is not None and not np.array_equal(others, rows):
+        match = next((match for match in site.matching.matches if match.a == name), None)
+        if others is not None and match is not None and match.order is not None:
+            predicted = np.array(site.b)
+            predicted[site.real] = table[others]
+            text = f"b has the rows of {name} in another order"
+            yield _explanation(
+                "permuted-weight", f"the rows of {name}", ("in order", "in another order"), predicted, text
+            )
+        elif others is not None and not np.array_equal(others, rows):
             yield self._of_rows(site, table, rows, others)
         else:
             yield from self._of_table(site, name, table, rows, b)

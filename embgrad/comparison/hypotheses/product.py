@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,7 +13,7 @@ from embgrad.comparison.hypotheses.site import Before, Explanation, Site
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weights import Match, matrices_of
 
-__all__ = ["Product", "cause_of", "oriented", "oriented_of_b"]
+__all__ = ["Product", "biases_of", "cause_of", "oriented", "oriented_of_b"]
 
 #: The largest relative L2 between the product and the reference's output.
 NEAR: Final = 1e-4
@@ -151,10 +152,19 @@ def _of_weights(site: Site, factors: Factors) -> Iterator[Explanation]:
     cause = cause_of(match)
     relation = match.relation.removesuffix(" in b")
     sentence = f"b has {factors.weight.name} {match.as_object}"
-    for matrix in oriented_of_b(other.get(), site, factors.matrix.shape[1]):
-        yield _explanation(
-            cause, factors.weight.name, ("a's own", relation), factors, _affine(matrix, factors.bias), sentence
-        )
+    matrices = oriented_of_b(other.get(), site, factors.matrix.shape[1])
+    for matrix, bias in itertools.product(matrices, biases_of(site, factors.weight.module, factors.bias)):
+        yield _explanation(cause, factors.weight.name, ("a's own", relation), factors, _affine(matrix, bias), sentence)
+
+
+def biases_of(site: Site, path: str, own: np.ndarray) -> list[np.ndarray]:
+    """Return a's bias at a module, and b's where it differs."""
+    others = [
+        other.get().astype(np.float64).ravel()
+        for _, other, match in site.held_by(path).values()
+        if other is not None and match is not None and not match.is_equal and len(other.shape) == 1
+    ]
+    return [own, *(other for other in others if len(other) == len(own))]
 
 
 def cause_of(match: Match) -> str:
