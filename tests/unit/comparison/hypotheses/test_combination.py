@@ -1,0 +1,119 @@
+"""Other terms of a sum, and other multipliers of them, are found by their values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.hypotheses.combination import Combination
+from embgrad.comparison.hypotheses.site import Explanation, Site
+from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
+
+RANDOM = np.random.default_rng(0)
+X, Y, Z, OTHER = RANDOM.normal(size=(4, 2, 5, 6))
+BEFORE = {"down": Y, "norm": Z, "layer": X, "first": OTHER}
+
+
+def site(a: np.ndarray, b: np.ndarray, before: dict[str, np.ndarray] = BEFORE, **further: Any) -> Site:
+    return module_site(a, b, before, **{"key": "sum:output#0", **further})
+
+
+def explained(at: Site) -> Explanation:
+    return best(at, Combination().explain(at))
+
+
+MULTIPLIERS = {
+    "scaled": (X + Y, X + 0.5 * Y, "residual-scale", "down is multiplied by 1 in a and 0.5 in b"),
+    "scaled in a": (X + 0.22 * Y, X + Y, "residual-scale", "down is multiplied by 0.22 in a and 1 in b"),
+    "negative": (X + Y, X - Y, "residual-scale", "down is multiplied by 1 in a and -1 in b"),
+    "the largest change": (X + Y, 1.1 * X + 3 * Y, "residual-scale", "down is multiplied by 1 in a and 3 in b"),
+    "left out": (X + Y, Y, "missing-residual", "layer is added in a and left out in b"),
+    "of three": (X + Y + Z, X + Z, "missing-residual", "down is added in a and left out in b"),
+    "of one": (X, 2 * X, "residual-scale", "layer is multiplied by 1 in a and 2 in b"),
+}
+
+
+@pytest.mark.parametrize(("a", "b", "cause", "text"), MULTIPLIERS.values(), ids=MULTIPLIERS)
+def test_another_multiplier_is_named(a: np.ndarray, b: np.ndarray, cause: str, text: str) -> None:
+    found = explained(site(a, b))
+    assert (found.cause, found.text) == (cause, text)
+
+
+TERMS = {
+    "another order": (X + Y, Z + Y, "norm-order", ("down + layer", "down + norm")),
+    "another tensor": (X, Z, "norm-order", ("layer", "norm")),
+    "a further term": (X + Y, X + Y + Z, "missing-residual", ("down + layer", "down + norm + layer")),
+}
+
+
+@pytest.mark.parametrize(("a", "b", "cause", "values"), TERMS.values(), ids=TERMS)
+def test_other_terms_are_named(a: np.ndarray, b: np.ndarray, cause: str, values: tuple[str, str]) -> None:
+    found = explained(site(a, b))
+    assert (found.cause, found.values, found.setting) == (cause, values, "sum is")
+
+
+ROLES = {
+    "position": ("places", "missing-positions", "places is added in a and left out in b"),
+    "type": ("types", "types-ignored", "types is added in a and left out in b"),
+}
+
+
+@pytest.mark.parametrize(("role", "expected"), ROLES.items(), ids=ROLES)
+def test_a_lookup_that_is_left_out_is_named_by_its_role(role: str, expected: tuple[str, str, str]) -> None:
+    name, cause, text = expected
+    found = explained(site(X + Y, X, {name: Y, "table": X}, roles={name: [role], "table": ["word"]}))
+    assert (found.cause, found.text) == (cause, text)
+
+
+@pytest.mark.parametrize(
+    ("role", "cause"), [("word", "scaled-lookup"), ("embeddings", "scaled-lookup"), ("layer.0", "residual-scale")]
+)
+def test_rows_that_are_scaled_are_a_scaled_lookup(role: str, cause: str) -> None:
+    found = explained(site(X, 8 * X, {"table": X}, roles={"table": [role]}))
+    assert (found.cause, found.text) == (cause, "table is multiplied by 1 in a and 8 in b")
+
+
+@pytest.mark.parametrize("b", [X + Y, X + Y * (1 + 1e-6)], ids=["equal", "nearly equal"])
+def test_equal_sums_are_not_explained(b: np.ndarray) -> None:
+    assert not Combination().explain(site(X + Y, b))
+
+
+@pytest.mark.parametrize(("a", "b"), [(np.sin(X), X), (X + Y, np.sin(X)), (X * Y, X + Y)])
+def test_what_is_no_sum_is_not_explained(a: np.ndarray, b: np.ndarray) -> None:
+    assert not Combination().explain(site(a, b))
+
+
+def test_four_terms_are_too_many() -> None:
+    assert not Combination().explain(site(X + Y + Z + OTHER, X + Y))
+
+
+def test_tensors_of_another_shape_or_of_the_reference_alone_are_no_terms() -> None:
+    assert not Combination().explain(site(X, 2 * X, {"layer": X[..., :3]}))
+    assert not Combination().explain(site(X, 2 * X, {"layer": X}, alone=["layer"]))
+
+
+def test_equal_tensors_are_one_term_the_nearest() -> None:
+    found = explained(site(X + Y, X + 2 * Y, {"near": Y, "far": Y, "layer": X}))
+    assert found.text == "near is multiplied by 1 in a and 2 in b"
+
+
+def test_tensors_far_before_are_no_terms() -> None:
+    many = {f"t{number}": RANDOM.normal(size=X.shape) for number in range(11)}
+    assert explained(site(X, 2 * X, {**many, "layer": X})).text == "layer is multiplied by 1 in a and 2 in b"
+    assert not Combination().explain(site(X, 2 * X, {**many, "t11": Z, "layer": X}))
+
+
+def test_terms_that_depend_on_each_other_are_not_fitted() -> None:
+    found = explained(site(X + Y, X - Y, {"down": Y, "twice": 2 * Y, "layer": X}))
+    assert found.text == "down is multiplied by 1 in a and -1 in b"
+
+
+def test_padding_does_not_count() -> None:
+    a, b = X + Y, X + 2 * Y
+    a[~REAL], b[~REAL] = 9.0, -9.0
+    at = site(a, b)
+    (found,) = Combination().explain(at)
+    assert found.text == "down is multiplied by 1 in a and 2 in b"
+    assert at.off(found.predicted) < 1e-12

@@ -1,0 +1,136 @@
+"""Other rows of a table, another table, and rows times a number are found by their values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.hypotheses.lookup import Rows
+from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.sites import Pair
+from embgrad.comparison.weights import rounded
+from tests.unit.comparison.hypotheses.modules import IDS, REAL, best, module_site
+
+RANDOM = np.random.default_rng(0)
+TABLE = RANDOM.normal(size=(12, 4)).astype(np.float32).astype(np.float64)
+PLACES = np.tile(np.arange(5), (2, 1))
+TYPES = np.array([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]])
+
+
+def site(a: np.ndarray, b: np.ndarray, **further: Any) -> Site:
+    return module_site(a, b, {}, **{"key": "table", "held_a": {"table.W": TABLE}, **further})
+
+
+def explained(at: Site) -> Explanation:
+    return best(at, Rows().explain(at))
+
+
+A = TABLE[IDS]
+ROWS = {
+    "scaled": (A, A * 3.5, "scaled-lookup", "table is multiplied by 1 in a and 3.5 in b"),
+    "shifted ids": (A, TABLE[IDS + 1], "other-ids", "the rows of table are the ids in a and the ids + 1 in b"),
+    "other ids": (A, TABLE[(5 * IDS) % 12], "other-ids", "the rows of table are the ids in a and others in b"),
+    "later positions": (
+        TABLE[PLACES],
+        TABLE[PLACES + 2],
+        "position-ids-offset",
+        "the rows of table start at 0 in a and 2 in b",
+    ),
+    "earlier positions": (
+        TABLE[PLACES + 3],
+        TABLE[PLACES + 1],
+        "position-ids-offset",
+        "the rows of table start at 3 in a and 1 in b",
+    ),
+    "other positions": (
+        TABLE[PLACES],
+        TABLE[PLACES[:, ::-1]],
+        "position-ids-offset",
+        "the rows of table start at a's own in a and others in b",
+    ),
+}
+
+
+@pytest.mark.parametrize(("a", "b", "cause", "text"), ROWS.values(), ids=ROWS)
+def test_other_rows_are_named(a: np.ndarray, b: np.ndarray, cause: str, text: str) -> None:
+    found = explained(site(a, b))
+    assert (found.cause, found.text) == (cause, text)
+
+
+def test_types_that_are_ignored_are_named() -> None:
+    at = site(TABLE[TYPES], TABLE[0 * TYPES], roles={"table": ["type"]})
+    found = explained(at)
+    assert found.cause == "types-ignored"
+    assert found.text == "b looks up row 0 of table everywhere, where a takes the batch's types"
+    assert explained(site(TABLE[TYPES], TABLE[0 * TYPES])).cause == "position-ids-offset"
+    other = site(TABLE[TYPES], TABLE[0 * TYPES + 1], roles={"table": ["type"]})
+    assert explained(other).cause != "types-ignored"
+
+
+def changed(row: int, values: Any) -> np.ndarray:
+    table = TABLE.copy()
+    table[row] = values
+    return table
+
+
+TABLES = {
+    "a row of zeros": (changed(2, 0), "padding-row", "b has zeros in row 2 of table.W"),
+    "another row": (changed(2, [1, 2, 3, 4]), "padding-row", "b has other values in row 2 of table.W"),
+    "rounded": (rounded(TABLE, "float16").astype(np.float64), "half-weights", "b has table.W rounded to float16"),
+    "another table": (RANDOM.normal(size=(12, 4)), "different-table", "b has other rows in table.W"),
+}
+
+
+@pytest.mark.parametrize(("table", "cause", "text"), TABLES.values(), ids=TABLES)
+def test_another_table_is_named(table: np.ndarray, cause: str, text: str) -> None:
+    found = explained(site(A, table[IDS], held_b={"table.W": table}))
+    assert (found.cause, found.text) == (cause, text)
+
+
+def test_a_table_may_be_stored_as_its_transpose() -> None:
+    table = changed(2, 0)
+    found = explained(site(A, table[IDS], held_b={"table.W": table.T.copy()}))
+    assert found.text == "b has zeros in row 2 of table.W"
+
+
+def test_two_rows_are_another_table() -> None:
+    table = changed(2, 0)
+    table[4] = 1
+    assert explained(site(A, table[IDS], held_b={"table.W": table})).cause == "different-table"
+
+
+def test_a_table_without_a_partner_is_not_explained() -> None:
+    other = RANDOM.normal(size=(12, 4))
+    at = site(A, other[IDS], held_b={"words.W": RANDOM.normal(size=(3, 4))})
+    assert all(at.off(item.predicted) > 0.1 for item in Rows().explain(at))
+
+
+def test_padding_does_not_count() -> None:
+    a, b = A.copy(), TABLE[IDS + 1]
+    a[~REAL], b[~REAL] = 99.0, -99.0
+    at = site(a, b)
+    (found,) = (item for item in Rows().explain(at) if at.off(item.predicted) < 1e-9)
+    assert found.text == "the rows of table are the ids in a and the ids + 1 in b"
+
+
+@pytest.mark.parametrize("a", [A + 1, np.tanh(A), A[..., ::-1]])
+def test_what_is_no_row_is_not_explained(a: np.ndarray) -> None:
+    assert not Rows().explain(site(a, TABLE[IDS + 1]))
+
+
+def test_inputs_and_other_modules_and_shapes_are_no_lookups() -> None:
+    b = TABLE[IDS + 1]
+    assert not Rows().explain(site(A, b, key="table:input#0"))
+    assert not Rows().explain(site(A, b, held_a={"other.W": TABLE}))
+    assert not Rows().explain(site(A, b, held_a={"table.W": TABLE.reshape(12, 2, 2)}))
+    assert not Rows().explain(site(A, b, held_a={"table.W": np.hstack([TABLE, TABLE])}))
+    short = module_site(
+        A[:, :3], b[:, :3], {}, key="table", held_a={"table.W": TABLE}, pair=Pair("table", "table", "table")
+    )
+    assert not Rows().explain(short)
+
+
+def test_the_output_of_the_module_that_holds_the_table_is_a_lookup_as_well() -> None:
+    assert explained(site(A, TABLE[IDS + 1], key="table:output#0")).cause == "other-ids"

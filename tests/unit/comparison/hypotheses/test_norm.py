@@ -1,0 +1,226 @@
+"""Another epsilon, kind, gain or bias of a norm is found by its values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.hypotheses.norm import Norm
+from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.recording import Tensor
+from embgrad.comparison.sites import Pair
+from embgrad.comparison.weights import rounded
+from tests.unit.comparison.hypotheses.modules import best, module_site
+
+RANDOM = np.random.default_rng(0)
+SIZE = 6
+X = RANDOM.normal(size=(2, 5, SIZE)) * RANDOM.uniform(0.02, 1, size=(2, 5, 1)) + 0.3
+GAIN = 1 + 0.4 * RANDOM.normal(size=SIZE)
+SHIFT = 0.5 * RANDOM.normal(size=SIZE)
+ZERO, ONE = np.zeros(SIZE), np.ones(SIZE)
+WEIGHTS = {"norm.gain": GAIN, "norm.bias": SHIFT}
+
+
+def norm(
+    x: np.ndarray, epsilon: float, gain: np.ndarray = GAIN, shift: np.ndarray = SHIFT, *, centred: bool = True
+) -> np.ndarray:
+    """Return the norm of each vector, feature by feature."""
+    result = np.empty_like(x)
+    for at in np.ndindex(*x.shape[:-1]):
+        vector = x[at].tolist()
+        mean = sum(vector) / len(vector) if centred else 0.0
+        power = sum((value - mean) ** 2 for value in vector) / len(vector)
+        for feature, value in enumerate(vector):
+            result[(*at, feature)] = (value - mean) / math.sqrt(power + epsilon) * gain[feature] + shift[feature]
+    return result
+
+
+def site(a: np.ndarray, b: np.ndarray, x: np.ndarray = X, **further: Any) -> Site:
+    return module_site(a, b, {"norm:input": x}, **{"key": "norm:output#0", "held_a": WEIGHTS, **further})
+
+
+def explained(at: Site) -> Explanation:
+    return best(at, Norm().explain(at))
+
+
+def test_the_norm_of_numbers_by_hand() -> None:
+    # 1, 2, 3, 4 has the mean 2.5, the variance 1.25 and the mean square 7.5.
+    x = np.tile(np.array([1.0, 2.0, 3.0, 4.0]), (2, 5, 1)) * np.arange(1, 11).reshape(2, 5, 1)
+    a, b = x.copy(), x.copy()
+    for at in np.ndindex(2, 5):
+        factor = x[at][0]
+        a[at] = (x[at] - 2.5 * factor) / math.sqrt(1.25 * factor**2 + 1e-1)
+        b[at] = x[at] / math.sqrt(7.5 * factor**2 + 1e-1)
+    found = explained(site(a, b, x, held_a={}))
+    assert (found.cause, found.text) == ("norm-kind", "the norm is a layer norm in a and a root-mean-square norm in b")
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize(("first", "second"), [(1e-5, 1e-3), (1e-3, 1e-5), (1e-6, 1e-1), (1e-12, 1e-6)])
+def test_both_epsilons_are_named(first: float, second: float, centred: bool) -> None:
+    x = X * 1e-2 if max(first, second) < 1e-4 else X
+    weights = WEIGHTS if centred else {"norm.gain": GAIN}
+    shift = SHIFT if centred else ZERO
+    at = site(norm(x, first, GAIN, shift, centred=centred), norm(x, second, GAIN, shift, centred=centred), x)
+    at = site(at.a, at.b, x, held_a=weights)
+    found = explained(at)
+    assert found.cause == "layer-norm-epsilon"
+    assert found.text.startswith("epsilon ")
+    assert [float(value) for value in found.values] == pytest.approx([first, second], rel=1e-2, abs=1e-10)
+
+
+def test_the_bias_may_be_the_first_weight() -> None:
+    weights = {"norm.bias": SHIFT, "norm.gain": GAIN}
+    found = explained(site(norm(X, 1e-5), norm(X, 1e-3), held_a=weights))
+    assert found.text == "epsilon 1e-05 in a and 0.001 in b"
+
+
+def test_epsilons_that_are_declared_are_preferred() -> None:
+    first, second = norm(X, 1.05e-5), norm(X, 2.9e-3)
+    at = site(first, second, declared=({"epsilon": 1.05e-5}, {"epsilon": 2.9e-3}))
+    assert explained(at).text == "epsilon 1.05e-05 in a and 0.0029 in b"
+
+
+def test_an_unusual_epsilon_is_fitted() -> None:
+    assert explained(site(norm(X, 1e-5), norm(X, 0.0123))).text == "epsilon 1e-05 in a and 0.0123 in b"
+
+
+def test_a_norm_without_known_weights_is_fitted() -> None:
+    found = explained(site(norm(X, 1e-3), norm(X, 1e-1), held_a={}))
+    assert found.cause == "layer-norm-epsilon"
+    assert [float(value) for value in found.values] == pytest.approx([1e-3, 1e-1], rel=1e-2)
+
+
+EPSILON = 1e-5
+A = norm(X, EPSILON)
+RMS = norm(X, EPSILON, GAIN, ZERO, centred=False)
+PLANTED = {
+    "kind": (A, norm(X, EPSILON, centred=False), "norm-kind", ("a layer norm", "a root-mean-square norm")),
+    "kind, without a bias": (A, RMS, "norm-kind", ("a layer norm", "a root-mean-square norm")),
+    "kind of b": (RMS, norm(X, EPSILON, GAIN, ZERO), "norm-kind", ("a root-mean-square norm", "a layer norm")),
+    "offset of b": (RMS, norm(X, EPSILON, GAIN + 1, ZERO, centred=False), "norm-offset", ("w", "1 + w")),
+    "offset of a": (norm(X, EPSILON, GAIN + 1, ZERO, centred=False), RMS, "norm-offset", ("1 + w", "w")),
+    "bias": (A, norm(X, EPSILON, GAIN, ZERO), "missing-bias", ("added", "missing")),
+    "gain": (A, norm(X, EPSILON, ONE), "different-weight", ("those of a", "others")),
+    "weights": (A, norm(X, EPSILON, ONE, ZERO), "different-weight", ("those of a", "others")),
+    "missing": (A, X, "missing-norm", ("applied", "missing")),
+}
+
+
+@pytest.mark.parametrize(("a", "b", "cause", "values"), PLANTED.values(), ids=PLANTED)
+def test_a_difference_is_named(a: np.ndarray, b: np.ndarray, cause: str, values: tuple[str, str]) -> None:
+    weights = {"norm.gain": GAIN} if a is RMS or (a is not A and cause == "norm-offset") else WEIGHTS
+    found = explained(site(a, b, held_a=weights))
+    assert (found.cause, found.values) == (cause, values)
+
+
+def test_texts_of_the_causes() -> None:
+    assert explained(site(A, X)).text == "b lacks the norm norm"
+    found = explained(site(RMS, norm(X, EPSILON, GAIN + 1, ZERO, centred=False), held_a={"norm.gain": GAIN}))
+    assert found.text == "the gain is w in a and 1 + w in b"
+    assert explained(site(A, norm(X, EPSILON, GAIN, ZERO))).text == "the norm's bias is added in a and missing in b"
+
+
+def test_a_bias_that_a_lacks_is_named() -> None:
+    found = explained(site(norm(X, EPSILON, GAIN, ZERO), A, held_a={"norm.gain": GAIN}))
+    assert (found.cause, found.text) == ("missing-bias", "the norm's bias is missing in a and added in b")
+
+
+@pytest.mark.parametrize("name", ["norm.gain", "norm.bias"])
+def test_another_weight_of_b_is_named(name: str) -> None:
+    changed = {**WEIGHTS, name: WEIGHTS[name] + np.array([0, 0.2, 0, 0, -0.3, 0.1])}
+    b = norm(X, EPSILON, changed["norm.gain"], changed["norm.bias"])
+    found = explained(site(A, b, held_b=changed))
+    assert found.cause == "different-weight"
+    assert found.text.startswith(f"b has {name} with other values (relative L2 ")
+    assert (found.setting, found.values[0]) == ("norm", "a's own")
+
+
+def test_both_weights_of_b_are_named() -> None:
+    changed = {"norm.gain": GAIN * np.array([1, 2, 1, 3, 1, 1]), "norm.bias": SHIFT + np.array([0, 1, 0, 2, 0, 0])}
+    found = explained(site(A, norm(X, EPSILON, changed["norm.gain"], changed["norm.bias"]), held_b=changed))
+    assert found.text.count("b has norm.") == 2
+    assert ", and b has norm.bias" in found.text
+
+
+def test_rounded_weights_of_b_are_named() -> None:
+    coarse = {name: rounded(values, "float16").astype(np.float64) for name, values in WEIGHTS.items()}
+    a = {name: values.astype(np.float32) for name, values in WEIGHTS.items()}
+    at = site(A, norm(X, EPSILON, coarse["norm.gain"], coarse["norm.bias"]), held_a=a, held_b=coarse)
+    found = next(item for item in Norm().explain(at) if item.cause == "half-weights")
+    assert at.off(found.predicted) < 1e-5
+    assert found.text == "b has norm.gain rounded to float16, and b has norm.bias rounded to float16"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_norm_that_is_computed_in_half_precision_is_named(dtype: str) -> None:
+    at = site(A, rounded(A, dtype).astype(np.float64))
+    found = next(item for item in Norm().explain(at) if item.cause == "norm-in-half")
+    assert found.text == f"b computes norms in {dtype}"
+    assert found.values == ("float32", dtype)
+    assert at.off(found.predicted) == 0
+    far = site(A, rounded(A * 1.3, dtype).astype(np.float64))
+    assert all(item.cause != "norm-in-half" for item in Norm().explain(far))
+
+
+def test_norms_of_heads_are_over_the_features_of_a_head() -> None:
+    x = RANDOM.normal(size=(2, 5, 3 * SIZE)) * RANDOM.uniform(0.02, 1, size=(2, 5, 1))
+
+    def heads(epsilon: float) -> np.ndarray:
+        parts = [
+            norm(x[..., start : start + SIZE], epsilon, GAIN, ZERO, centred=False) for start in (0, SIZE, 2 * SIZE)
+        ]
+        return np.concatenate(parts, -1)
+
+    found = explained(site(heads(1e-5), heads(1e-2), x, held_a={"norm.gain": GAIN}))
+    assert found.text == "epsilon 1e-05 in a and 0.01 in b"
+
+
+def test_padding_does_not_count() -> None:
+    a, b = norm(X, 1e-5), norm(X, 1e-3)
+    a[1, 3:], b[1, 3:] = 77.0, -5.0
+    assert explained_at_real(site(a, b)) == "epsilon 1e-05 in a and 0.001 in b"
+
+
+def explained_at_real(at: Site) -> str:
+    return next(item.text for item in Norm().explain(at) if at.off(item.predicted) < 1e-6)
+
+
+def test_b_reads_what_is_before_the_norm() -> None:
+    # The site is the input of the next module, which reads the norm's output in a.
+    inner = Tensor("norm:output#0", "norm", "output", 0, (), 5.0, A)
+    at = module_site(
+        A,
+        X,
+        {"norm": A, "norm:input": X},
+        key="up:input#0",
+        held_a={**WEIGHTS, "up.W": RANDOM.normal(size=(4, SIZE))},
+        others=[inner],
+        pair=Pair("up:input", "up:input#0", "up:input#0"),
+        pairs=[Pair("norm", "norm:output#0", "norm:output#0")],
+    )
+    found = explained(at)
+    assert (found.cause, found.values) == ("norm-order", ("norm", "norm:input"))
+    assert found.text == "b reads the input of the norm norm at up:input, where a reads its output"
+
+
+@pytest.mark.parametrize(
+    "a", [np.sin(X), X, np.tanh(A), A + X], ids=["unknown", "identity", "squashed", "with a residual"]
+)
+def test_what_is_no_norm_is_not_explained(a: np.ndarray) -> None:
+    assert not Norm().explain(site(a, norm(X, 1e-3)))
+
+
+def test_few_features_and_other_shapes_are_no_norm() -> None:
+    narrow = X[..., :3]
+    assert not Norm().explain(site(norm(narrow, 1e-5, GAIN[:3], SHIFT[:3]), narrow, narrow, held_a={}))
+    assert not Norm().explain(site(A, A, X[..., :5]))
+    assert not Norm().explain(module_site(A, X, {"other": X}, key="norm:output#0", held_a=WEIGHTS))
+
+
+def test_another_function_of_b_is_not_explained() -> None:
+    at = site(A, np.sin(X))
+    assert all(at.off(item.predicted) > 0.1 for item in Norm().explain(at))

@@ -1,0 +1,221 @@
+"""Another weight, bias, layout or scale of a product is found by its values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.hypotheses.product import Product, cause_of
+from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.sites import Pair
+from embgrad.comparison.weights import Match, Matching, rounded
+from tests.unit.comparison.hypotheses.modules import best, module_site
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(2, 5, 6))
+SQUARE, WIDE = RANDOM.normal(size=(6, 6)), RANDOM.normal(size=(4, 6))
+BIAS = RANDOM.normal(size=6)
+
+
+def site(a: np.ndarray, b: np.ndarray, **further: Any) -> Site:
+    return module_site(a, b, {"up:input": X}, **{"held_a": {"up.W": SQUARE, "up.b": BIAS}, **further})
+
+
+def explained(at: Site) -> Explanation:
+    return best(at, Product().explain(at))
+
+
+A = X @ SQUARE.T + BIAS
+LINEAR = X @ SQUARE.T
+
+
+def test_the_product_of_numbers_by_hand() -> None:
+    # (1, 2) times the rows (3, 4) and (5, 6) is 11 and 17; times its columns it is 13 and 16.
+    x = np.zeros((2, 5, 2))
+    x[0, :3] = [1, 2], [0, 1], [1, 0]
+    a, b = np.zeros_like(x), np.zeros_like(x)
+    a[0, :3], b[0, :3] = ([11, 17], [4, 6], [3, 5]), ([13, 16], [5, 6], [3, 4])
+    at = module_site(a, b, {"up:input": x}, held_a={"up.W": np.array([[3.0, 4.0], [5.0, 6.0]])})
+    found = explained(at)
+    assert (found.cause, found.text) == ("transposed-weight", "b uses up.W transposed")
+
+
+@pytest.mark.parametrize("stored", ["output, input", "input, output"])
+def test_the_matrix_may_be_stored_in_either_order(stored: str) -> None:
+    weights = {"up.W": SQUARE if stored == "output, input" else SQUARE.T, "up.b": BIAS}
+    found = explained(site(A, X @ SQUARE + BIAS, held_a=weights))
+    assert (found.cause, found.values) == ("transposed-weight", ("as stored", "transposed"))
+
+
+BIASES = {
+    "missing in b": (A, LINEAR, "missing-bias", "b adds no bias at up, and a does"),
+    "missing in a": (LINEAR, A, "missing-bias", "b adds a bias at up, and a does not"),
+    "another": (A, LINEAR + 2 * BIAS + 1, "different-weight", "b adds another bias at up"),
+}
+
+
+@pytest.mark.parametrize(("a", "b", "cause", "text"), BIASES.values(), ids=BIASES)
+def test_another_bias_is_named(a: np.ndarray, b: np.ndarray, cause: str, text: str) -> None:
+    found = explained(site(a, b))
+    assert (found.cause, found.text, found.setting) == (cause, text, "the bias of up")
+
+
+def test_another_bias_that_a_weight_holds_is_still_the_bias() -> None:
+    b = X @ SQUARE.T + BIAS[::-1]
+    found = explained(site(A, b, held_b={"up.W": SQUARE, "up.b": BIAS[::-1].copy()}))
+    assert found.text == "b adds another bias at up"
+
+
+WEIGHTS = {
+    "different": (
+        SQUARE + 0.1 * RANDOM.normal(size=(6, 6)),
+        "different-weight",
+        "b has up.W with other values (relative",
+    ),
+    "scaled": (1.5 * SQUARE, "different-weight", "b has up.W times 1.5"),
+    "rounded": (rounded(SQUARE, "float16").astype(np.float64), "half-weights", "b has up.W rounded to float16"),
+    "zeros": (0 * SQUARE, "different-weight", "b has up.W zeros"),
+}
+
+
+@pytest.mark.parametrize(("matrix", "cause", "text"), WEIGHTS.values(), ids=WEIGHTS)
+def test_another_matrix_is_named(matrix: np.ndarray, cause: str, text: str) -> None:
+    first = SQUARE.astype(np.float32).astype(np.float64)
+    held_a, held_b = ({"up.W": held, "up.b": BIAS} for held in (first, matrix))
+    at = site(X @ first.T + BIAS, X @ matrix.T + BIAS, held_a=held_a, held_b=held_b)
+    found = explained(at)
+    assert found.cause == cause
+    assert found.text.startswith(text)
+    assert found.setting == "up.W"
+
+
+def test_a_matrix_of_another_layer_is_named() -> None:
+    second = RANDOM.normal(size=(6, 6))
+    at = site(LINEAR, X @ second.T, held_a={"up.W": SQUARE}, held_b={"up.W": second})
+    match = Match("up.W", "up.W", 1.0, relation="equal to layers.1.up.W")
+    found = explained(replace(at, matching=Matching((match,), {}, (), ())))
+    assert (found.cause, found.text) == ("swapped-weights", "b has up.W equal to a's layers.1.up.W")
+    assert found.values == ("a's own", "equal to layers.1.up.W")
+
+
+@pytest.mark.parametrize(
+    ("relation", "cause"),
+    [
+        ("rounded to float16 in b", "half-weights"),
+        ("equal to down.W", "swapped-weights"),
+        ("different", "different-weight"),
+        ("times 8", "different-weight"),
+    ],
+)
+def test_relations_of_weights_are_causes(relation: str, cause: str) -> None:
+    assert cause_of(Match("a", "b", 1.0, relation=relation)) == cause
+
+
+def test_outputs_in_another_order_are_named() -> None:
+    order = [2, 0, 1, 5, 3, 4]
+    found = explained(site(A, A[..., order]))
+    assert (found.cause, found.text) == ("permuted-weight", "b has the outputs of up in another order")
+
+
+def test_two_tokens_do_not_show_an_order() -> None:
+    real = np.zeros((2, 5), bool)
+    real[0, :2] = True
+    at = site(A, A[..., [2, 0, 1, 5, 3, 4]], real=real)
+    assert all(item.cause != "permuted-weight" for item in Product().explain(at))
+
+
+def test_a_multiple_of_the_output_is_named() -> None:
+    found = explained(site(A, A * -0.25))
+    assert (found.cause, found.text) == ("logit-scale", "the output of up is multiplied by 1 in a and -0.25 in b")
+
+
+def test_the_bias_is_scaled_as_well() -> None:
+    at = site(A, LINEAR * 2 + BIAS)
+    assert all(at.off(item.predicted) > 1e-2 for item in Product().explain(at))
+
+
+CAP = 3.0
+
+
+def capped(x: np.ndarray, cap: float = CAP) -> np.ndarray:
+    return np.asarray(cap * np.tanh(x / cap))
+
+
+CAPS = {
+    "in b": (A, capped(A), ("no cap", "the cap 3")),
+    "in a": (LINEAR, None, ("the cap 3", "no cap")),
+    "another": (LINEAR, capped(LINEAR, 5), ("the cap 3", "the cap 5")),
+}
+
+
+@pytest.mark.parametrize(("product", "b", "values"), CAPS.values(), ids=CAPS)
+def test_caps_are_named(product: np.ndarray, b: np.ndarray | None, values: tuple[str, str]) -> None:
+    a = product if values[0] == "no cap" else capped(product)
+    found = explained(site(a, product if b is None else b))
+    assert (found.cause, found.values) == ("logit-cap", values)
+    assert found.text == f"the output of up has {values[0]} in a and {values[1]} in b"
+
+
+TABLE = RANDOM.normal(size=(9, 6))
+
+
+def head(a: np.ndarray, b: np.ndarray, **further: Any) -> Site:
+    """Return a site at the model's output, which has no module, after a hidden state and a lookup of a table."""
+    options = {"key": "output", "held_a": {"table.W": TABLE}, "roles": {"table": ["word"]}, **further}
+    return module_site(a, b, {"norm": X, "table": X * 0 + 1}, **options)
+
+
+def test_a_head_that_shares_the_table_is_a_product_with_it() -> None:
+    logits = X @ TABLE.T
+    found = explained(head(logits, logits * 0.5))
+    assert found.cause == "logit-scale"
+    assert found.inputs == ("norm",)
+
+
+def test_a_head_that_should_share_the_table_is_named() -> None:
+    other = RANDOM.normal(size=(9, 6))
+    at = head(X @ TABLE.T, X @ other.T, held_b={"words.W": TABLE, "lm_head.W": other})
+    found = explained(at)
+    assert (found.cause, found.values) == ("head-untied", ("table.W", "lm_head.W"))
+    assert found.text == "b multiplies by lm_head.W, which equals no weight of a, where a multiplies by table.W"
+
+
+def test_a_part_of_a_fused_product_is_explained_by_its_rows() -> None:
+    rows = np.array([4, 5, 1])
+    b = A.copy()
+    b[..., rows] -= BIAS[rows]
+    pair = Pair("up[some]", "up:output#0", "up:output#0", rows, rows)
+    at = site(A, b, pair=pair)
+    found = explained(replace(at, a=at.a[..., rows], b=at.b[..., rows]))
+    assert found.text == "b adds no bias at up, and a does"
+    assert found.predicted.shape == (2, 5, 3)
+
+
+def test_padding_does_not_count() -> None:
+    a, b = A.copy(), LINEAR.copy()
+    a[1, 3:], b[1, 3:] = 55.0, -3.0
+    at = site(a, b)
+    assert (
+        next(item.text for item in Product().explain(at) if at.off(item.predicted) < 1e-6) == BIASES["missing in b"][3]
+    )
+
+
+@pytest.mark.parametrize("a", [np.tanh(A), A * X, X[..., ::-1], A + RANDOM.normal(size=A.shape)])
+def test_what_is_no_product_is_not_explained(a: np.ndarray) -> None:
+    assert not Product().explain(site(a, LINEAR))
+
+
+def test_a_module_without_a_matrix_or_an_input_is_no_product() -> None:
+    assert not Product().explain(site(A, LINEAR, held_a={"up.b": BIAS}))
+    assert not Product().explain(module_site(A, LINEAR, {"norm": X}, held_a={"up.W": SQUARE}))
+    assert not Product().explain(site(X @ WIDE.T, X @ WIDE.T + 1, held_a={"up.W": SQUARE}))
+
+
+def test_a_wide_matrix_is_not_transposed() -> None:
+    a = X @ WIDE.T
+    at = site(a, a + 1, held_a={"up.W": WIDE})
+    assert all(item.cause != "transposed-weight" for item in Product().explain(at))
+    assert explained(at).text == "b adds a bias at up, and a does not"
