@@ -17,6 +17,8 @@ from embgrad.comparison.sites import Led, Pair, can_be_led, difference, lead, na
 from embgrad.comparison.unled import follow
 from embgrad.comparison.weights import Matching
 from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.points import WORD
+from embgrad.model_points.roles import LAYER
 
 __all__ = [
     "Examination",
@@ -49,6 +51,9 @@ MOST_BEFORE: Final = 40
 #: The relative L2 up to which two gradients agree, at least, and in unit roundoffs.
 GRADIENTS_AGREE: Final = 1e-5
 GRADIENT_ROUNDOFFS: Final = 50.0
+
+#: The number of roots of the unit roundoff beyond which gradients differ where neither side is led by the other's.
+UNLED_GRADIENTS: Final = 4.0
 
 #: The ratio of a change of the output to rounding errors of the inputs beyond which the output is random.
 MOST_AMPLIFIED: Final = 1e5
@@ -111,30 +116,54 @@ def examine_gradients(
     """Return the examination with what one side computes from the other's gradients, and the names of the points that differ.
 
     The points are in the order of the backward pass. The pass is made only where both sides have gradients that differ although
-    all values agree.
+    all values agree. Where it cannot be made, the first point alone at which the gradients clearly differ is known.
     """
     a, b = recordings
     most = max(GRADIENTS_AGREE, BEYOND * GRADIENT_ROUNDOFFS * roundoff)
-    tensors = [(pair, a.tensors[pair.a].gradient, b.tensors[pair.b].gradient) for pair in examination.pairs]
-    differ = any(
-        first is not None
-        and second is not None
-        and difference(pair.in_a(first), pair.in_b(second), a.batch.real) > most
-        for pair, first, second in tensors
-    )
+    tensors = [(pair, a.tensors[pair.a].whole_gradient, b.tensors[pair.b].whole_gradient) for pair in examination.pairs]
+    offs = [
+        (pair.name, difference(pair.in_a(first), pair.in_b(second), a.batch.real))
+        for pair, first, second in reversed(tensors)
+        if first is not None and second is not None
+    ]
+    unreached = _unreached(examination.pairs, a, b)
     leader, follower = (a, b) if examination.led.follower == "b" else (b, a)
-    if not differ or examination.sites or follower.live is None or not follower.live.bound.supports("add", "edit"):
+    if examination.sites:
         return examination, []
+    if all(off <= most for _, off in offs):
+        return examination, unreached
+    if follower.live is None or not follower.live.bound.supports("add", "edit"):
+        most = max(most, UNLED_GRADIENTS * roundoff**0.5)
+        return examination, unreached or [name for name, off in offs if off > most][:1]
     turned = examination.pairs if leader is a else [pair.reversed for pair in examination.pairs]
     led = lead(turned, leader, follower, examination.led.follower, gradients=True)
     names = [
         pair.name
         for number, pair in reversed([*enumerate(turned)])
-        if number in led.gradients
-        and (own := leader.tensors[pair.a].gradient) is not None
-        and difference(pair.in_a(own), led.gradients[number], a.batch.real) > most
+        if pair.name in unreached
+        or (
+            number in led.gradients
+            and (own := leader.tensors[pair.a].whole_gradient) is not None
+            and difference(pair.in_a(own), led.gradients[number], a.batch.real) > most
+        )
     ]
     return replace(examination, led=replace(examination.led, gradients=led.gradients)), names
+
+
+def _unreached(pairs: Sequence[Pair], a: Recording, b: Recording) -> list[str]:
+    """Return the names of the points with gradients in one model alone, though both pulled the objective back, last first.
+
+    Only the ids' rows and the layers' outputs count: of a tensor that examples share there is no gradient of each.
+    """
+    if a.objective is None or b.objective is None:
+        return []
+    sides = [(pair, a.tensors[pair.a], b.tensors[pair.b]) for pair in reversed(pairs)]
+    return [
+        pair.name
+        for pair, first, second in sides
+        if (first.whole_gradient is None) != (second.whole_gradient is None)
+        and any(role == WORD or role.startswith(f"{LAYER}.") for role in first.roles)
+    ]
 
 
 def explain_sites(examination: Examination) -> list[tuple[Site, Explanation | None]]:

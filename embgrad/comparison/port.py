@@ -246,7 +246,7 @@ def _points(
     differing = {*(site.name for site in examined.sites), *behind}
     for number, pair in enumerate(examined.pairs):
         first, second = a.tensors[pair.a], b.tensors[pair.b]
-        gradients = [first.gradient, second.gradient]
+        gradients = [first.whole_gradient, second.whole_gradient]
         own = pair.in_a(first.values) if led.follower == "b" else pair.in_b(second.values)
         own_gradient = gradients[0] if led.follower == "b" else gradients[1]
         yield PortPoint(

@@ -76,6 +76,14 @@ class Tensor:
         """The number of features at each position."""
         return int(self.values.shape[-1])
 
+    @property
+    def whole_gradient(self) -> np.ndarray | None:
+        """The gradient by every use of the tensor; None at a module's input, where only the module's own use counts.
+
+        That is another one where a model has a fused projection in place of several.
+        """
+        return None if self.side == INPUT else self.gradient
+
 
 @dataclass(frozen=True, eq=False)
 class HeldWeight:

@@ -149,9 +149,9 @@ def lead(pairs: Sequence[Pair], leader: Recording, follower: Recording, name: st
     final = follower.live.led(
         {key: change(key, values, lambda tensor: tensor.values) for key in by_key},
         {
-            key: change(key, arrived_gradients, lambda tensor: tensor.gradient)
+            key: change(key, arrived_gradients, lambda tensor: tensor.whole_gradient)
             for key, numbers in by_key.items()
-            if gradients and any(leader.tensors[pairs[number].a].gradient is not None for number in numbers)
+            if gradients and any(leader.tensors[pairs[number].a].whole_gradient is not None for number in numbers)
         },
     )
     for number, pair in enumerate(pairs):
