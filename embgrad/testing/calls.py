@@ -191,6 +191,18 @@ def _bisect(arguments: Asked) -> Any:
     )
 
 
+def _check_port(arguments: Asked) -> Any:
+    objective = embgrad.CrossEntropy(arguments.labels)
+    return embgrad.check_port(arguments.model, arguments.model, arguments.batch, objective, call=arguments.call)
+
+
+def _dump(arguments: Asked) -> Any:
+    objective = embgrad.CrossEntropy(arguments.labels)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "dump"
+        return embgrad.dump(arguments.model, arguments.batch, path, objective, call=arguments.call)
+
+
 def _removing(arguments: Asked) -> dict[str, Any]:
     """Return the options of calls that remove tokens; some of the models take no other number of examples and positions."""
     scores = np.arange(arguments.batch.ids.size, dtype=float).reshape(arguments.batch.shape)
@@ -384,6 +396,8 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     "stream to a folder": PublicCall("stream", _stream_to_a_folder, _OBJECTIVE, needs=("weights",)),
     "compare": PublicCall("compare", _compare, _BOTH | {"call"}, needs=("weights",)),
     "bisect": PublicCall("bisect", _bisect, _BOTH | {"call"}, needs=("modules", "weights")),
+    "check_port": PublicCall("check_port", _check_port, _BOTH | {"call"}, needs=("modules", "weights", "override")),
+    "dump": PublicCall("dump", _dump, _BOTH | {"call"}, needs=("modules", "weights")),
     "golden": PublicCall("golden", _golden, _BOTH, needs=("weights",)),
 }
 

@@ -48,14 +48,14 @@ def test_the_point_behind_which_backward_passes_differ_is_found(bert: BertModel)
     assert embgrad.check_port(bert, port, BATCH).agrees
     report = embgrad.check_port(bert, port, BATCH, OBJECTIVE)
     assert not report.agrees
-    assert report.first == "encoder.layer.1.output.dense:input"
+    assert report.first == "encoder.layer.1.intermediate.dense"  # the output before the changed input
     assert report.unexplained == (report.first,)
     assert report.causes == ()
     local = {point.name: point.local_gradient for point in report.points}
     assert local[report.first] == pytest.approx(0.5)
-    assert local["encoder.layer.0.output.dense:input"] < 1e-6
+    assert local["encoder.layer.0.intermediate.dense"] < 1e-6
     (note,) = report.notes
-    assert note.startswith("all values agree, and the gradient differs first at 'encoder.layer.1.output.dense:input'")
+    assert note.startswith("all values agree, and the gradient differs first at 'encoder.layer.1.intermediate.dense'")
 
 
 def test_the_models_are_left_as_they_were(bert: BertModel) -> None:
