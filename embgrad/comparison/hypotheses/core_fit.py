@@ -49,6 +49,9 @@ SCALINGS: Final = (
     ),
 )
 
+#: The number of the likeliest masks, rotary positions and scales.
+LIKELY: Final = 2
+
 #: The number of usual rotary positions: each layout and share with the likeliest base.
 USUAL_ROTARIES: Final = 1 + 2 * len(SHARES)
 
@@ -159,51 +162,43 @@ def _whole(site: Site, core: Core, most: float) -> Core | None:
 
 def _plain(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield the cores that are tried with all tensors."""
-    rotaries = list(itertools.islice(_rotaries(declared_by(site, 0), candidate.size), 2))
-    yield from _cores(site, candidate, _masks(site, candidate)[:2], rotaries, _numbers(site, candidate)[:1])
+    yield from _cores(site, candidate, numbers=_numbers(site, candidate)[:1])
 
 
 def _usual(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield the cores that most models have."""
     declared = declared_by(site, 0)
-    rotaries = list(itertools.islice(_rotaries(declared, candidate.size), USUAL_ROTARIES))
-    numbers = _numbers(site, candidate)[:3]
-    caps = [number_in(declared, "attention_cap")]
-    yield from _cores(site, candidate, _masks(site, candidate)[:2], rotaries, numbers, caps)
+    rotaries = itertools.islice(_rotaries(declared, candidate.size), USUAL_ROTARIES)
+    yield from _cores(site, candidate, rotaries=list(rotaries), caps=[number_in(declared, "attention_cap")])
 
 
 def _with_biases(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield cores with a bias by distance, or with a score that takes a share for no value."""
-    masks, numbers = _masks(site, candidate)[:2], _numbers(site, candidate)[:2]
-    for core in _cores(site, candidate, masks, [None], numbers):
+    for core in _cores(site, candidate, rotaries=[None]):
         yield from (replace(core, bias=bias) for bias in biases(site, candidate.heads))
-    rotaries = list(itertools.islice(_rotaries(declared_by(site, 0), candidate.size), 3))
     sinks = [*gains_of(site, candidate.heads), np.zeros(candidate.heads)]
     window = number_in(declared_by(site, 0), "window")
     masks = [Mask(causal=True), Mask(), *([] if window is None else [Mask(causal=True, window=round(window))])]
-    for core in _cores(site, candidate, masks, rotaries, numbers[:2]):
+    for core in _cores(site, candidate, masks):
         yield from (replace(core, sink=sink) for sink in sinks)
 
 
 def _with_norms(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield cores with norms of queries and keys."""
-    rotaries = list(itertools.islice(_rotaries(declared_by(site, 0), candidate.size), 3))
-    plain = _cores(site, candidate, _masks(site, candidate)[:2], rotaries, _numbers(site, candidate)[:3])
-    usual = list(plain)
+    usual = list(_cores(site, candidate))
     for norm in _norms(site, candidate.size):
         yield from (replace(core, norm=norm) for core in usual)
 
 
 def _with_rotaries(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield cores with all kinds of rotary positions."""
-    rotaries = _rotaries(declared_by(site, 0), candidate.size)
-    yield from _cores(site, candidate, _masks(site, candidate)[:2], list(rotaries), _numbers(site, candidate)[:2])
+    yield from _cores(site, candidate, rotaries=list(_rotaries(declared_by(site, 0), candidate.size)))
 
 
 def _with_caps(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield cores with soft caps and all masks."""
-    rotaries = list(itertools.islice(_rotaries(declared_by(site, 0), candidate.size), 3))
-    yield from _cores(site, candidate, _masks(site, candidate), rotaries, _numbers(site, candidate), [None, *CAPS])
+    numbers = _numbers(site, candidate)
+    yield from _cores(site, candidate, _masks(site, candidate), numbers=numbers, caps=[None, *CAPS])
 
 
 def _numbers(site: Site, candidate: Projections) -> list[float]:
@@ -213,12 +208,19 @@ def _numbers(site: Site, candidate: Projections) -> list[float]:
 def _cores(
     site: Site,
     candidate: Projections,
-    masks: Iterable[Mask],
-    rotaries: Iterable[Rotary | None],
-    scales: Iterable[float],
-    caps: Iterable[float | None] = (None,),
+    masks: Sequence[Mask] | None = None,
+    rotaries: Sequence[Rotary | None] | None = None,
+    numbers: Sequence[float] | None = None,
+    caps: Sequence[float | None] = (None,),
 ) -> Iterator[Core]:
-    for mask, rotary, scale, cap in itertools.product(masks, rotaries, scales, caps):
+    """Yield the cores with all combinations of settings, of which the likeliest are taken where they are None."""
+    if masks is None:
+        masks = _masks(site, candidate)[:LIKELY]
+    if rotaries is None:
+        rotaries = list(itertools.islice(_rotaries(declared_by(site, 0), candidate.size), LIKELY))
+    if numbers is None:
+        numbers = _numbers(site, candidate)[:LIKELY]
+    for mask, rotary, scale, cap in itertools.product(masks, rotaries, numbers, caps):
         yield Core(
             candidate.query,
             candidate.key,

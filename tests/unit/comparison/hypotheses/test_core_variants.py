@@ -92,3 +92,20 @@ def test_a_missing_setting_is_taken_back() -> None:
     without = replace(CORE, rotary=None)
     (function,) = with_settings_of(without, CORE)
     assert function(without).rotary == CORE.rotary
+
+
+def test_an_even_number_of_features_is_turned() -> None:
+    sizes = {core.rotary.size for core in variants(SITE, CORE) if core.rotary and core.heads == HEADS}
+    assert sizes == {2, 4, 6, 8}
+
+
+def test_the_scaling_that_the_port_declares_is_among_them() -> None:
+    settings = ({}, {"rotary_scaling": "linear", "rotary_factor": 3.7})
+    site = replace(SITE, settings=settings)
+    assert any(core.rotary and core.rotary.scaling == Scaling("linear", 3.7) for core in variants(site, CORE))
+
+
+def test_the_number_of_turned_features_stays_where_heads_have_another_size() -> None:
+    wide = replace(CORE, heads=2, rotary=Rotary(500.0, 16))
+    found = [function(wide).rotary for function in with_settings_of(wide, CORE)]
+    assert found == [Rotary(10000.0, 16)]

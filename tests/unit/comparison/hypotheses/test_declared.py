@@ -48,6 +48,9 @@ def test_scalings_have_all_of_their_numbers(declared: dict[str, Any], wanted: Sc
 def test_the_scale_is_what_scores_are_multiplied_by() -> None:
     site = site_of(X, X, {}, settings=({"attention_scale": 0.5}, {}))
     assert declared_by(site, 0)["attention_scale"] == 0.5
+    site = site_of(X, X, {}, settings=({"attention_scale": 1.0}, {"attention_scale": 2.0}))
+    assert declared_by(site, 0)["attention_scale"] == 1.0
+    assert declared_by(site, 1)["attention_scale"] == pytest.approx(0.5**0.5)
     site = site_of(X, X, {}, settings=({"attention_scale": 256}, {}))
     assert declared_by(site, 0)["attention_scale"] == 1 / 16
 

@@ -76,6 +76,14 @@ def test_yarn_divides_low_frequencies_and_lengthens() -> None:
     assert Scaling("linear", 4.0).length == 1.0
 
 
+def test_yarn_rounds_the_pairs_between_which_it_changes() -> None:
+    # The indices are 1.1 and 2.1, which become 1 and 3: the pair with the index 2 is halfway.
+    base = math.exp(2)
+    length = 2 * math.pi * math.exp(0.55 + 1.5)
+    scaling = Scaling("yarn", 4.0, math.exp(1), math.exp(1.5), length)
+    np.testing.assert_allclose(scaling.apply(np.ones(4), base, 8), [1, 1, 0.5 + 0.125, 0.25])
+
+
 def test_sizes_follow_the_heads() -> None:
     assert Rotary(16.0, 8).of_head(16, 8).size == 4
     assert Rotary(16.0, 4).of_head(16, 4).size == 2
