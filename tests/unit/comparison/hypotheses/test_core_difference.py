@@ -72,3 +72,18 @@ def test_equal_cores_do_not_differ() -> None:
 def test_several_settings_are_named() -> None:
     found = differences(CORE, replace(CORE, scale=1.0, rotary=Rotary(500000.0, SIZE)))
     assert [one.cause for one in found] == ["attention-scale", "rotary-base"]
+
+
+def test_another_bias_is_named() -> None:
+    table = np.ones((8, HEADS))
+    first, second = (replace(CORE, bias=PositionBias(table, longest=longest)) for longest in (64, 128))
+    (found,) = differences(first, second)
+    assert found.cause == "attention-bias"
+    assert found.values == tuple(f"by 8 buckets of both sides up to distance {longest}" for longest in (64, 128))
+    assert not differences(first, replace(first, bias=PositionBias(2 * table, longest=64)))
+
+
+def test_the_same_share_of_other_heads_does_not_differ() -> None:
+    half = replace(CORE, rotary=Rotary(10000.0, 4))
+    found = differences(half, replace(half, heads=2, scale=1 / 4, rotary=Rotary(10000.0, 8)))
+    assert [one.cause for one in found] == ["attention-heads"]
