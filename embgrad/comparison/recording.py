@@ -29,6 +29,9 @@ __all__ = ["FINAL", "HeldWeight", "LiveSide", "Recording", "Tensor", "caller_of"
 #: The key of the model's own output.
 FINAL: Final = "output"
 
+#: The names under which a model's output is requested, in order: its only output or its logits, or what a pooler returns.
+OUTPUTS: Final = (None, "pooled")
+
 #: The marks between the path of a module and that of a module inside it.
 MARKS: Final = (".", "/")
 
@@ -237,18 +240,18 @@ class LiveSide:
         outputs: list[np.ndarray] = []
 
         def read(named: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
-            outputs.append(np.array(named[None]))
+            outputs.extend(np.array(output) for output in named.values())
             return ()
 
         def attempt(run: Callable[[Request], Run], asked: Request, *, reads: bool) -> tuple[Run, Tensor | None, str]:
             asked = replace(asked, override=changes.override, add=changes.add, edit=changes.edit)
-            reading = replace(asked, objectives=(*asked.objectives, *([Callback(read)] if reads else [])))
-            try:
-                return self._finished(run(reading), outputs, failure)
-            except (
-                OutputError
-            ):  # the model has several outputs, which are points of their own; or the objective is wrong
-                return self._finished(run(asked), [], failure)
+            for name in OUTPUTS if reads else ():
+                reading = replace(asked, objectives=(*asked.objectives, Callback(read, (name,))))
+                try:
+                    return self._finished(run(reading), outputs, failure)
+                except OutputError:  # there is no such output, or there are several; or the objective is wrong
+                    continue
+            return self._finished(run(asked), [], failure)
 
         if self._objective is not None and pullback and not self.bound.has_gradients:
             failure = f"the backend {self.bound.backend.name!r} computes values only"
