@@ -180,7 +180,11 @@ class LiveSide:
         """Run the model, and return its recording, with gradients where an objective was passed."""
         keys = tuple(self._arrangements)
         run, final, failure = self._run(keys)
-        tensors = {key: self._tensor(key, run.points[key]) for key in keys}
+        tensors = {
+            key: self._tensor(key, run.points[key])
+            for key in keys
+            if self.points[key].lookup is not None or not _is_of_batch(run.points[key].activation, self.batch)
+        }
         if final is not None:
             tensors[FINAL] = final
         tensors = dict(sorted(tensors.items(), key=lambda entry: entry[1].time))
@@ -338,6 +342,15 @@ class LiveSide:
             layer = next((number for number, (start, end) in spans.items() if start <= time <= end), None)
             held.append(HeldWeight(weight.name, module, weight.shape, weight.get, time / whole, layer))
         return held
+
+
+def _is_of_batch(values: np.ndarray, batch: TokenBatch) -> bool:
+    """Return whether a tensor holds the ids, the mask or the types as floats, as Gluon passes them."""
+    parts = (part for part in (batch.ids, batch.mask, batch.types) if part is not None)
+    return any(
+        values.size == part.size and np.array_equal(np.sort(values, axis=None), np.sort(part, axis=None))
+        for part in parts
+    )
 
 
 def _as_addition(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
