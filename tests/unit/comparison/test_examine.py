@@ -298,3 +298,10 @@ def test_an_explanation_that_is_known_needs_the_same_values() -> None:
     assert faint_sites(found, (a, b), NOTHING, [known]) == []
     for other in (replace(known, values=("tanh", "SiLU")), replace(known, setting="x"), replace(known, cause="gelu")):
         assert faint_sites(unseen, (a, b), NOTHING, [other]) == []
+
+
+@pytest.mark.parametrize(("floors", "differs"), [(7.6, False), (8.4, True)])
+def test_eight_floors_are_the_limit(floors: float, differs: bool) -> None:
+    roundoff = 1e-6
+    port: Steps = {**STEPS, "two:output#0": lambda at: at["two:input#0"] @ V.T * (1 + floors * LEAST_FLOOR * roundoff)}
+    assert bool(names(examined(port, roundoff=roundoff))) is differs

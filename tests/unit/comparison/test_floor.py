@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -132,3 +134,11 @@ def test_floors_of_a_reference_that_cannot_be_changed_are_estimated_from_the_num
     assert accumulated_floors(PAIRS, Pass(STEPS, can_be_led=False).record(), UNIT) == pytest.approx(wanted)
     assert accumulated_floors(PAIRS, recording([]), UNIT) == pytest.approx(wanted)
     assert estimated_floors(PAIRS[:2], UNIT) == pytest.approx(wanted[:2])
+
+
+def test_a_pair_that_the_reference_does_not_reach_has_no_accumulated_floor() -> None:
+    steps = {key: step for key, step in STEPS.items() if key != FINAL}
+    a = Pass(STEPS).record()
+    floors = accumulated_floors(PAIRS, replace(a, live=Pass(steps).record().live), UNIT)
+    assert floors[4] == 0
+    assert floors[3] > 0

@@ -44,7 +44,8 @@ class Plain:
 class Unmade:
     """A configuration whose method needs an object."""
 
-    def to_dict(self) -> Mapping[str, Any]:
+    @staticmethod
+    def to_dict() -> Mapping[str, Any]:
         raise AssertionError("called")
 
 
@@ -213,3 +214,18 @@ def test_a_setting_matters_where_a_cause_is_about_it() -> None:
     assert unknown == {"epsilon": True, "rotary_base": None, "window": None}
     nothing = {item.name: item.matters for item in differing_settings(a, b, [], all_explained=True)}
     assert nothing == {"epsilon": False, "rotary_base": False, "window": False}
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    n_head: int = 7
+
+
+def test_fields_without_a_dictionary_are_read() -> None:
+    assert read(SimpleNamespace(config=Slots())) == {"heads": (7, "n_head")}
+
+
+def test_attributes_beside_a_configuration_of_its_own_are_not_read() -> None:
+    model = WithMethod("to_dict", {"n_head": 4})
+    model.hidden_size = 5  # type: ignore[attr-defined]
+    assert read(model) == {"heads": (4, "n_head")}

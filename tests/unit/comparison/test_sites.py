@@ -119,8 +119,9 @@ def test_permuted_features_are_put_in_the_order_of_the_reference(axis: int, inpu
     outputs = (axis == 0) != inputs_first
     held = np.take(w, order, axis)
     x_b, y_b = (X, y[..., order]) if outputs else (X[..., order], y)
-    a = of_modules(module("up", 1.0, X, y), up__w=w)
-    b = of_modules(module("up", 1.0, x_b, y_b), up__w=held)
+    bias = RANDOM.normal(size=6)
+    a = of_modules(module("up", 1.0, X, y), up__w=w, up__b=bias)
+    b = of_modules(module("up", 1.0, x_b, y_b), up__w=held, up__b=bias)
     first, last = paired(a, b)
     back = np.argsort(order)
     changed, kept = (last, first) if outputs else (first, last)
@@ -276,3 +277,10 @@ def test_differences_from_zeros_and_of_broken_numbers_are_infinite() -> None:
 
 def test_nothing_in_common_is_no_pair() -> None:
     assert pair_points(recording([]), recording([]), Matching((), {}, (), ())) == []
+
+
+def test_a_vector_of_another_module_does_not_make_a_module_composed() -> None:
+    w, bias = RANDOM.normal(size=(6, 6)), RANDOM.normal(size=6)
+    a = of_modules(module("up", 1.0, X, X), module("shift", 3.0, X, X), up__w=w, shift__b=bias)
+    b = of_modules(module("dense", 1.0, X, X), dense__w=w, dense__b=bias)
+    assert {pair.a for pair in paired(a, b)} >= {"up:input#0", "up:output#0"}

@@ -116,3 +116,10 @@ def test_a_layer_without_weights_or_an_input_is_not_explained() -> None:
     at = module_site(relu(product), relu(X), {"up": product}, key="act:output#0", held_a=HELD)
     assert not ActivatedProduct().explain(at)
     assert not ActivatedProduct().explain(site(relu(X), held_a={"up.W": W.T @ W, "up.b": BIAS}))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_another_wide_matrix_is_named(transposed: bool) -> None:
+    held = {"dense.W": (1.5 * WIDE).T.copy() if transposed else 1.5 * WIDE}
+    found = explained(site(relu(X @ (1.5 * WIDE).T), held, w=WIDE, held_a={"up.W": WIDE}))
+    assert found.text == "b has up.W times 1.5"

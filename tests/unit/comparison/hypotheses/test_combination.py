@@ -63,7 +63,7 @@ ROLES = {
 @pytest.mark.parametrize(("role", "expected"), ROLES.items(), ids=ROLES)
 def test_a_lookup_that_is_left_out_is_named_by_its_role(role: str, expected: tuple[str, str, str]) -> None:
     name, cause, text = expected
-    found = explained(site(X + Y, X, {name: Y, "table": X}, roles={name: [role], "table": ["word"]}))
+    found = explained(site(X + Y, X, {name: Y, "table": X}, roles={"table": ["word"], name: [role]}))
     assert (found.cause, found.text) == (cause, text)
 
 
@@ -117,3 +117,7 @@ def test_padding_does_not_count() -> None:
     (found,) = Combination().explain(at)
     assert found.text == "down is multiplied by 1 in a and 2 in b"
     assert at.off(found.predicted) < 1e-12
+
+
+def test_the_multiplier_that_changes_most_is_named() -> None:
+    assert explained(site(X + Y, 3 * X - 2 * Y)).text == "down is multiplied by 1 in a and -2 in b"

@@ -134,3 +134,14 @@ def test_inputs_and_other_modules_and_shapes_are_no_lookups() -> None:
 
 def test_the_output_of_the_module_that_holds_the_table_is_a_lookup_as_well() -> None:
     assert explained(site(A, TABLE[IDS + 1], key="table:output#0")).cause == "other-ids"
+
+
+def test_other_types_are_not_ignored_types() -> None:
+    at = site(TABLE[TYPES], TABLE[1 - TYPES], roles={"table": ["type"]})
+    assert explained(at).cause == "position-ids-offset"
+
+
+def test_each_row_must_be_in_the_table() -> None:
+    a = A.copy()
+    a[0, 1] *= 1 + 2e-4
+    assert not Rows().explain(site(a, TABLE[IDS + 1]))

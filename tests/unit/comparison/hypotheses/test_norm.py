@@ -224,3 +224,10 @@ def test_few_features_and_other_shapes_are_no_norm() -> None:
 def test_another_function_of_b_is_not_explained() -> None:
     at = site(A, np.sin(X))
     assert all(at.off(item.predicted) > 0.1 for item in Norm().explain(at))
+
+
+def test_one_token_shows_an_epsilon_where_the_weights_are_known() -> None:
+    real = np.zeros((2, 5), bool)
+    real[0, 1] = True
+    at = site(norm(X, 1e-5), norm(X, 1e-2), real=real)
+    assert explained(at).text == "epsilon 1e-05 in a and 0.01 in b"

@@ -219,3 +219,18 @@ def test_a_wide_matrix_is_not_transposed() -> None:
     at = site(a, a + 1, held_a={"up.W": WIDE})
     assert all(item.cause != "transposed-weight" for item in Product().explain(at))
     assert explained(at).text == "b adds a bias at up, and a does not"
+
+
+def test_a_part_of_a_wider_output_of_b_is_explained_by_the_rows_of_its_weight() -> None:
+    rows = np.arange(6, 12)
+    whole = np.concatenate([RANDOM.normal(size=(6, 6)), 1.5 * SQUARE])
+    b = X @ whole.T
+    at = site(LINEAR, b, held_b={"both.W": whole}, pair=Pair("up", "up:output#0", "up:output#0", None, rows))
+    match = Match("up.W", "both.W", 1.0, relation="different")
+    found = explained(replace(at, b=at.b[..., rows], matching=Matching((match,), {}, (), ())))
+    assert found.cause == "different-weight"
+
+
+def test_outputs_in_the_same_order_are_not_permuted() -> None:
+    for b in (LINEAR, A):
+        assert all(item.cause != "permuted-weight" for item in Product().explain(site(A, b)))
