@@ -211,7 +211,10 @@ def _by_modules(a: Recording, b: Recording, matching: Matching) -> Iterator[Pair
             other = next(iter(others))
             matrices = [match for match in matches if len(held_a[match.a].shape) > 1]
             permuted = matrices[0] if len(matrices) == 1 and matrices[0].order is not None else None
-            yield from _of_two_modules(a, b, module, other, permuted)
+            pairs = list(_of_two_modules(a, b, module, other, permuted))
+            # The frequencies of rotary positions, for example, are held by modules that take and return other tensors.
+            if matrices or any(a.tensors[pair.a].side == OUTPUT for pair in pairs):
+                yield from pairs
     for name, parts in matching.parts.items():
         for part in parts:
             yield from _of_parts(a, b, held_a[name], held_b[part.name], part.rows, part.others)

@@ -284,3 +284,12 @@ def test_a_vector_of_another_module_does_not_make_a_module_composed() -> None:
     a = of_modules(module("up", 1.0, X, X), module("shift", 3.0, X, X), up__w=w, shift__b=bias)
     b = of_modules(module("dense", 1.0, X, X), dense__w=w, dense__b=bias)
     assert {pair.a for pair in paired(a, b)} >= {"up:input#0", "up:output#0"}
+
+
+def test_modules_that_share_a_vector_and_return_other_tensors_are_no_pair() -> None:
+    frequencies = RANDOM.normal(size=3)
+    a = of_modules(module("rotary", 1.0, X, values(8)), rotary__frequencies=frequencies)
+    b = of_modules(module("turn", 1.0, values(), values()), turn__frequencies=frequencies)
+    assert paired(a, b) == []
+    same = of_modules(module("norm", 1.0, X, values()), norm__gain=frequencies)
+    assert [pair.name for pair in paired(same, same)] == ["norm:input", "norm"]
