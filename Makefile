@@ -7,7 +7,7 @@ TOX := .tox/runner/bin/tox
 # The environments that have slow tests.
 SLOW := core,torch,tensorflow,mxnet,jax,all
 
-.PHONY: help demo test test-slow versions browser bench way zoo mutants docs lint clean
+.PHONY: help demo test test-slow versions browser bench way zoo ports mutants docs lint clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,9 @@ way: $(TOX) ## How much code one call goes through in each framework, and how de
 
 zoo: $(TOX) ## Every architecture of transformers and keras-hub against gradients by hand, into docs/architectures.md: an hour
 	$(TOX) run -e zoo-torch,zoo-tensorflow,zoo-jax
+
+ports: $(TOX) ## The models of keras-hub, and transformers' for Flax and TensorFlow, checked against PyTorch's, into docs/ports.md
+	$(TOX) run -e ports
 
 mutants: $(TOX) ## Whether a room's tests notice wrong changes: make mutants ROOM=inputs SEED=1, ROOM=embgrad_torch ENVIRONMENT=torch
 	$(TOX) exec -e $(or $(ENVIRONMENT),core) -- python -m tests.mutants --room $(ROOM) --seed $(or $(SEED),0)
