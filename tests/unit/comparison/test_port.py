@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,143 +10,21 @@ import pytest
 
 import embgrad
 from embgrad.errors import BatchError
-from embgrad.results.port_report import PortReport
-from embgrad.testing.reference import ReferenceModel, Tensor, lookup
-
-DIM, INNER, LAYERS, VOCAB = 8, 12, 3, 30
-BATCH = embgrad.TokenBatch(
-    np.random.default_rng(1).permutation(np.arange(1, 25))[:18].reshape(3, 6), [[1] * 6, [1] * 6, [1, 1, 1, 1, 0, 0]]
+from embgrad.testing.reference import ReferenceModel, Tensor
+from tests.unit.comparison.ported import (
+    BATCH,
+    DIM,
+    EVERY,
+    LAYERS,
+    OBJECTIVE,
+    PORT,
+    W,
+    checked,
+    found,
+    in_other_words,
+    model,
+    relu,
 )
-
-
-def weights() -> dict[str, np.ndarray]:
-    random = np.random.default_rng(0)
-    arrays = {"table.W": random.normal(size=(VOCAB, DIM)), "places.W": random.normal(size=(9, DIM))}
-    for layer in range(LAYERS):
-        arrays |= {
-            f"layers.{layer}.norm.W": 1 + 0.3 * random.normal(size=DIM),
-            f"layers.{layer}.up.W": random.normal(size=(DIM, INNER)) / 3,
-            f"layers.{layer}.up.b": random.normal(size=INNER) / 2,
-            f"layers.{layer}.mix.W": random.normal(size=(INNER, INNER)) / 4,
-            f"layers.{layer}.down.W": random.normal(size=(INNER, DIM)) / 3,
-            f"layers.{layer}.down.b": random.normal(size=DIM) / 2,
-        }
-    return {**arrays, "head.W": random.normal(size=(DIM, 5))}
-
-
-def normalised(x: Tensor, gain: Tensor, epsilon: float) -> Tensor:
-    """Return the root-mean-square norm of the features."""
-    spread = np.sqrt((x.value**2).mean(-1, keepdims=True) + epsilon)
-    unit = x.value / spread
-
-    def back(g: np.ndarray) -> np.ndarray:
-        inner = g * gain.value
-        return (inner - unit * (inner * unit).mean(-1, keepdims=True)) / spread
-
-    return Tensor(unit * gain.value, [(x, back)])
-
-
-def relu(x: Tensor) -> Tensor:
-    return Tensor(np.maximum(x.value, 0), [(x, lambda g: g * (x.value > 0))])
-
-
-def model(
-    changes: Mapping[str, np.ndarray] | None = None,
-    *,
-    names: Callable[[str], str] = lambda name: name,
-    transposed: bool = False,
-    epsilon: float = 1e-2,
-    activation: Callable[[Tensor], Tensor] = Tensor.tanh,
-    offset: int = 0,
-    scale: float = 1.0,
-    residual: float = 1.0,
-    at: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
-    layers: int = LAYERS,
-) -> ReferenceModel:
-    """Return a model: rows and places, layers of a norm and three products with a residual, and a head for each position.
-
-    Args:
-        changes: arrays in place of the usual weights.
-        names: returns the port's name of a module.
-        transposed: whether matrices are stored as (output, input).
-        epsilon: what the norms add.
-        activation: the function before the last product of a layer.
-        offset: the first position.
-        scale: a multiplier of the table's rows.
-        residual: a multiplier of what each layer adds.
-        at: by path a change of what a module returns.
-        layers: the number of layers.
-    """
-    hooks = at or {}
-    arrays = {**weights(), **(changes or {})}
-
-    def is_matrix(name: str) -> bool:
-        return name.endswith(".W") and arrays[name].ndim == 2 and not name.startswith(("table", "places"))
-
-    def stored(name: str) -> str:
-        path, _, last = name.rpartition(".")
-        return f"{names(path)}.{last}"
-
-    held = {stored(name): values.T if transposed and is_matrix(name) else values for name, values in arrays.items()}
-
-    def linear(m: ReferenceModel, path: str, x: Tensor) -> Tensor:
-        def dense(x: Tensor) -> Tensor:
-            matrix = m[stored(f"{path}.W")]
-            y = x @ (matrix.swap(0, 1) if transposed else matrix)
-            if stored(f"{path}.b") in m.parameters:
-                y = y + m[stored(f"{path}.b")]
-            return hooks.get(path, lambda value: value)(y)
-
-        result: Tensor = m.module(names(path), dense, x)
-        return result
-
-    def layer(m: ReferenceModel, path: str, x: Tensor) -> Tensor:
-        def block(x: Tensor) -> Tensor:
-            gain = m[stored(f"{path}.norm.W")]
-            hidden = m.module(names(f"{path}.norm"), lambda value: normalised(value, gain, epsilon), x)
-            hidden = linear(m, f"{path}.mix", linear(m, f"{path}.up", hidden).tanh())
-            return x + linear(m, f"{path}.down", activation(hidden)) * residual
-
-        result: Tensor = m.module(names(path), block, x)
-        return result
-
-    def forward(m: ReferenceModel, input_ids: np.ndarray) -> Tensor:
-        def embed(ids: np.ndarray) -> Tensor:
-            rows = lookup(m[stored("table.W")], ids) * scale
-            return rows + lookup(m[stored("places.W")], offset + np.arange(ids.shape[1])[None])
-
-        hidden = m.module(names("embed"), embed, input_ids)
-        for number in range(layers):
-            hidden = layer(m, f"layers.{number}", hidden)
-        return linear(m, "head", hidden)
-
-    paths = [f"layers.{n}{part}" for n in range(layers) for part in ("", ".norm", ".up", ".mix", ".down")]
-    return ReferenceModel(forward, held, [names(path) for path in ("embed", *paths, "head")])
-
-
-def in_other_words(path: str) -> str:
-    """Return a module's name in another framework."""
-    for mine, its in {
-        "layers.": "block/",
-        "norm": "ln",
-        "up": "fc1",
-        "mix": "fc2",
-        "down": "fc3",
-        "table": "words",
-    }.items():
-        path = path.replace(mine, its)
-    return path.replace(".", "/")
-
-
-PORT: dict[str, Any] = {"names": in_other_words, "transposed": True}
-
-
-def checked(port: ReferenceModel, **further: Any) -> PortReport:
-    return embgrad.check_port(model(), port, BATCH, **further)
-
-
-def found(report: PortReport) -> list[tuple[str, str]]:
-    return [(cause.cause, cause.text) for cause in report.causes]
 
 
 @pytest.mark.parametrize("port", [{}, PORT], ids=["the same", "other names and layouts"])
@@ -180,8 +57,6 @@ def rounded(values: np.ndarray) -> np.ndarray:
     return values.astype(np.float16).astype(np.float64)
 
 
-W = weights()
-EVERY = f"layers 0–{LAYERS - 1}"
 FAULTS: dict[str, tuple[Callable[..., ReferenceModel], str, str, str]] = {
     "epsilon": (
         lambda **port: model(epsilon=1e-4, **port),
@@ -367,127 +242,6 @@ def test_a_difference_behind_all_points_is_noted() -> None:
     assert len(calls) > 2
     assert (report.agrees, report.first, report.causes) == (False, None, ())
     assert report.notes == ("the models differ at 'output', and no pair of points shows where",)
-
-
-OBJECTIVE = embgrad.Sum()
-
-
-def test_gradients_are_compared_with_an_objective() -> None:
-    report = checked(model(**PORT), objective=OBJECTIVE)
-    assert report.agrees
-    points = {point.name: point for point in report.points}
-    for name in ("table.W", "layers.1.norm", "layers.2.mix", "layers.0"):
-        gradient = points[name].gradient
-        assert gradient is not None
-        assert gradient < 1e-13
-    assert points["layers.2.mix:input"].gradient is None  # there only the module's own use counts
-    assert points["output"].gradient is None
-    assert all(point.local_gradient is None for point in report.points)
-
-
-def test_a_fault_of_the_values_is_found_with_an_objective_as_well() -> None:
-    report = checked(model(epsilon=1e-4, **PORT), objective=OBJECTIVE)
-    assert found(report) == [("layer-norm-epsilon", f"epsilon 0.01 in a and 0.0001 in b, {EVERY}")]
-    points = {point.name: point for point in report.points}
-    assert points["table.W"].gradient is not None
-    assert points["table.W"].gradient > 1e-4
-
-
-def backward(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Tensor], Tensor]:
-    return lambda y: Tensor(y.value, [(y, change)])
-
-
-def note(name: str) -> str:
-    return (
-        f"all values agree, and the gradient differs first at {name!r} on the way back from the objective: check for a custom "
-        "backward pass or a detached tensor"
-    )
-
-
-def test_a_wrong_gradient_is_found_behind_which_module_it_arises() -> None:
-    report = checked(model(at={"layers.1.mix": backward(lambda g: 2 * g)}, **PORT), objective=OBJECTIVE)
-    assert not report.agrees
-    assert report.first == "layers.1.up"  # in front of which the pullback of the module goes
-    assert report.notes == (note("layers.1.up"),)
-    assert (report.causes, report.unexplained) == ((), ("layers.1.up",))
-    points = {point.name: point for point in report.points}
-    assert [point.name for point in report.points if not point.agrees] == ["layers.1.up"]
-    assert points["layers.1.up"].local_gradient == pytest.approx(1)
-    local = points["layers.0.up"].local_gradient
-    assert local is not None
-    assert local < 1e-12
-    assert points["table.W"].gradient is not None
-    assert points["table.W"].gradient > 1e-2
-
-
-def test_each_wrong_gradient_is_found_the_last_first() -> None:
-    wrong = {f"layers.{number}.mix": backward(lambda g: -g) for number in (0, 2)}
-    report = checked(model(at=wrong), objective=OBJECTIVE)
-    assert report.unexplained == ("layers.2.up", "layers.0.up")
-
-
-@pytest.mark.parametrize("factor", [1 + 1e-7, 1 + 1e-3])
-def test_small_errors_of_a_gradient_are_rounding(factor: float) -> None:
-    port = model(at={"layers.1.mix": backward(lambda g: factor * g)})
-    assert checked(port, objective=OBJECTIVE).agrees is (factor < 1 + 1e-5)
-    assert checked(port, objective=OBJECTIVE, floor="bfloat16").agrees
-
-
-@pytest.mark.parametrize(
-    ("path", "first"), [("head", "layers.2"), ("layers.1.down", "layers.0")], ids=["everywhere", "in a layer"]
-)
-def test_a_detached_tensor_is_found(path: str, first: str) -> None:
-    port = model(at={path: Tensor.detach})
-    report = checked(port, objective=OBJECTIVE)
-    assert (report.agrees, report.first, report.notes) == (False, first, (note(first),))
-    if path == "head":
-        assert report.unexplained == ("layers.2", "layers.1", "layers.0", "table.W")
-    back = embgrad.check_port(port, model(), BATCH, OBJECTIVE)
-    assert (back.agrees, back.first) == (False, first)
-    assert checked(port).agrees  # the values do
-
-
-@pytest.mark.parametrize("fused", [(False, True), (True, False)], ids=["fused in b", "fused in a"])
-def test_fused_projections_have_the_same_gradients(fused: tuple[bool, bool]) -> None:
-    random = np.random.default_rng(0)
-    table, q, k, last = (random.normal(size=shape) for shape in ((VOCAB, DIM), (DIM, 6), (DIM, 6), (6, 5)))
-
-    def side(is_fused: bool) -> ReferenceModel:
-        def forward(m: ReferenceModel, input_ids: np.ndarray) -> Any:
-            x = m.module("norm", lambda ids: normalised(lookup(m["table.W"], ids), m["norm.W"], 1e-2), input_ids)
-            if is_fused:
-                both = m.module("qk", lambda x: x @ m["qk.W"], x)
-                first, second = both[..., 0:6], both[..., 6:12]
-            else:
-                first, second = (m.module(name, lambda x, name=name: x @ m[f"{name}.W"], x) for name in ("q", "k"))
-            return m.module("last", lambda x: x @ m["last.W"], first.tanh() * second)
-
-        held = {"table.W": table, "norm.W": 1 + 0.1 * q[:, 0], "last.W": last}
-        held |= {"qk.W": np.concatenate([q, k], 1)} if is_fused else {"q.W": q, "k.W": k}
-        return ReferenceModel(forward, held, [*("norm", "last"), *(["qk"] if is_fused else ["q", "k"])])
-
-    report = embgrad.check_port(*map(side, fused), BATCH, OBJECTIVE)
-    assert report.agrees
-    assert report.notes == ()
-    assert len([point for point in report.points if point.gradient is not None]) >= 4
-
-
-def test_gradients_of_two_dumps_are_compared(tmp_path: Path) -> None:
-    sides = {"a": model(), "same": model(**PORT), "wrong": model(at={"layers.1.mix": backward(lambda g: 2 * g)})}
-    for name, side in sides.items():
-        embgrad.dump(side, BATCH, tmp_path / name, OBJECTIVE)
-    assert embgrad.check_port(tmp_path / "a", tmp_path / "same", objective=OBJECTIVE).agrees
-    report = embgrad.check_port(tmp_path / "a", tmp_path / "wrong", objective=OBJECTIVE)
-    assert (report.agrees, report.first) == (False, "layers.1.up")
-    assert report.unexplained == ("layers.1.up",)
-    assert note("layers.1.up") in report.notes
-
-
-def test_an_objective_that_cannot_be_computed_is_noted() -> None:
-    report = checked(model(**PORT), objective=embgrad.Logit(9))
-    assert report.agrees
-    assert [note[:3] for note in report.notes] == ["a: ", "b: "]
-    assert all(point.gradient is None for point in report.points)
 
 
 def ids_of(text: str) -> list[int]:
