@@ -11,6 +11,12 @@ from embgrad.comparison.hypotheses.site import Explanation, Site
 
 __all__ = ["Rows"]
 
+#: The share of rows that are moved by the same number, from which the ids are moved and the table is not permuted.
+MOVED: Final = 0.8
+
+#: The causes of vectors that are zeros in b, by the role of their lookup.
+MISSING: Final = {"type": "types-ignored", "position": "missing-positions"}
+
 #: The largest relative L2 between rows and the reference's output.
 NEAR: Final = 1e-4
 
@@ -23,6 +29,7 @@ class Rows:
         "position-ids-offset",
         "other-ids",
         "types-ignored",
+        "missing-positions",
         "permuted-weight",
         "padding-row",
         "different-table",
@@ -50,12 +57,13 @@ class Rows:
         own = table[rows]
         number = float((own * b).sum() / ((own * own).sum() or 1.0))
         if abs(number - 1) > NEAR:
-            yield _explanation(
-                "scaled-lookup", f"{site.name} is multiplied by", ("1", f"{number:.6g}"), number * site.a
-            )
+            roles = _roles(site)
+            cause = next((key for role, key in MISSING.items() if role in roles and not b.any()), "scaled-lookup")
+            yield _explanation(cause, f"{site.name} is multiplied by", ("1", f"{number:.6g}"), number * site.a)
         others = _rows_of(table, b)
         match = next((match for match in site.matching.matches if match.a == name), None)
-        if others is not None and match is not None and match.order is not None:
+        is_moved = others is not None and np.unique(others - rows, return_counts=True)[1].max() > MOVED * len(rows)
+        if others is not None and match is not None and match.order is not None and not is_moved:
             predicted = np.array(site.b)
             predicted[site.real] = table[others]
             text = f"b has the rows of {name} in another order"
@@ -71,9 +79,7 @@ class Rows:
         predicted = np.array(site.b)
         predicted[site.real] = table[others]
         steps = np.unique(others - rows)
-        tensors = site.recordings[0].tensors.values()
-        roles = {role for tensor in tensors if tensor.path == site.path for role in tensor.roles}
-        if "type" in roles and not others.any():
+        if "type" in _roles(site) and not others.any():
             sentence = f"b looks up row 0 of {site.name} everywhere, where a takes the batch's types"
             return _explanation("types-ignored", f"the rows of {site.name}", ("the types", "0"), predicted, sentence)
         if not np.array_equal(rows, site.ids[site.real]):
@@ -106,6 +112,12 @@ class Rows:
         else:
             text = f"b has other rows in {name}"
             yield _explanation("different-table", name, ("a's own", "another table"), predicted, text)
+
+
+def _roles(site: Site) -> set[str]:
+    """Return the roles of the lookup at a site, also where the site is the output of the lookup's module."""
+    tensors = site.recordings[0].tensors.values()
+    return {role for tensor in tensors if tensor.path == site.path for role in tensor.roles}
 
 
 def _explanation(
