@@ -293,7 +293,8 @@ def test_doctor_finds_all_frameworks() -> None:
     found = json.loads(done.stdout)
     for one in found["backends"].values():
         assert one["works"] is True, one
-        assert set(one["classes"].values()) == {""}, one
+        expected = set() if one["name"] == "onnx" else {""}  # a graph is of no class of a library
+        assert set(one["classes"].values()) == expected, one
     parts = {part["name"]: part["trouble"] for part in found["backends"]["tensorflow"]["parts"]}
     assert parts["TF_USE_LEGACY_KERAS"] == "not 1"
 
