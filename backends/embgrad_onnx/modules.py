@@ -78,7 +78,7 @@ class Modules:
 
     @cached_property
     def owners(self) -> Mapping[str, list[str]]:
-        """By the weights' names, the paths of the modules that read them, in order."""
+        """The paths of the modules that read each weight, in order, by the weights' names."""
         owners: dict[str, dict[str, None]] = defaultdict(dict)
         for node in self.graph.nodes:
             around = self._around.get(node.number, ())
@@ -118,7 +118,7 @@ class Modules:
 
     @cached_property
     def _around(self) -> Mapping[int, list[Module]]:
-        """By a step's number the modules that it is in, the outer ones first."""
+        """The modules that contain each step, the outer ones first, by the step's number."""
         around: dict[int, list[Module]] = defaultdict(list)
         for module in self.all:
             for number in module.nodes:

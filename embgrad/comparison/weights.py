@@ -168,14 +168,14 @@ def match_weights(a: Sequence[NamedArray], b: Sequence[NamedArray]) -> Matching:
         a: the weights of the reference.
         b: the weights of the port.
     """
-    left, others = _summaries(a), _summaries(b)
+    summaries_a, summaries_b = _summaries(a), _summaries(b)
     matches: list[Match] = []
-    left, others = _matched(left, others, _equal, matches)
+    left, others = _matched(summaries_a, summaries_b, _equal, matches)
     moved = _moved(matches, a, b)
     if moved:
         matches = [match for match in matches if match.a not in moved]
-        left = sorted([*left, *_only(_summaries(a), moved)], key=lambda summary: summary.number)
-        others = sorted([*others, *_only(_summaries(b), moved.values())], key=lambda summary: summary.number)
+        left = sorted([*left, *_only(summaries_a, moved)], key=lambda summary: summary.number)
+        others = sorted([*others, *_only(summaries_b, moved.values())], key=lambda summary: summary.number)
         left, others = _by_place(left, others, matches, a, b, moved)
     left, others = _matched(left, others, _version, matches)
     left, others = _matched(left, others, _mostly_equal, matches)

@@ -13,6 +13,7 @@ from embgrad.backend.protocol import Weight
 from embgrad.backend.registry import backend_for
 from embgrad.common.tolerance import HALVES
 from embgrad.comparison.weight_pairs import leaf_of, paired_weights
+from embgrad.comparison.weights import rounded
 from embgrad.engine.weights import weights_of
 
 __all__ = ["Difference", "differing_weights", "is_bias", "module_of", "name_of"]
@@ -118,7 +119,7 @@ def _rounded(
             name: (theirs, values[name]) if is_in_model else (values[name], theirs)
             for name, theirs in differing.items()
         }
-        names = [name for name, (exact, coarse) in sides.items() if _near(coarse, _in_half(exact, dtype))]
+        names = [name for name, (exact, coarse) in sides.items() if _near(coarse, rounded(exact, dtype))]
         if names:
             what = name_of(weights[names[0]]) if len(names) == 1 else f"{len(names)} of its weights"
             return {
@@ -197,17 +198,6 @@ def with_table(differences: Mapping[str, Difference], tables: Sequence[str]) -> 
         else difference
         for name, difference in differences.items()
     }
-
-
-def _in_half(value: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the values rounded to half precision, as float32."""
-    single = value.astype(np.float32)
-    if dtype == "float16":
-        with np.errstate(over="ignore"):
-            return single.astype(np.float16).astype(np.float32)
-    bits = single.view(np.uint32)
-    rounded: np.ndarray = ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
-    return rounded
 
 
 def _near(first: np.ndarray, second: np.ndarray) -> bool:

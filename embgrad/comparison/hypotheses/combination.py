@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
+from embgrad.comparison.hypotheses.lookup import MISSING
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 
 __all__ = ["Combination"]
@@ -21,9 +22,6 @@ MOST_TERMS: Final = 3
 
 #: The relative difference up to which two multipliers are equal.
 SAME: Final = 1e-4
-
-#: The causes of a missing term, by the role of its tensor.
-MISSING: Final = {"position": "missing-positions", "type": "types-ignored"}
 
 
 class Combination:
@@ -70,9 +68,7 @@ class Combination:
             values = f"{first[number]:.6g}", f"{second[number]:.6g}"
         names = tuple(term.name for term in terms)
 
-        def compute(at: Values) -> np.ndarray:
-            return np.asarray(sum(weight * at(name) for weight, name in zip(second, names, strict=True)))
-
+        compute = _sum_of(second, names)
         predicted = compute({term.name: term.values for term in terms}.__getitem__)
         yield Explanation(cause, setting, values, predicted, compute, names)
 
@@ -85,17 +81,18 @@ class Combination:
     ) -> Iterator[Explanation]:
         mine, its = ([tensors[number].name for number in numbers] for numbers in (first[0], second[0]))
         names = tuple(its)
-        multipliers = second[1]
-
-        def compute(at: Values) -> np.ndarray:
-            return np.asarray(sum(weight * at(name) for weight, name in zip(multipliers, names, strict=True)))
-
+        compute = _sum_of(second[1], names)
         predicted = compute({tensor.name: tensor.values for tensor in tensors}.__getitem__)
         only_mine, only_its = [name for name in mine if name not in its], [name for name in its if name not in mine]
         cause = "norm-order"
         if not only_mine or not only_its:
             cause = "missing-residual"
         yield Explanation(cause, f"{site.name} is", (" + ".join(mine), " + ".join(its)), predicted, compute, names)
+
+
+def _sum_of(multipliers: np.ndarray, names: Sequence[str]) -> Callable[[Values], np.ndarray]:
+    """Return the function that sums the values at points times numbers."""
+    return lambda at: np.asarray(sum(weight * at(name) for weight, name in zip(multipliers, names, strict=True)))
 
 
 def _roles(site: Site, before: Before) -> tuple[str, ...]:

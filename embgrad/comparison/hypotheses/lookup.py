@@ -9,12 +9,12 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.site import Explanation, Site
 
-__all__ = ["Rows"]
+__all__ = ["MISSING", "Rows"]
 
 #: The share of rows that are moved by the same number, from which the ids are moved and the table is not permuted.
 MOVED: Final = 0.8
 
-#: The causes of vectors that are zeros in b, by the role of their lookup.
+#: The causes of vectors that are zeros or left out in b, by the role of their lookup.
 MISSING: Final = {"type": "types-ignored", "position": "missing-positions"}
 
 #: The largest relative L2 between rows and the reference's output.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -240,18 +240,11 @@ def _with_gain(x: np.ndarray, y: np.ndarray, centred: bool, epsilon: float) -> P
 
 def _refined(fit: Parameters, x: np.ndarray, y: np.ndarray) -> Parameters:
     """Return the norm with the epsilon between the usual ones that fits far better, or the norm itself."""
-    low, high = -12.0, 0.0
 
     def at(exponent: float) -> Parameters:
         return _with_gain(x, y, fit.centred, 10.0**exponent)
 
-    for _ in range(REFINEMENTS):
-        first, second = low + (high - low) / 3, high - (high - low) / 3
-        if _off(at(first).apply(x), y) <= _off(at(second).apply(x), y):
-            high = second
-        else:
-            low = first
-    found = at((low + high) / 2)
+    found = _nearest_exponent(at, x, y)
     return found if _off(found.apply(x), y) < BETTER * _off(fit.apply(x), y) else fit
 
 
@@ -278,12 +271,19 @@ def _versions(first: Parameters, x: np.ndarray, y: np.ndarray, declared: float |
 
 
 def _best_epsilon(first: Parameters, x: np.ndarray, y: np.ndarray) -> Parameters:
+    return _nearest_exponent(lambda exponent: replace(first, epsilon=10.0**exponent), x, y)
+
+
+def _nearest_exponent(at: Callable[[float], Parameters], x: np.ndarray, y: np.ndarray) -> Parameters:
+    """Return the nearest to the outputs of the norms with epsilons from 1e-12 to 1, given by their exponents."""
     low, high = -12.0, 0.0
     for _ in range(REFINEMENTS):
-        one, other = low + (high - low) / 3, high - (high - low) / 3
-        offs = [_off(replace(first, epsilon=10.0**at).apply(x), y) for at in (one, other)]
-        low, high = (low, other) if offs[0] <= offs[1] else (one, high)
-    return replace(first, epsilon=10.0 ** ((low + high) / 2))
+        first, second = low + (high - low) / 3, high - (high - low) / 3
+        if _off(at(first).apply(x), y) <= _off(at(second).apply(x), y):
+            high = second
+        else:
+            low = first
+    return at((low + high) / 2)
 
 
 def _what_differs(first: Parameters, second: Parameters) -> tuple[str, str, tuple[str, str]]:
