@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -204,8 +204,7 @@ def _of_weights(site: Site, path: str, x: np.ndarray, y: np.ndarray) -> Paramete
             for epsilon in EPSILONS if declared is None else (declared, *EPSILONS):
                 fits.append(Parameters(centred, epsilon, gain + offset, shift))
     best = min(fits, key=lambda fit: _off(fit.apply(x), y))
-    alike = [fit for fit in fits if fit.epsilon == declared and _off(fit.apply(x), y) <= ALIKE * _off(best.apply(x), y)]
-    best = min(alike, key=lambda fit: _off(fit.apply(x), y)) if alike else best
+    best = _as_declared(fits, declared, best, x, y) or best
     return best if _off(best.apply(x), y) <= NEAR else None
 
 
@@ -220,10 +219,18 @@ def _fitted(x: np.ndarray, y: np.ndarray, declared: float | None = None) -> Para
     known = () if declared is None else (declared,)
     fits = [_with_gain(x, y, centred, epsilon) for centred in (True, False) for epsilon in (*known, *EPSILONS)]
     best = min(fits, key=lambda fit: _off(fit.apply(x), y))
-    alike = [fit for fit in fits if fit.epsilon in known and _off(fit.apply(x), y) <= ALIKE * _off(best.apply(x), y)]
-    if alike:
-        return min(alike, key=lambda fit: _off(fit.apply(x), y))
+    alike = _as_declared(fits, declared, best, x, y)
+    if alike is not None:
+        return alike
     return _refined(best, x, y) if len(x) > 2 else None
+
+
+def _as_declared(
+    fits: Sequence[Parameters], declared: float | None, best: Parameters, x: np.ndarray, y: np.ndarray
+) -> Parameters | None:
+    """Return the nearest norm with a declared epsilon; None where none fits nearly as well as the best."""
+    alike = [fit for fit in fits if fit.epsilon == declared and _off(fit.apply(x), y) <= ALIKE * _off(best.apply(x), y)]
+    return min(alike, key=lambda fit: _off(fit.apply(x), y), default=None)
 
 
 def _with_gain(x: np.ndarray, y: np.ndarray, centred: bool, epsilon: float) -> Parameters:
