@@ -99,7 +99,7 @@ class GluonBackend:
 
     def paths(self, model: Any) -> Collection[str]:
         """Return the attribute paths of the blocks, tables and parameters, and the names that Gluon gave the blocks."""
-        from embgrad_gluon.graphs import scope_paths
+        from embgrad_gluon.scopes import scope_paths
         from embgrad_gluon.walk import paths
 
         parts = as_parts(model)

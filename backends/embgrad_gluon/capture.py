@@ -29,13 +29,7 @@ from embgrad.errors import NoGradientError, UnsupportedError
 from embgrad.toolkit import Interception, call_recorded, copy_owned, preserve_generators
 from embgrad_gluon import run
 from embgrad_gluon.cures import GUARDED, Guards, copy_input_of_max_pooling
-from embgrad_gluon.graphs import (
-    ValueCallback,
-    expect_agreement,
-    intercept_cached_graphs,
-    observe_scopes,
-    run_imperatively,
-)
+from embgrad_gluon.graphs import ValueCallback, expect_agreement, intercept_cached_graphs, run_imperatively
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, arguments_of
 from embgrad_gluon.lookup import (
@@ -50,6 +44,7 @@ from embgrad_gluon.lookup import (
 )
 from embgrad_gluon.modules import Modules, ignore_calls, intercept_calls
 from embgrad_gluon.pullback import is_regrouped, section_between
+from embgrad_gluon.scopes import observe_scopes
 from embgrad_gluon.state import RANDOM_OPERATORS, RandomDraws, without_random_numbers
 from embgrad_gluon.tap import Taps
 from embgrad_gluon.walk import all_blocks, arrays_of, contexts_of, named_blocks

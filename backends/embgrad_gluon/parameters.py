@@ -13,8 +13,8 @@ from embgrad.backend import ParameterValues, TableRest, Weight, table_rests
 from embgrad.errors import UnsupportedError, quote
 from embgrad.toolkit import as_parts, copy_owned, model_lock
 from embgrad_gluon import bert
-from embgrad_gluon.graphs import scope_paths
 from embgrad_gluon.importing import import_mxnet
+from embgrad_gluon.scopes import scope_paths
 from embgrad_gluon.walk import (
     all_blocks,
     all_parameters,

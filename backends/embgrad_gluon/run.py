@@ -32,7 +32,7 @@ from embgrad.errors import UnsupportedError
 from embgrad.toolkit import as_parts, every, first
 from embgrad_gluon import bert
 from embgrad_gluon.cures import Cures, Functions
-from embgrad_gluon.graphs import imperatively, observe_scopes, output_names
+from embgrad_gluon.graphs import imperatively, output_names
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, call_model, is_floating
 from embgrad_gluon.lookup import HINT, Handler, Lookups, Tables, compose, intercept_operators
@@ -40,6 +40,7 @@ from embgrad_gluon.modules import Modules, ignore_calls, intercept_calls
 from embgrad_gluon.normalising import LayerNorms
 from embgrad_gluon.parameters import TableParameters, array_of, record_frozen_tables, trainable, values_of
 from embgrad_gluon.pullback import BackwardPass
+from embgrad_gluon.scopes import observe_scopes
 from embgrad_gluon.state import preserve
 from embgrad_gluon.tap import Taps
 

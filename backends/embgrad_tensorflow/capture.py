@@ -16,7 +16,7 @@ import tensorflow as tf
 from embgrad.backend import Listener, PassListener, PassRecorder, Perturber, Reached, TokenBatch, additions
 from embgrad.errors import PointNotReachedError, UnsupportedError
 from embgrad.toolkit import Interception, coarsest, copy_owned
-from embgrad_tensorflow.graphs import function_calls
+from embgrad_tensorflow.functions import function_calls
 from embgrad_tensorflow.inputs import integers, is_symbolic, like_evaluation
 from embgrad_tensorflow.lookup import Replacing, Watcher
 from embgrad_tensorflow.modules import Calls, Modules, around, intercept_calls

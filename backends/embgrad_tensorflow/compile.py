@@ -16,7 +16,8 @@ from embgrad.keras import is_keras
 from embgrad.toolkit import PLAIN, as_parts, draw_states, every, first, is_nest, map_nest, process_lock, states_of
 from embgrad_tensorflow.fingerprint import Fingerprint, Structure, structure
 from embgrad_tensorflow.flattening import ClosedGraphError
-from embgrad_tensorflow.graphs import CutGraph, cut_trace, saved_functions_called
+from embgrad_tensorflow.functions import saved_functions_called
+from embgrad_tensorflow.graphs import CutGraph, cut_trace
 from embgrad_tensorflow.inputs import Plan
 from embgrad_tensorflow.modules import Calls, Modules, intercept_calls
 from embgrad_tensorflow.operations import PYTHON, RANDOM

@@ -30,19 +30,14 @@ from embgrad_tensorflow.operations import (
     SAME_TABLE,
     SLICES,
     SPARSE_PRODUCT,
-    WRITES,
+    properties_of,
+    writes_of,
 )
 from embgrad_tensorflow.slices import first_row
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.walk import Tables, handle_of
 
-__all__ = [
-    "Replacing",
-    "Watcher",
-    "is_cast_below_point",
-    "table_of",
-    "writes_of",
-]
+__all__ = ["Replacing", "Watcher", "is_cast_below_point", "table_of"]
 
 #: TensorFlow's functions that run lookups.
 FUNCTIONS: Final[Mapping[str, Interception]] = {
@@ -55,32 +50,6 @@ FUNCTIONS: Final[Mapping[str, Interception]] = {
 
 #: Called by `tf.custom_gradient`, which records another gradient for an identity's result.
 _recorded: Final = Interception(lambda: record, "record_operation")
-
-
-class _Operations(dict[Any, tuple[str, bool, bool]]):
-    """The properties of operations by type: the name, whether it runs a graph, and whether it may write to a variable."""
-
-    def __missing__(self, kind: Any) -> tuple[str, bool, bool]:
-        name = kind if type(kind) is str else kind.decode()
-        runs_graph = name.startswith("__") or name.endswith("PartitionedCall")
-        self[kind] = (name, runs_graph, name.startswith(WRITES))
-        return self[kind]
-
-
-_operations: Final = _Operations()
-
-
-def writes_of(kind: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Return the resources of the variables that an operation may have written to; None stands for unknown ones.
-
-    Args:
-        kind: the operation's type as TensorFlow gives it.
-        inputs: its operands.
-    """
-    name, runs_graph, may_write = _operations[kind]
-    if name in LOOKUPS or not (runs_graph or may_write):
-        return []
-    return [inputs[0] if may_write and inputs else None]
 
 
 class Watcher:
@@ -200,7 +169,7 @@ class Watcher:
             return
         if not self._is_active():
             return
-        name, runs_graph, _ = _operations[op_type]
+        name, runs_graph, _ = properties_of[op_type]
         # `tf.stop_gradient` and compiled functions stop the tapes for a moment themselves
         if not (self.recomputed or name == "StopGradient" or runs_graph):
             self.recomputed = pywrap_tfe.TFE_Py_TapeSetIsStopped()

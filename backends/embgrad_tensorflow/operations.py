@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 __all__ = [
     *("CALLS", "KEEPING", "LOOKUPS", "MAKING", "PRODUCTS", "PYTHON", "RANDOM", "READ", "RESOURCE_LOOKUPS", "ROWS"),
-    *("SAME_TABLE", "SLICES", "SPARSE_PRODUCT", "WRITES"),
+    *("SAME_TABLE", "SLICES", "SPARSE_PRODUCT", "WRITES", "properties_of", "writes_of"),
 ]
 
 #: The operations that look rows up, with the names of their operands in TensorFlow's functions.
@@ -66,3 +66,29 @@ PYTHON: Final = frozenset({"EagerPyFunc", "PyFunc"})
 
 #: The operations that call a function, which is written out in their place.
 CALLS: Final = ("PartitionedCall", "StatefulPartitionedCall")
+
+
+class _Properties(dict[Any, tuple[str, bool, bool]]):
+    """The properties of operations by type: the name, whether it runs a graph, and whether it may write to a variable."""
+
+    def __missing__(self, kind: Any) -> tuple[str, bool, bool]:
+        name = kind if type(kind) is str else kind.decode()
+        runs_graph = name.startswith("__") or name.endswith("PartitionedCall")
+        self[kind] = (name, runs_graph, name.startswith(WRITES))
+        return self[kind]
+
+
+properties_of: Final = _Properties()
+
+
+def writes_of(kind: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Return the resources of the variables that an operation may have written to; None stands for unknown ones.
+
+    Args:
+        kind: the operation's type as TensorFlow gives it.
+        inputs: its operands.
+    """
+    name, runs_graph, may_write = properties_of[kind]
+    if name in LOOKUPS or not (runs_graph or may_write):
+        return []
+    return [inputs[0] if may_write and inputs else None]

@@ -34,7 +34,8 @@ from embgrad.errors import AmbiguousPointError, EmbgradWarning, PointNotReachedE
 from embgrad.toolkit import as_parts, model_lock, take_owned
 from embgrad_tensorflow.compile import Trace, placeholders, run_kept
 from embgrad_tensorflow.fingerprint import Structure
-from embgrad_tensorflow.graphs import CutFunctions, CutGraph, open_functions
+from embgrad_tensorflow.functions import CutFunctions, open_functions
+from embgrad_tensorflow.graphs import CutGraph
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, plan
 from embgrad_tensorflow.lookup import Watcher, table_of
 from embgrad_tensorflow.modules import Calls, Modules, intercept_calls

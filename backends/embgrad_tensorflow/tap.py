@@ -15,7 +15,7 @@ from tensorflow.python.framework import op_callbacks
 from embgrad.backend import PointChanges, Request, wrap_functions
 from embgrad.errors import UnsupportedError
 from embgrad.toolkit import as_parts, copy_owned
-from embgrad_tensorflow.lookup import writes_of
+from embgrad_tensorflow.operations import writes_of
 from embgrad_tensorflow.state import Snapshot, as_user_code, in_mode, mark_nested
 
 __all__ = ["Additions", "PointWork", "Taps", "dense", "for_user_code", "snapshot_of", "tapes_are_stopped", "with_mask"]

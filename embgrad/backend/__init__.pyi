@@ -14,31 +14,27 @@ from embgrad.backend.graph_scopes import Crossings, Entry, Scope, entering, leav
 from embgrad.backend.model_pass import ModelPass, Pullback
 from embgrad.backend.objective_callback import BatchObjective
 from embgrad.backend.own_mask import unused_inputs
+from embgrad.backend.parameters import ParameterValues, TableRest, table_rests
 from embgrad.backend.point_changes import PointChanges, additions
 from embgrad.backend.prefix import Prefix
 from embgrad.backend.protocol import (
     ABILITIES,
     Backend,
     Call,
-    Callback,
     Change,
     Listener,
     NativeObjective,
-    ParameterValues,
     PassListener,
     Perturber,
     Point,
     PointValues,
     Request,
-    Respond,
-    Response,
     Run,
-    TableRest,
     Weight,
 )
 from embgrad.backend.registry import list_backends, refresh_backends
 from embgrad.backend.replay import Retries, wrap_functions
-from embgrad.backend.rests import table_rests
+from embgrad.backend.responses import Callback, Respond, Response
 from embgrad.backend.trace_cache import TraceCache, UnfitError, UntraceableError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.descent import Reached

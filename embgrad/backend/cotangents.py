@@ -9,7 +9,9 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from embgrad.backend.protocol import PointValues, Request, Respond, Response, TableRest
+from embgrad.backend.parameters import TableRest
+from embgrad.backend.protocol import PointValues, Request
+from embgrad.backend.responses import Respond, Response
 from embgrad.common.arrays import copy_owned
 from embgrad.common.tolerance import HALVES, coarsest
 from embgrad.errors import ObjectiveError, OutputError, quote

@@ -14,7 +14,9 @@ import numpy as np
 
 from embgrad.backend.cotangents import Answer, Cotangents, Tensors, answer_objective, answers_in_turn, values_at
 from embgrad.backend.own_mask import GradientSizes, unused_inputs
-from embgrad.backend.protocol import NativeObjective, ParameterValues, Point, Request, Respond, Run, TableRest
+from embgrad.backend.parameters import ParameterValues, TableRest
+from embgrad.backend.protocol import NativeObjective, Point, Request, Run
+from embgrad.backend.responses import Respond
 from embgrad.errors import PointNotReachedError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.descent import Reached

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from embgrad.backend.protocol import Respond, Response
+from embgrad.backend.responses import Respond, Response
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import positions_of
 from embgrad.objectives.native import NativeObjective

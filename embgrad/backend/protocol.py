@@ -10,35 +10,25 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from embgrad.backend.parameters import ParameterValues, TableRest
 from embgrad.backend.prefix import Prefix
+from embgrad.backend.responses import Respond, Response
 from embgrad.errors import UnsupportedError, quote
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.points import Lookup, Point
 from embgrad.model_points.recorder import PassRecorder
 from embgrad.objectives.native import NativeObjective
 
-__all__ = [
-    "ABILITIES",
-    "Backend",
-    "BoundModel",
-    "Call",
-    "Callback",
-    "CannotRecordError",
-    "Change",
-    "FixedChange",
-    "Listener",
+__all__ = ["ABILITIES", "Backend", "BoundModel", "Call", "CannotRecordError", "Change", "FixedChange", "Listener"]
+__all__ += [
     "NativeObjective",
-    "ParameterValues",
     "PassListener",
     "Perturber",
     "Point",
     "PointValues",
     "Reduce",
     "Request",
-    "Respond",
-    "Response",
     "Run",
-    "TableRest",
     "Weight",
 ]
 
@@ -89,77 +79,6 @@ ABILITIES: Final[Mapping[str, str]] = {
     "weights": "has `weights` and `alone`, so that weights can be read and temporarily replaced",
     "compile": "keeps a trace of the model, `Request.compiled`",
 }
-
-
-@dataclass(frozen=True)
-class Response:
-    """The values and cotangents that an objective returns for the outputs of a model.
-
-    Attributes:
-        values: the objective's values, float64, of shape (example,); () for a native objective of the whole batch.
-        sets: sets of cotangents by the outputs' names: one set, several, or none if only the values are needed. A cotangent has
-            its output's shape and is float64; the backend casts it to the output's dtype.
-        shape: the shape of the output that the objective read; None if it is not known.
-        size: Σ|output × cotangent|: to first order the change of Σ|values| when every output changes by its own magnitude.
-            0 if it was not computed.
-    """
-
-    values: np.ndarray
-    sets: Sequence[Mapping[str | None, np.ndarray]] = ()
-    shape: tuple[int, ...] | None = None
-    size: float = 0.0
-
-
-class Respond(Protocol):
-    """An objective in NumPy, which a backend calls between the forward pass and the pullback.
-
-    Attributes:
-        outputs: the names of the outputs that it reads, roles or native names; None is the default output. Only these are
-            converted to NumPy.
-    """
-
-    @property
-    def outputs(self) -> tuple[str | None, ...]:
-        """The names of the outputs that it reads."""
-        ...
-
-    def reads(self, name: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the rows of an output that it reads; None for the whole output.
-
-        Args:
-            name: the name under which the output is requested.
-            shape: the output's shape.
-
-        Returns:
-            (examples, positions), two integer arrays of equal length, if it takes only `output[examples, positions]`, with a
-            cotangent of that shape.
-        """
-        ...
-
-    def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Response:
-        """Return the objective's response to the outputs, or to the rows of them that it reads."""
-        ...
-
-
-@dataclass(frozen=True)
-class Callback:
-    """An objective that is a function of whole outputs, such as one that only reads them.
-
-    Attributes:
-        function: takes the outputs by name, and returns sets of cotangents.
-        outputs: the names of the outputs.
-    """
-
-    function: Callable[[Mapping[str | None, np.ndarray]], Sequence[Mapping[str | None, np.ndarray]]]
-    outputs: tuple[str | None, ...] = (None,)
-
-    def reads(self, name: str | None, shape: tuple[int, ...]) -> None:
-        """Return None: the function takes whole outputs."""
-        return
-
-    def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Response:
-        """Return the function's cotangents, without values."""
-        return Response(np.zeros(0), self.function(outputs))
 
 
 @dataclass(frozen=True)
@@ -272,26 +191,6 @@ class Request:
 
 
 @dataclass(frozen=True)
-class ParameterValues:
-    """The gradient at a parameter.
-
-    Attributes:
-        shape: the parameter's shape.
-        gradient: its gradient, of that shape, or None if no gradient reaches it.
-        dtype: the parameter's dtype, such as "float32".
-    """
-
-    shape: tuple[int, ...]
-    gradient: np.ndarray | None
-    dtype: str
-
-    def fill(self) -> np.ndarray:
-        """Return the gradient, or zeros if no gradient reaches the parameter."""
-        dtype = np.float64 if self.dtype == "float64" else np.float32
-        return np.zeros(self.shape, dtype) if self.gradient is None else self.gradient
-
-
-@dataclass(frozen=True)
 class Weight:
     """A floating-point parameter or buffer, trainable or not.
 
@@ -324,19 +223,6 @@ class Weight:
     def is_matrix(self) -> bool:
         """Return whether it has two axes or more."""
         return len(self.shape) > 1
-
-
-@dataclass(frozen=True)
-class TableRest:
-    """The gradient that reaches a table by other ways than the requested lookups, such as through a head that shares it.
-
-    Attributes:
-        gradient: the gradient, of shape (rows, dim); None if the table is not reached in any other way.
-        names: the parameters that share the table's memory, named as in `parameters`, the table itself first.
-    """
-
-    gradient: np.ndarray | None
-    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from embgrad.backend.protocol import Request, Respond, Run
+from embgrad.backend.protocol import Request, Run
 from embgrad.backend.replay import Retries, agreeing
+from embgrad.backend.responses import Respond
 from embgrad.backend.trace_check import Trial, UntraceableError
 from embgrad.common.lru import LRUCache
 from embgrad.objectives.native import NativeObjective

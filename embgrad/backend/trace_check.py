@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embgrad.backend.protocol import Change, Request, Respond, Response, Run
+from embgrad.backend.protocol import Change, Request, Run
 from embgrad.backend.replay import differ, with_functions
+from embgrad.backend.responses import Respond, Response
 from embgrad.objectives.native import NativeObjective
 
 __all__ = ["Trial", "UntraceableError"]

@@ -8,8 +8,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from embgrad.backend.protocol import Call, Callback, Change, PointValues, Request, Run
+from embgrad.backend.protocol import Call, Change, PointValues, Request, Run
 from embgrad.backend.registry import bind
+from embgrad.backend.responses import Callback
 from embgrad.comparison.settings import Declared, declared_settings
 from embgrad.engine.call_errors import explain_forward
 from embgrad.engine.descent import with_certain_roles

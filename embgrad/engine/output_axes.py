@@ -8,7 +8,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.backend.protocol import BoundModel, Callback, Request
+from embgrad.backend.protocol import BoundModel, Request
+from embgrad.backend.responses import Callback
 from embgrad.common.arrays import to_numpy
 from embgrad.common.tolerance import unit_roundoff
 from embgrad.common.tracebacks import errors_of_model

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend.protocol import Call, ParameterValues, PointValues
+from embgrad.backend.parameters import ParameterValues
+from embgrad.backend.protocol import Call, PointValues
 from embgrad.backend.registry import bind
 from embgrad.backend.replay import agreeing
 from embgrad.common.finite import not_finite

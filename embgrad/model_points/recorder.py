@@ -6,7 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +31,6 @@ from embgrad.model_points.points import (
 from embgrad.model_points.roles import SPELLED, points_of
 
 __all__ = ["PassRecorder"]
-
-#: Up to this many indices, comparing them in Python is faster than calling NumPy.
-SMALL: Final = 64
 
 
 class PassRecorder:
@@ -476,9 +473,6 @@ def _without_repetition(indices: np.ndarray, size: int) -> np.ndarray:
 
 
 def _are_inside(indices: np.ndarray, rows: int) -> bool:
-    if indices.dtype == np.int64 and indices.size <= SMALL:
-        numbers = indices.ravel().tolist()
-        return bool(min(numbers) >= 0 and max(numbers) < rows)
     if indices.dtype == np.int64:  # negative numbers, read as unsigned ones, are large
         return bool(indices.view(np.uint64).max() < rows)
     return bool(indices.min() >= 0 and indices.max() < rows)

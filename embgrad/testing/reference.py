@@ -14,19 +14,9 @@ import numpy as np
 
 from embgrad.backend.cotangents import Cotangents, compute_dtype
 from embgrad.backend.model_pass import ModelPass, Pullback
+from embgrad.backend.parameters import ParameterValues, TableRest, table_rests
 from embgrad.backend.point_changes import PointChanges, additions
-from embgrad.backend.protocol import (
-    Call,
-    Listener,
-    ParameterValues,
-    PassListener,
-    Perturber,
-    Request,
-    Run,
-    TableRest,
-    Weight,
-)
-from embgrad.backend.rests import table_rests
+from embgrad.backend.protocol import Call, Listener, PassListener, Perturber, Request, Run, Weight
 from embgrad.common.arrays import copy_owned
 from embgrad.common.pytree import copy_nest
 from embgrad.inputs.batch import TokenBatch

@@ -11,7 +11,8 @@ import numpy as np
 from embgrad.attribution.passes import size_of_pass
 from embgrad.backend.objective_callback import BatchObjective
 from embgrad.backend.prefix import Prefix
-from embgrad.backend.protocol import BoundModel, Call, Request, Response
+from embgrad.backend.protocol import BoundModel, Call, Request
+from embgrad.backend.responses import Response
 from embgrad.common.tolerance import HALVES, tolerance_for
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.origins import origins

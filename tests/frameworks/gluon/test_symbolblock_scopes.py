@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embgrad_gluon.graphs import graph_of, scopes
+from embgrad_gluon.graphs import graph_of
+from embgrad_gluon.scopes import scopes
 
 import embgrad
 from embgrad.model_points.points import split_name

@@ -43,10 +43,12 @@ OWN = {
     },
     "embgrad_tensorflow": {
         "fingerprint": "a tf.function does not notice that the model's Python has changed",
+        "functions": "the Python of Keras's and of saved models calls compiled functions, in whose place graphs run",
         "flattening": "a SavedModel's graph calls functions, which TensorFlow's inliner writes out before it is cut",
         "onehot": "Keras's models look up by products with one-hot vectors",
         "operations": "eager passes and graphs find lookups by the same operations of TensorFlow",
         "slices": "Keras slices the table of positions, in eager execution, in traces and in saved graphs",
+        "scopes": "the layers that an operation was in are written in its name",
         "stretches": "the operations between two points of a graph of TensorFlow run as a graph",
         "restored": "a saved object is called by the signature of one of its functions",
         "tracing": "calls of modules are marked in a tf.function's graph while it is traced",
@@ -54,6 +56,7 @@ OWN = {
     "embgrad_gluon": {
         "cures": "operators of MXNet have silently wrong gradients",
         "importing": "MXNet is of 2022, and its import fails or leaves traces beside the NumPy and PyTorch of today",
+        "scopes": "the blocks that a node of a SymbolBlock was in are written in its name",
         "normalising": "MXNet's gradient of layer norm takes ten times its forward pass",
     },
     "embgrad_jax": {
