@@ -56,6 +56,13 @@ def labels(ax: Any) -> list[str]:
     return [label.get_text() for label in ax.get_yticklabels()]
 
 
+def test_the_line_of_an_attribution_has_its_norm_and_its_delta_where_there_is_one() -> None:
+    assert repr(ONE) == (
+        "Attribution(1 × 5, IntegratedGradients at 'word' of Model (reference), norm 13.5, |delta| ≤ 0.01)"
+    )
+    assert repr(SALIENCY) == "Attribution(1 × 5, Saliency at 'word' of Model (reference), norm 42.03)"
+
+
 def test_bars_of_words_by_sign_from_top_to_bottom(plt: Any) -> None:
     ax = ONE.plot()
     assert labels(ax) == TOKENS

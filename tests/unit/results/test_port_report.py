@@ -178,6 +178,8 @@ def test_three_names_are_listed_and_further_ones_counted() -> None:
 
 def test_the_page_is_written_to_a_file(tmp_path: Path) -> None:
     page = report().to_html(tmp_path / "port.html")
+    assert "style-src 'sha256-" in page
+    assert "unsafe-inline" not in page
     assert (tmp_path / "port.html").read_text(encoding="utf-8") == page
     with pytest.raises(EmbgradError, match="path is 3"):
         report().to_html(3)  # type: ignore[arg-type]

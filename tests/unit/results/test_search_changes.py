@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
+from html import unescape
 
 import numpy as np
 import pytest
@@ -107,6 +109,12 @@ def test_successes_are_counted_apart_from_failures() -> None:
         "seconds                  1.5",
     ]
     assert str(figures).splitlines()[-2].split() == ["changed", "tokens", "1.3", "1", "1.5", "1.5"]
+    cells = list(map(unescape, re.findall("<t[hd].*?>(.*?)</t[hd]>", figures.to_html())))
+    assert cells[:4] == ["examples", "3", "met the rule before", "0"]
+    assert cells[10:15] == ["an example's", "mean", "median", "mean of successes", "median of successes"]
+    assert cells[-10:-5] == ["changed tokens", "1.3", "1", "1.5", "1.5"]
+    assert set(re.findall('<th scope="row" style="([^;]*)', figures.to_html())) == {"text-align:left"}
+    assert re.findall('style="([^;]*)[^>]*>(?:3|mean)<', figures.to_html()) == ["text-align:left", "text-align:right"]
 
 
 def test_each_example_may_have_a_rule_and_the_goal_may_be_to_minimise() -> None:

@@ -90,6 +90,7 @@ def test_norms_are_merged_as_the_root_of_the_sum_of_squares_and_others_by_their_
     [
         ("One. Two!  Three?", ["One. ", "Two!  ", "Three?"]),
         ("It costs 3.50, e.g. here. No", ["It costs 3.50, e.g. here. ", "No"]),
+        ("Drugs, e.g. mRNA. A b", ["Drugs, e.g. mRNA. ", "A b"]),
         ('He said "Go." Then (no!) he left… Well', ['He said "Go." ', "Then (no!) he left… ", "Well"]),
         ("Title\n\nfirst line\r\nsecond.\nthird", ["Title\n\n", "first line\r\n", "second.\n", "third"]),
         ("これは本。「はい！」と言う。", ["これは本。", "「はい！」", "と言う。"]),

@@ -128,7 +128,7 @@ def test_padding_is_left_out_on_either_side() -> None:
     assert [piece.positions for piece in first.inputs] == [(2,), (3,), (4,)]
     assert first.scores.tolist() == [[3, 0, 0], [8, 7, 0]]
     assert second.scores.shape == (3, 5)
-    assert (first.example, second.example) == (0, 1)
+    assert (first.example, second.example, PADDED.matrix().example) == (0, 1, 0)
 
 
 def test_inputs_of_an_encoder_come_before_those_of_the_decoder() -> None:
@@ -144,6 +144,9 @@ def test_inputs_of_an_encoder_come_before_those_of_the_decoder() -> None:
     assert texts(words.outputs) == ["übersetze", "dies"]
     assert texts(words.inputs) == ["translate", "this", "übersetze", "dies"]
     assert words.scores.tolist() == [[-10, -2, 6, 0], [7, 5, 21, 0]]
+    without = replace(attribution, decoder_tokens=None, output_tokens=None).matrix(by="words", special=False)
+    assert texts(without.inputs) == ["translate", "this", "0", "21", "22", "23"]
+    assert texts(without.outputs) == ["21", "22", "23"]
 
 
 def test_ids_stand_for_tokens_that_are_not_known() -> None:
