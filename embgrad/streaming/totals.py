@@ -31,7 +31,7 @@ class Total:
         self._shape: tuple[int, int] | None = None
         self._slots = np.zeros(0, np.int64)
         self._rows = np.zeros(0, np.int64)
-        self._sums = np.zeros((0, 0))
+        self._sums: np.ndarray
         self._used = 0
         if initial is not None:
             self._add(initial)

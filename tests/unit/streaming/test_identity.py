@@ -182,6 +182,14 @@ class Numbers(list[int]):
         self.number = number
 
 
+class OwnList(list[int]):
+    pass
+
+
+class OwnDict(dict[int, int]):
+    pass
+
+
 class Day(date):
     """A date whose content is stored by C code."""
 
@@ -212,6 +220,8 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "a private slot": Private,
     "a text with an attribute": lambda n: Named("a", n),
     "a list with an attribute": Numbers,
+    "a list of its own class": lambda n: OwnList([n]),
+    "a dict of its own class": lambda n: OwnDict({1: n}),
     "a class's own date": lambda n: Day(2000, 1, n),
     "an enumeration": Level,
     "an error": Unusual,

@@ -23,6 +23,7 @@ from embgrad.results.row_sparse import RowSparse
 from embgrad.streaming.buckets import _stack, group_portions, per_window, restore
 from embgrad.streaming.digest import digest_of
 from embgrad.streaming.manifest import _SHARD
+from embgrad.streaming.padding_invariance import NOISE, _least
 from embgrad.streaming.prefetch import Ahead
 from embgrad.streaming.sorting import expect_sortable
 from embgrad.streaming.source import Portion
@@ -266,6 +267,12 @@ def test_arrays_with_an_axis_of_examples_do_not_apply_to_many_batches() -> None:
 
     with refused(UnsupportedError, "add['word'] has the shape (2, 1, 3), which seems to have an example axis"):
         for_all_batches(SimpleNamespace(changes={"add": {"word": np.zeros((2, 1, 3))}}))  # type: ignore[arg-type]
+
+
+def test_gradients_whose_rounding_would_exceed_the_limit_are_compared_by_a_larger_norm() -> None:
+    result: Any = SimpleNamespace(objective=np.array([8.0, -20.0]), activations=np.array([[[3.0, 4.0]], [[0.0, 0.0]]]))
+    assert _least(result, 0, 0.5) == pytest.approx(NOISE * 20 / (0.5 * 5))
+    assert _least(result, 1, 0.5) == 0.0
 
 
 def test_a_batch_has_32_examples_unless_another_size_is_named() -> None:

@@ -339,6 +339,23 @@ def test_a_stream_that_its_own_source_uses_is_refused(what: str, ahead: int) -> 
     assert list(stream) == []
 
 
+def test_a_source_that_is_read_ahead_may_close_its_stream_between_results() -> None:
+    taken, closed = threading.Event(), threading.Event()
+
+    def source() -> Iterator[str]:
+        yield from texts(2)
+        taken.wait(20)
+        stream.close()
+        closed.set()
+        yield from texts(2)
+
+    stream = embgrad.stream(model(), source(), embgrad.Logit(0), tokenizer=tokenizer, batch_size=2, ahead=1)
+    assert len(next(stream).values) == 2
+    taken.set()
+    assert closed.wait(20)
+    assert list(stream) == []
+
+
 def test_with_closes_a_stream_and_a_closed_stream_is_empty() -> None:
     with stream(itertools.repeat("abc"), embgrad.Sum(), batch_size=2) as actual:
         next(actual)
@@ -511,6 +528,8 @@ def test_functions_that_return_no_objective_are_refused() -> None:
     [
         ({"keep": "al"}, EmbgradError, "keep is 'al': expected 'all' or 'saliency' or 'table'.*mean 'all'"),
         ({"ahead": -1}, BatchError, "ahead is -1: expected a whole number, 0 for no thread"),
+        ({"ahead": 1.5}, BatchError, "ahead is 1.5: expected a whole number"),
+        ({"ahead": True}, BatchError, "ahead is True: expected a whole number"),
         ({"window": 0}, BatchError, "window is 0"),
         ({"batch_size": 1.5}, BatchError, "batch_size is 1.5"),
         ({"pads": "zeros"}, BatchError, "Did you mean 'zero'"),

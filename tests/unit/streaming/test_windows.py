@@ -115,6 +115,20 @@ def test_a_scalar_for_each_batch_is_refused() -> None:
         list(embgrad.stream(model(), rows(9), objective, tokenizer=tokenizer, batch_size=3, window=9))
 
 
+def test_an_output_with_classes_for_each_position_has_its_own_shape() -> None:
+    def classified(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+        return lookup(self["E"], input_ids) @ self["U"]
+
+    asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 3}
+    classifier, source = ReferenceModel(classified, weights(model())), ["a", "bcd", "efghi"] * 3
+    plain, windowed = (
+        list(embgrad.stream(classifier, source, embgrad.Sum(), window=window, **asked)) for window in (None, 9)
+    )
+    width = classifier["U"].value.shape[1]
+    for first, second in zip(plain, windowed, strict=True):
+        assert second.provenance["output_shape"] == first.provenance["output_shape"] == [*second.ids.shape, width]
+
+
 def test_an_output_with_a_number_for_each_position_is_refused() -> None:
     def starts(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
         return ((lookup(self["E"], input_ids) @ self["U"]).tanh()).sum(2)
@@ -340,7 +354,7 @@ def test_a_model_that_cannot_be_probed_is_a_warning() -> None:
     asked: dict[str, Any] = {"tokenizer": Right(), "batch_size": 3, "window": 3}
     with pytest.warns(
         EmbgradWarning,
-        match=r"padding changes the results .* did not accept example \d+ of the source .* \(ValueError\('a batch of 3'\)\)",
+        match=r"padding changes the results .* did not accept example \d+ of the source without padding \(ValueError\('a batch of 3'\)\)",
     ) as warned:
         actual = list(embgrad.stream(with_padding, ["ab", "abc", "abcd"], embgrad.Logit(0), **asked))
     assert len(actual) == 1
