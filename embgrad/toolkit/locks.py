@@ -42,12 +42,8 @@ class held:  # noqa: N801  # used like a function
         self._taken: list[bool] = []
 
     def __enter__(self) -> None:
-        taken = self._taken  # extended in C, so that no signal arrives between acquiring a lock and recording it
-        try:
-            taken.extend(map(_acquire, self._locks, itertools.repeat(False)))
-            if not all(taken):  # another thread holds some: release all, then wait for them in order
-                self._let_go()
-                taken.extend(map(_acquire, self._locks))
+        try:  # extended in C, so that no signal arrives between acquiring a lock and recording it
+            self._taken.extend(map(_acquire, self._locks))
         except BaseException:
             self._let_go()
             raise

@@ -68,6 +68,44 @@ def test_large_data_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [item[0] for item in arrays] == [0, 1, 0, 1]
 
 
+def test_the_limits_of_what_is_kept() -> None:
+    entries, largest, numbers = 1 << 14, 1 << 16, 1 << 20
+    lists = [[0] * entries, [0] * (entries + 1)]
+    dicts = [dict.fromkeys(range(length), 0) for length in (entries, entries + 1)]
+    sizes = [np.zeros(largest), np.zeros(largest + 1)]
+    many = [np.zeros(largest) for _ in range(numbers // largest)]
+    state = ObjectState([{"lists": lists, "dicts": dicts, "sizes": sizes, "many": many}])
+    for container in (*lists, *dicts, *sizes, *many):
+        container[0] = 1
+    state.restore()
+    assert [container[0] for container in (*lists, *sizes)] == [0, 1, 0, 1]
+    assert [container[0] for container in many] == [0.0] * 15 + [1.0]  # with the first of `sizes` 16 arrays are kept
+
+
+def test_nested_containers_are_kept_up_to_a_number_of_entries_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_state, "MOST_ENTRIES", 8)
+    lists, dicts = [[0] * 4 for _ in range(3)], [{1: 0, 2: 0, 3: 0, 4: 0} for _ in range(3)]
+    for held in (lists, dicts):
+        state = ObjectState([{"held": held}])
+        for container in held:
+            container[1] = 1
+        state.restore()
+        assert [container[1] for container in held] == [0, 0, 1]
+
+
+def test_one_changed_attribute_among_many_is_restored() -> None:
+    modules: list[dict[str, Any]] = [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+    state = ObjectState(modules)
+    modules[1]["a"] = 5
+    state.restore()
+    assert modules == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+    modules[0] = {"c": modules[0].pop("a")}
+    state = ObjectState(modules)
+    modules[0]["d"] = modules[0].pop("c")
+    state.restore()
+    assert modules[0] == {"c": 1}
+
+
 def test_unchanged_containers_are_not_written_to() -> None:
     """Another thread may iterate over them."""
 

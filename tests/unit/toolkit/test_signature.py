@@ -95,6 +95,34 @@ def test_plans(function: Any, batch: Any, args: list[Any], kwargs: dict[str, Any
     expect_plan(planned(function, batch), args, kwargs, unused)
 
 
+def test_the_parameters_of_a_method_are_read_again_where_it_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model:
+        def forward(self, tokens: Any, mask: Any = None, *, lengths: Any = None) -> None: ...
+
+    def required() -> list[str]:
+        return [p.name for p in parameters_of(Model().forward) if p.default is p.empty]
+
+    assert required() == ["tokens"]
+    with monkeypatch.context() as unread:
+        unread.setattr(inspect, "signature", None)
+        assert required() == ["tokens"]
+    function: Any = Model.forward
+    function.__defaults__ = ()
+    assert required() == ["tokens", "mask"]
+    function.__kwdefaults__ = {}
+    assert required() == ["tokens", "mask", "lengths"]
+    function.__code__ = (lambda self, ids: None).__code__
+    assert required() == ["ids"]
+
+
+def test_packed_ids_and_their_offsets_are_an_argument_each() -> None:
+    packed = as_batch({"input": np.array([1, 2, 3, 4, 5]), "offsets": np.array([0, 3])})
+
+    def bag(input: Any, offsets: Any = None) -> None: ...
+
+    expect_plan(planned(bag, packed), [[1, 2, 3, 4, 5], [0, 3]], {})
+
+
 def test_a_plan_can_be_called() -> None:
     for name in ["huggingface", "gpt2", "gluonnlp", "both", "shuffled", "keyword_only", "anything", "typed_first"]:
         function = getattr(models, name)
