@@ -163,6 +163,8 @@ def test_examples_have_numbers_where_there_are_several() -> None:
 
 
 def test_the_texts_of_an_encoder_and_a_decoder_have_headings() -> None:
+    spaced = tuple(piece._replace(before="~") for piece in MATRIX.texts[0])
+    assert "inputs of the encodera~ ~b" in plain(rendered(replace(MATRIX, texts=(spaced, MATRIX.texts[1]))))
     assert re.findall(r"inputs[ a-z]*?coder", plain(rendered(MATRIX))) == [
         "inputs of the encoder",
         "inputs of the decoder",

@@ -136,11 +136,12 @@ def test_the_cells_of_a_matrix_are_on_one_scale_and_grey_after_the_output() -> N
         [-0.5, 0.5, 1.5],
     ]
     assert ax.lines[:] == []
+    assert not any(spine.get_visible() for spine in ax.spines.values())
 
 
 def test_a_matrix_of_an_encoder_and_a_decoder_is_divided() -> None:
     ax = pictures.matrix_picture(matrix_of(np.ones((2, 5)), texts=2), None)
-    assert [list(line.get_xdata()) for line in ax.lines] == [[1.5, 1.5]]
+    assert [(list(line.get_xdata()), line.get_color()) for line in ax.lines] == [([1.5, 1.5], "0.2")]
     assert ax.get_xlabel() == "input: of the encoder, then of the decoder"
 
 
@@ -154,6 +155,8 @@ def test_a_large_matrix_is_no_larger_than_a_page_and_has_labels_that_fit(count: 
     pictures.matrix_picture(matrix_of(np.ones((1, 400))), own)
     assert own.get_xticks()[1] == np.ceil(400 * 0.13 / inches)
     wide = pictures.matrix_picture(matrix_of(np.ones((1, 400))), None)
+    inches = pictures.new_axes(None, 18, 2.6).get_window_extent().width * 0.75 / wide.figure.dpi
+    assert wide.get_xticks()[1] == np.ceil(400 * 0.13 / inches)
     assert size_of(wide)[0] == 18
     ticks = wide.get_xticks()
     assert {*np.diff(ticks)} == {ticks[1]}
