@@ -65,6 +65,17 @@ def test_an_example_that_is_too_long_is_named(call: str, forward: Any) -> None:
     assert caught.value.__cause__ is not None
 
 
+def test_an_example_that_is_too_long_is_named_where_there_are_further_inputs() -> None:
+    def weighted(model: Any, input_ids: np.ndarray, attention_mask: Any, factor: Any) -> Tensor:
+        rows = lookup(model["E"], input_ids) * Tensor(factor[:, None, None])
+        return (rows + lookup(model["P"], np.arange(input_ids.shape[1])[None])).tanh().mean(1) @ model["W"]
+
+    batch = {"input_ids": IDS, "attention_mask": MASK, "factor": np.ones(len(IDS))}
+    with pytest.raises(embgrad.errors.BatchError) as caught:
+        embgrad.gradients(model(weighted), batch, SUM)
+    assert caught.value.message == TOO_LONG
+
+
 def test_padding_that_is_too_long_has_its_own_message() -> None:
     mask = (np.arange(10) < np.array([[5], [4], [2]])).astype(int)
     with pytest.raises(embgrad.errors.BatchError) as caught:

@@ -158,6 +158,19 @@ def test_several_forward_passes_behind_one_loss_are_one_step() -> None:
     assert tap.steps[0].mask is None
 
 
+def test_several_forward_passes_of_a_point_with_a_number_for_each_example_are_one_step() -> None:
+    def summed(model: Any, input_ids: Any) -> Tensor:
+        count = model.module("count", lambda x: x.sum(1).sum(1), lookup(model["E"], input_ids))
+        return count.reshape(len(input_ids), 1) @ model["H"][:1]
+
+    built = model(summed)
+    expected = [by_gradients(built, ids, "count") for ids in (IDS, OTHER)]
+    with embgrad.capture(built, at="count") as tap:
+        step(built, IDS, OTHER)
+    np.testing.assert_allclose(tap.steps[0].values, np.concatenate(expected), atol=1e-15)
+    assert tap.steps[0].values.shape == (4,)
+
+
 @pytest.mark.parametrize("at", ["word", "layer.0", "pool", "pos"])
 def test_forward_passes_of_different_lengths_in_one_step(at: str) -> None:
     built = model()

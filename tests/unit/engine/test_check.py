@@ -246,6 +246,7 @@ def test_wrong_gradients_do_not_pass(wrong: str, dtype: str) -> None:
         assert fragment in str(caught.value)
     assert isinstance(caught.value.certificate, embgrad.results.Certificate)
     assert not all(slope.holds for slope in caught.value.certificate.slopes)
+    assert all(slope.tolerance > 0 and slope.uncertainty >= 0 for slope in caught.value.certificate.slopes)
     with pytest.raises(embgrad.errors.CertificationError):
         certificate(forward, dtype=dtype, at="layer.0")
     assert all(slope.holds for slope in certificate(forward, dtype=dtype, at="layer.1").slopes)  # behind it all is well
@@ -635,6 +636,12 @@ def test_rows_of_other_examples_are_wrong(at: str) -> None:
     ) as error:
         embgrad.gradients(model, batch, PROJECTION, at=at, check=True)
     assert error.value.certificate.order > 0.1
+    same = embgrad.TokenBatch(np.full((3, 4), 5), batch.mask)
+    with pytest.raises(
+        embgrad.errors.CertificationError,
+        match="with the examples in another order, their objectives are the same and their rows are not",
+    ):
+        embgrad.gradients(model, same, PROJECTION, at=at, check=True)
 
 
 def test_rows_of_other_positions_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -689,6 +696,19 @@ def test_examples_that_depend_on_one_another_are_warned_of() -> None:
 
     with pytest.warns(embgrad.EmbgradWarning, match="depend on one another"):
         assert certificate(layered, similarity, batch=IDS[:2]).neighbours > 0.1
+
+
+def test_a_warning_of_the_call_is_not_given_again_by_its_tests() -> None:
+    def unmasked(model: Any, input_ids: np.ndarray) -> Tensor:
+        return classify(model, lookup(model["E"], input_ids))
+
+    batch = embgrad.TokenBatch(PADDED.ids[[1, 0, 2]], PADDED.mask[[1, 0, 2]])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        certificate(unmasked, batch=batch)
+    texts = [str(item.message) for item in caught]
+    assert sum("mask" in text and "check=True" not in text for text in texts) == 1
+    assert len(texts) == len(set(texts))
 
 
 def test_tests_that_the_model_does_not_accept_have_a_reason() -> None:

@@ -21,6 +21,7 @@ MASK = np.array([[1, 1, 1, 1], [1, 1, 1, 0]])
 BATCH = {"input_ids": IDS, "attention_mask": MASK}
 RANDOM = np.random.default_rng(2)
 WEIGHTS = {"E": RANDOM.normal(size=(VOCAB, DIM)), "W": RANDOM.normal(size=(DIM, VOCAB))}
+WEIGHTS["W"][:, 7] = 0  # a class whose logit no id changes
 VIRTUAL = RANDOM.normal(size=(9, DIM))
 
 

@@ -326,6 +326,7 @@ def test_micro_batches_are_the_same_result(batch_size: Any, split: bool) -> None
         np.testing.assert_array_equal(getattr(pieces, name), getattr(whole, name))
     assert pieces.tokens == whole.tokens
     assert pieces.provenance["truncated"] == [0, 1, 0, 2, 0]
+    assert pieces.provenance["output_shape"] == whole.provenance["output_shape"] == [5, CLASSES]
     assert len(pieces.per_example()) == 5
     np.testing.assert_allclose(pieces.table().to_dense(), whole.table().to_dense(), rtol=1e-12, atol=1e-13)
     assert pieces.provenance.get("batch_size") == (None if batch_size >= 5 else batch_size)

@@ -127,6 +127,15 @@ BY_COLUMN = (
 )
 
 
+def test_further_inputs_are_cut_with_the_padding_where_they_have_positions() -> None:
+    def scaled(model: Any, input_ids: np.ndarray, attention_mask: Any, scale: Any, factor: Any) -> Tensor:
+        rows = lookup(model["E"], input_ids) * Tensor(scale[..., None] * factor[:, None, None])
+        return pooled(model, rows + lookup(model["P"], np.arange(input_ids.shape[1])[None]), attention_mask)
+
+    scale, factor = np.linspace(1, 2, IDS.size).reshape(IDS.shape), np.array([2.0, 3.0])
+    assert of_padding(scaled, LEFT, scale=scale, factor=factor) == [BY_COLUMN]
+
+
 def test_padding_on_the_left_that_is_counted_is_a_warning() -> None:
     assert of_padding(by_column, LEFT) == [BY_COLUMN]
     made = model(by_column)
@@ -214,6 +223,7 @@ def test_padding_that_a_model_reads_beside_its_mask_is_a_warning() -> None:
         == expected
     )
     assert len(of_leak(running, LEFT, [embgrad.Logit(3), embgrad.Logit(2)])) == 2
+    assert len(of_leak(running, np.array([[0, 1, 1, 1, 1], [0, 0, 1, 1, 1]]))) == 1  # no example is real in the first column
 
 
 def test_padding_that_a_model_does_not_read_is_no_warning() -> None:
