@@ -67,12 +67,7 @@ def explain_arguments(function: Callable[P, T]) -> Callable[P, T]:
         ArgumentError: by the returned function, when called with an unknown argument or without a required one.
     """
     known = inspect.signature(function).parameters
-    needed = [
-        name
-        for name, parameter in known.items()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
+    needed = [name for name, parameter in known.items() if parameter.default is parameter.empty]
 
     @functools.wraps(function)
     def check(*args: P.args, **kwargs: P.kwargs) -> T:

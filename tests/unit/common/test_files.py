@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import embgrad
 from embgrad.common import files
+from embgrad.common.safetensors import write_tensors
 from embgrad.report import write_page
 from embgrad.streaming.manifest import MOST_MANIFEST
 from tests.unit.refusals import refused
@@ -86,6 +87,21 @@ def test_a_write_that_fails_leaves_the_good_file_and_nothing_else(
         (tmp_path / name).unlink()
         assert list(tmp_path.iterdir()) == []
     assert len(os.listdir("/dev/fd")) == descriptors, "no file is left open"
+
+
+@unix
+def test_the_whole_file_outlasts_a_power_failure_where_this_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(files.os, "fsync", lambda handle: synced.append(os.fstat(handle).st_size))
+    path = tmp_path / "g.safetensors"
+    embgrad.save(result(), path)
+    write_tensors(tmp_path / "t.safetensors", {"a": np.ones(2)}, {})
+    assert synced == []
+    embgrad.save(result(), path, durable=True)
+    assert synced[0] == path.stat().st_size
+    assert len(synced) == 2, "the file, then its folder"
 
 
 @unix

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import math
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from embgrad.common import memory_meter
 from embgrad.common.arrays import as_asked, copy_owned, exact_below, is_traced, take_owned, to_numpy, whole_numbers
 from embgrad.common.finite import not_finite
 from embgrad.common.memory_meter import MemoryMeter, process_meter
@@ -21,7 +23,7 @@ from embgrad.common.pytree import copy_nest
 from embgrad.common.timing import least_times
 from embgrad.common.token_text import direction, show_token, token_text
 from embgrad.common.tolerance import check_tolerance, coarsest, tolerance_for, tolerance_of, unit_roundoff
-from embgrad.errors import BatchError, EmbgradError
+from embgrad.errors import BatchError, EmbgradError, UnsupportedError
 from tests.unit.refusals import refused
 
 SCALES = [1.0, 1e-300, 1e300, 3.7]
@@ -340,6 +342,24 @@ def test_only_what_jax_traces_with_is_traced() -> None:
         assert is_traced(kind()) == expected
     with refused(ValueError, "embgrad was called inside jax.jit (or grad, vmap)"):
         to_numpy(traced())
+
+
+@pytest.mark.parametrize(
+    ("missing", "reason"), [("CLEAR", "FileNotFoundError: .*absent"), ("STATUS", "KeyError: 'VmRSS'")]
+)
+def test_a_process_whose_memory_cannot_be_measured_is_refused(
+    missing: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CLEAR", "STATUS"):
+        (tmp_path / name).write_text("VmRSS: 1 kB\nVmHWM: 2 kB\n")
+        monkeypatch.setattr(memory_meter, name, tmp_path / name)
+    assert process_meter().read() == (1024, 2048)
+    if missing == "STATUS":
+        (tmp_path / missing).write_text("VmHWM: 2 kB\n")
+    else:
+        monkeypatch.setattr(memory_meter, missing, tmp_path / "absent" / missing)
+    with pytest.raises(UnsupportedError, match=f"memory cannot be measured here .{reason}"):
+        process_meter()
 
 
 def test_the_memory_of_a_process_holds_results() -> None:

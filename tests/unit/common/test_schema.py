@@ -12,10 +12,36 @@ import pytest
 
 from embgrad.common.files import check_path, read_bounded, read_json, write_whole
 from embgrad.common.safetensors import MOST_AXES, read_shapes, read_tensors, write_tensors
-from embgrad.common.schema import FLAG, OBJECT, TEXT, Rule, SchemaError, expect_object, list_of, number, whole
+from embgrad.common.schema import FLAG, OBJECT, TEXT, Array, Rule, SchemaError, expect_object, list_of, number, whole
 from embgrad.common.text import visible
 from embgrad.errors import EmbgradError, FileFormatError
 from tests.unit.refusals import refused
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "lengths"),
+    [
+        ("row column", (2, 3), {"row": (2,), "column": (3,)}),
+        ("row column", (2,), None),
+        ("row column", (2, 3, 4), None),
+        ("row 3", (2, 3), {"row": (2,), "3": (3,)}),
+        ("row 3", (2, 4), None),
+        ("row *rest column", (2, 3, 4, 5), {"row": (2,), "*rest": (3, 4), "column": (5,)}),
+        ("row *rest column", (2, 5), {"row": (2,), "*rest": (), "column": (5,)}),
+        ("row *rest column", (2,), None),
+        ("*rest", (), {"*rest": ()}),
+    ],
+)
+def test_the_axes_of_an_array_have_names(
+    axes: str, shape: tuple[int, ...], lengths: dict[str, tuple[int, ...]] | None
+) -> None:
+    known: dict[str, tuple[int, ...]] = {}
+    if lengths is None:
+        with refused(SchemaError, f"holds a of shape {shape}: expected ("):
+            Array(axes).check("a", {"a": np.ones(shape)}, known)
+    else:
+        Array(axes).check("a", {"a": np.ones(shape)}, known)
+        assert known == lengths
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,11 @@ def test_displayed_text_is_harmless(text: str) -> None:
         assert f"({len(text)} characters)" in token_text(text)
 
 
+def test_marks_above_one_letter_are_shown_up_to_a_number() -> None:
+    marks = "\u0301" * MOST_MARKS
+    assert [visible(marks), visible(f"a{marks}"), visible(f"{marks}\u0301")] == [marks, f"a{marks}", f"{marks}\\u0301"]
+
+
 @given(st.text(st.characters(), max_size=30))
 @settings(max_examples=300)
 def test_any_text_is_harmless(text: str) -> None:

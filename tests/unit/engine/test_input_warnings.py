@@ -223,7 +223,9 @@ def test_padding_that_a_model_reads_beside_its_mask_is_a_warning() -> None:
         == expected
     )
     assert len(of_leak(running, LEFT, [embgrad.Logit(3), embgrad.Logit(2)])) == 2
-    assert len(of_leak(running, np.array([[0, 1, 1, 1, 1], [0, 0, 1, 1, 1]]))) == 1  # no example is real in the first column
+    assert (
+        len(of_leak(running, np.array([[0, 1, 1, 1, 1], [0, 0, 1, 1, 1]]))) == 1
+    )  # no example is real in the first column
 
 
 def test_padding_that_a_model_does_not_read_is_no_warning() -> None:
