@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.model_points.descent import Reached
 from tests.unit.tracing import Trace, Value, bert, bert_embeddings, encoder_layer, stack
 
 IDS = np.array([[7, 9, 8, 5, 2], [3, 11, 4, 6, 0]])
@@ -525,3 +526,31 @@ def test_lookups_by_position_under_a_mask(ids: Any, mask: Any, indices: Any, is_
     for path, looked_up in (("word", trace.ids), ("segments", np.zeros_like(trace.ids)), ("place", indices)):
         trace.table(path, looked_up)
     assert trace.roles.get("position") == ("place#0" if is_position else None)
+
+
+@pytest.mark.parametrize(
+    ("steps", "alone", "with_others"),
+    [
+        ("w=ids l*2", "", ""),
+        ("w=ids + l*2", "", "l.0 l.1"),
+        ("w=ids l.0:A", "", ""),
+        ("w=ids l*2 norm:LayerNorm head:Linear", "", ""),
+        ("w=ids one*2 w=other other*2", "one.0 one.1, other.0 other.1", None),
+        ("+ vision*2 w=ids l*3", "vision.0 vision.1, l.0 l.1 l.2", None),
+        ("w=ids a.0:A + b.0:F + a.1:A + b.1:F", "a.0, a.1, b.0, b.1", None),
+    ],
+)
+def test_the_chains_of_blocks_of_which_it_is_not_known_whether_they_take_the_ids(
+    steps: str, alone: str, with_others: str | None
+) -> None:
+    reached = traced(steps).points
+    assert isinstance(reached, Reached)
+    for is_alone, expected in ((True, alone), (False, alone if with_others is None else with_others)):
+        chains = reached.chains(alone=is_alone)
+        paths = [" ".join(reached.calls[number].path for number in chain) for chain in chains]
+        assert ", ".join(paths) == expected
+        assert [reached.key(chain) for chain in chains] == [f"{path.split()[0]}:input#0" for path in paths]
+        inside = reached.inside(chains)
+        assert {reached.calls[number].path for number in inside} == {
+            call.path for call in reached.calls if any(call.path.startswith(block) for block in " ".join(paths).split())
+        }
