@@ -9,8 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.comparison.floor import local_floors
-from embgrad.comparison.hypotheses.explain import explain
-from embgrad.comparison.hypotheses.site import Before, Explanation, Site
+from embgrad.comparison.hypotheses.combination import moved_terms
+from embgrad.comparison.hypotheses.explain import EXPLAINING, HYPOTHESES, explain
+from embgrad.comparison.hypotheses.site import FAINT_MEMORY, Before, Explanation, Site
 from embgrad.comparison.recording import Recording
 from embgrad.comparison.repair import repair_pairs
 from embgrad.comparison.sites import Led, Pair, can_be_led, difference, lead, name_of
@@ -168,7 +169,11 @@ def _unreached(pairs: Sequence[Pair], a: Recording, b: Recording) -> list[str]:
 
 def explain_sites(examination: Examination) -> list[tuple[Site, Explanation | None]]:
     """Return each site with its explanation, or None."""
-    return [(site, _drawn(site) if site.name in examination.random else explain(site)) for site in examination.sites]
+    explained: list[tuple[Site, Explanation | None]] = []
+    for site in examination.sites:
+        site.memory["explained"] = explained
+        explained.append((site, _drawn(site) if site.name in examination.random else explain(site)))
+    return moved_terms(explained)
 
 
 def _drawn(site: Site) -> Explanation:
@@ -184,10 +189,13 @@ def faint_sites(
     if not found:
         return []
     known = {(explanation.cause, explanation.setting, explanation.values) for explanation in found}
-    causes = {explanation.cause for explanation in found}
     clear = {site.name for site in examined.sites}
-    sites = differing_sites(examined.pairs, recordings, examined.led, examined.floors, matching, beyond=FAINT)
-    explained = [(site, explain(site, causes)) for site in sites[:MOST_FAINT] if site.name not in clear]
+    memory: dict[str, Any] = {FAINT_MEMORY: True}
+    for site in examined.sites[:1]:
+        memory |= site.memory
+    tested = [hypothesis for hypothesis in HYPOTHESES if hypothesis in memory.get(EXPLAINING, ())]
+    sites = differing_sites(examined.pairs, recordings, examined.led, examined.floors, matching, FAINT, memory)
+    explained = [(site, explain(site, tested)) for site in sites[:MOST_FAINT] if site.name not in clear]
     return [
         (site, explanation)
         for site, explanation in explained
@@ -217,12 +225,23 @@ def differing_sites(
     floors: Sequence[float],
     matching: Matching,
     beyond: float = BEYOND,
+    memory: dict[str, Any] | None = None,
 ) -> list[Site]:
-    """Return the sites at which the led model's output differs from the other's by so many floors, in a's order."""
+    """Return the sites at which the led model's output differs from the other's by so many floors, in a's order.
+
+    Args:
+        pairs: the pairs of points.
+        recordings: a and b.
+        led: the led pass.
+        floors: by pair the relative L2 that rounding may cause there.
+        matching: the weights by their partners.
+        beyond: the number of floors.
+        memory: what the hypotheses remember; None for nothing yet.
+    """
     a, b = recordings
     layer_of = layers_of(a)
     sites = []
-    memory: dict[str, Any] = {}
+    memory = {} if memory is None else memory
     first, second = ({name: held.value for name, held in side.settings.items()} for side in recordings)
     settings = first, second
     for number, pair in enumerate(pairs):

@@ -13,7 +13,7 @@ from embgrad.comparison.hypotheses.core_difference import differences
 from embgrad.comparison.hypotheses.core_fit import fitted_core
 from embgrad.comparison.hypotheses.core_places import Places
 from embgrad.comparison.hypotheses.core_search import ported_core
-from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.hypotheses.site import FAINT_MEMORY, Explanation, Site
 from embgrad.comparison.hypotheses.sources import most_off
 from embgrad.comparison.hypotheses.unprojected import projected, unprojected
 
@@ -60,7 +60,7 @@ class AttentionCore:
         kind = re.sub(r"\d+", "N", site.name)
         if failures.get(kind, 0) >= MOST_SHALLOW:
             return []
-        deep = failures.get(kind, 0) < MOST_FAILURES
+        deep = failures.get(kind, 0) < MOST_FAILURES and FAINT_MEMORY not in site.memory
         with np.errstate(all="ignore"):
             found = self._explained(site, deep)
             for inner, product in unprojected(site) if not found else ():

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from embgrad.comparison.hypotheses.lookup import MISSING
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
+from embgrad.model_points.points import OUTPUT
 
-__all__ = ["Combination"]
+__all__ = ["Combination", "moved_terms"]
 
 #: The largest relative L2 between a sum and an output.
 NEAR: Final = 1e-5
@@ -22,6 +24,32 @@ MOST_TERMS: Final = 3
 
 #: The relative difference up to which two multipliers are equal.
 SAME: Final = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class _Term:
+    """A tensor before a site, which b may hold with the difference of an earlier site.
+
+    Attributes:
+        before: the tensor.
+        values: the values that b sums.
+        earlier: the explanation of the earlier site; None where b sums the tensor itself.
+    """
+
+    before: Before
+    values: np.ndarray = field(repr=False)
+    earlier: Explanation | None = None
+
+    def read(self, at: Values) -> np.ndarray:
+        """Return b's values in a pass whose values at points a function returns."""
+        if self.earlier is None or self.earlier.compute is None:
+            return at(self.before.name)
+        return self.earlier.compute(at)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the points that it reads."""
+        return (self.before.name,) if self.earlier is None else self.earlier.inputs
 
 
 class Combination:
@@ -43,61 +71,112 @@ class Combination:
         first = _terms(site, tensors, site.rows(site.a))
         if first is None:
             return []
-        terms = [tensors[number] for number in first[0]]
-        second = _fitted(site, terms, site.rows(site.b))
-        if second is not None:
-            return list(self._by_multipliers(site, terms, first[1], second))
+        own = [_Term(tensors[number], tensors[number].values) for number in first[0]]
+        carried = [_carried(site, term) for term in own]
+        for terms in (own, [change or term for change, term in zip(carried, own, strict=True)]):
+            second = _fitted(site, terms, site.rows(site.b))
+            if second is not None:
+                return list(_by_multipliers(site, terms, first[1], second))
         other = _terms(site, tensors, site.rows(site.b))
-        return [] if other is None else list(self._by_terms(site, tensors, first, other))
-
-    def _by_multipliers(
-        self, site: Site, terms: Sequence[Before], first: np.ndarray, second: np.ndarray
-    ) -> Iterator[Explanation]:
-        differing = [number for number in range(len(terms)) if abs(second[number] - first[number]) > SAME]
-        if not differing:
-            return
-        number = max(differing, key=lambda index: abs(second[index] - first[index]))
-        before, cause = terms[number], "residual-scale"
-        roles = _roles(site, before)
-        if abs(second[number]) <= SAME:
-            cause = next((MISSING[role] for role in roles if role in MISSING), "missing-residual")
-            setting, values = f"{before.name} is", ("added", "left out")
-        else:
-            cause = "scaled-lookup" if "word" in roles or "embeddings" in roles else cause
-            setting = f"{before.name} is multiplied by"
-            values = f"{first[number]:.6g}", f"{second[number]:.6g}"
-        names = tuple(term.name for term in terms)
-
-        compute = _sum_of(second, names)
-        predicted = compute({term.name: term.values for term in terms}.__getitem__)
-        yield Explanation(cause, setting, values, predicted, compute, names)
-
-    def _by_terms(
-        self,
-        site: Site,
-        tensors: Sequence[Before],
-        first: tuple[tuple[int, ...], np.ndarray],
-        second: tuple[tuple[int, ...], np.ndarray],
-    ) -> Iterator[Explanation]:
-        mine, its = ([tensors[number].name for number in numbers] for numbers in (first[0], second[0]))
-        names = tuple(its)
-        compute = _sum_of(second[1], names)
-        predicted = compute({tensor.name: tensor.values for tensor in tensors}.__getitem__)
-        only_mine, only_its = [name for name in mine if name not in its], [name for name in its if name not in mine]
-        cause = "norm-order"
-        if not only_mine or not only_its:
-            cause = "missing-residual"
-        yield Explanation(cause, f"{site.name} is", (" + ".join(mine), " + ".join(its)), predicted, compute, names)
+        return [] if other is None or any(carried) else list(_by_terms(site, tensors, first, other))
 
 
-def _sum_of(multipliers: np.ndarray, names: Sequence[str]) -> Callable[[Values], np.ndarray]:
-    """Return the function that sums the values at points times numbers."""
-    return lambda at: np.asarray(sum(weight * at(name) for weight, name in zip(multipliers, names, strict=True)))
+def _carried(site: Site, term: _Term) -> _Term | None:
+    """Return the term as the led model holds it, where an earlier site's difference goes on beside the point that was set."""
+    for earlier, explanation in site.memory.get("explained", ()):
+        if earlier.a.shape == site.a.shape and np.array_equal(earlier.a, term.values):
+            return _Term(term.before, earlier.b, explanation) if explanation is not None else None
+    return None
+
+
+def _by_multipliers(site: Site, terms: Sequence[_Term], first: np.ndarray, second: np.ndarray) -> Iterator[Explanation]:
+    """Yield the explanation by another multiplier of a term; by an earlier site's, where there is none."""
+    compute = _sum_of(second, [term.read for term in terms])
+    names = tuple(dict.fromkeys(name for term in terms for name in term.inputs))
+    predicted = np.asarray(sum(weight * term.values for weight, term in zip(second, terms, strict=True)))
+    known = all(term.earlier is None or term.earlier.compute is not None for term in terms)
+    differing = [number for number in range(len(terms)) if abs(second[number] - first[number]) > SAME]
+    if not differing:
+        for term in terms:
+            if term.earlier is not None:
+                yield replace(
+                    term.earlier, predicted=predicted, compute=compute if known else None, inputs=names, also=()
+                )
+        return
+    number = max(differing, key=lambda index: abs(second[index] - first[index]))
+    before, cause = terms[number].before, "residual-scale"
+    roles = _roles(site, before)
+    setting, values = f"{before.name} is multiplied by", (f"{first[number]:.6g}", f"{second[number]:.6g}")
+    if abs(second[number]) <= SAME:
+        cause = _cause_of_missing(roles)
+        setting, values = f"{before.name} is", ("added", "left out")
+    elif "word" in roles or "embeddings" in roles:
+        cause = "scaled-lookup"
+    yield Explanation(cause, setting, values, predicted, compute if known else None, names)
+
+
+def _by_terms(
+    site: Site,
+    tensors: Sequence[Before],
+    first: tuple[tuple[int, ...], np.ndarray],
+    second: tuple[tuple[int, ...], np.ndarray],
+) -> Iterator[Explanation]:
+    """Yield the explanation by other terms."""
+    mine, its = ([tensors[number].name for number in numbers] for numbers in (first[0], second[0]))
+    names = tuple(its)
+    compute = _sum_of(second[1], [_reader(name) for name in names])
+    predicted = compute({tensor.name: tensor.values for tensor in tensors}.__getitem__)
+    only_mine, only_its = [name for name in mine if name not in its], [name for name in its if name not in mine]
+    setting, values = f"{site.name} is", (" + ".join(mine), " + ".join(its))
+    cause = "norm-order" if only_mine and only_its else "missing-residual"
+    if not only_mine and len(only_its) == 1:
+        added = next(tensor for tensor in tensors if tensor.name == only_its[0])
+        cause, setting, values = _cause_of_missing(_roles(site, added)), f"{added.name} is", ("left out", "added")
+    yield Explanation(cause, setting, values, predicted, compute, names)
+
+
+def moved_terms(explained: Sequence[tuple[Site, Explanation | None]]) -> list[tuple[Site, Explanation | None]]:
+    """Return the sites with their explanations, where one term that moves from one sum to another one is one explanation.
+
+    A term that one model adds before a norm and the other behind it is in either sum missing in one model.
+    """
+    changed = dict(enumerate(explained))
+    for (first, (site, mine)), (second, (other, its)) in itertools.combinations(enumerate(explained), 2):
+        if mine is None or its is None or site.layer != other.layer or mine.setting != its.setting:
+            continue
+        if {mine.values, its.values} == {("added", "left out"), ("left out", "added")}:
+            term = mine.setting.removesuffix(" is")
+            values = (site.name, other.name) if mine.values[0] == "added" else (other.name, site.name)
+            for number, (at, explanation) in ((first, (site, mine)), (second, (other, its))):
+                changed[number] = (
+                    at,
+                    replace(explanation, cause="norm-order", setting=f"{term} is added at", values=values),
+                )
+    return list(changed.values())
+
+
+def _cause_of_missing(roles: Sequence[str]) -> str:
+    """Return the cause of a term with these roles that one model leaves out."""
+    return next((MISSING[role] for role in roles if role in MISSING), "missing-residual")
+
+
+def _reader(name: str) -> Callable[[Values], np.ndarray]:
+    return lambda at: at(name)
+
+
+def _sum_of(
+    multipliers: np.ndarray, readers: Sequence[Callable[[Values], np.ndarray]]
+) -> Callable[[Values], np.ndarray]:
+    """Return the function that sums what functions read in a pass, times numbers."""
+    return lambda at: np.asarray(sum(weight * read(at) for weight, read in zip(multipliers, readers, strict=True)))
 
 
 def _roles(site: Site, before: Before) -> tuple[str, ...]:
-    tensors = site.recordings[0].tensors.values()
-    return next((tensor.roles for tensor in tensors if tensor.path == before.name and tensor.roles), ())
+    """Return the roles of a tensor in either model, or of the lookup whose module outputs it."""
+    path = before.name.removesuffix(f":{OUTPUT}")
+    tensors = [tensor for tensor in site.recordings[0].tensors.values() if tensor.path == path]
+    tensors += [site.recordings[1].tensors[pair.b] for pair in site.pairs if pair.name == before.name]
+    return next((tensor.roles for tensor in tensors if tensor.roles), ())
 
 
 def _distinct(site: Site) -> Iterator[Before]:
@@ -138,7 +217,7 @@ def _terms(site: Site, tensors: Sequence[Before], wanted: np.ndarray) -> tuple[t
     return None
 
 
-def _fitted(site: Site, terms: Sequence[Before], wanted: np.ndarray) -> np.ndarray | None:
+def _fitted(site: Site, terms: Sequence[_Term], wanted: np.ndarray) -> np.ndarray | None:
     """Return the multipliers with which terms sum to an output; None where they do not."""
     rows = np.stack([site.rows(term.values).ravel() for term in terms], axis=1)
     multipliers = np.linalg.lstsq(rows, wanted.ravel(), rcond=None)[0]

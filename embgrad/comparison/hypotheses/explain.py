@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from embgrad.comparison.hypotheses.activated import ActivatedProduct
@@ -15,7 +15,13 @@ from embgrad.comparison.hypotheses.norm import Norm
 from embgrad.comparison.hypotheses.product import Product
 from embgrad.comparison.hypotheses.site import Explanation, Site
 
-__all__ = ["HYPOTHESES", "Hypothesis", "explain"]
+__all__ = ["EXPLAINING", "HYPOTHESES", "Hypothesis", "explain"]
+
+#: The key in a site's memory of the hypotheses that have explained a site of the check.
+EXPLAINING: Final = "explaining"
+
+#: The relative L2 up to which an explanation is exact, so that no other one is looked for.
+EXACT: Final = 1e-7
 
 #: The share of a site's difference that an explanation may leave.
 MOST_LEFT: Final = 0.1
@@ -54,20 +60,23 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
 )
 
 
-def explain(site: Site, causes: Collection[str] | None = None) -> Explanation | None:
+def explain(site: Site, hypotheses: Sequence[Hypothesis] = HYPOTHESES) -> Explanation | None:
     """Return the explanation that leaves least of a site's difference; None where none explains it.
 
     Args:
-        site: the site.
-        causes: the causes of the hypotheses to test; None for all.
+        site: the site, whose memory keeps the hypotheses that explain one.
+        hypotheses: those that are tested.
     """
-    best: tuple[float, Explanation] | None = None
-    for hypothesis in HYPOTHESES:
-        if causes is not None and not set(causes) & set(hypothesis.causes):
-            continue
+    best: tuple[float, Explanation, Hypothesis] | None = None
+    for hypothesis in hypotheses:
+        if best is not None and best[0] <= max(site.floor, EXACT):
+            break
         for explanation in hypothesis.explain(site):
             left = site.off(explanation.predicted)
             most = min(max(MOST_LEFT * site.difference, FLOORS * site.floor), 0.5 * site.difference)
             if left <= most and (best is None or left < 0.5 * best[0]):
-                best = (left, explanation)
-    return None if best is None else best[1]
+                best = (left, explanation, hypothesis)
+    if best is None:
+        return None
+    site.memory.setdefault(EXPLAINING, []).append(best[2])
+    return best[1]

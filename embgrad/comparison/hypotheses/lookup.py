@@ -79,14 +79,19 @@ class Rows:
         predicted = np.array(site.b)
         predicted[site.real] = table[others]
         steps = np.unique(others - rows)
-        if "type" in _roles(site) and not others.any():
-            sentence = f"b looks up row 0 of {site.name} everywhere, where a takes the batch's types"
-            return _explanation("types-ignored", f"the rows of {site.name}", ("the types", "0"), predicted, sentence)
-        if not np.array_equal(rows, site.ids[site.real]):
+        types = site.recordings[0].batch.types
+        varying = rows if rows.any() else others
+        is_of_types = types is not None and np.array_equal(varying, types[site.real])
+        if not (rows.any() and others.any()) and (is_of_types or "type" in _roles(site)):
+            first, second, values = ("b", "a", ("the types", "0")) if rows.any() else ("a", "b", ("0", "the types"))
+            sentence = f"{first} looks up row 0 of {site.name} everywhere, where {second} takes the batch's types"
+            return _explanation("types-ignored", f"the rows of {site.name}", values, predicted, sentence)
+        ids = site.ids[site.real]
+        if not np.array_equal(rows, ids) and not np.array_equal(others, ids):
             text = (str(int(rows.min())), str(int(others.min()))) if len(steps) == 1 else ("a's own", "others")
             return _explanation("position-ids-offset", f"the rows of {site.name} start at", text, predicted)
-        text = ("the ids", f"the ids + {steps[0]}" if len(steps) == 1 else "others")
-        return _explanation("other-ids", f"the rows of {site.name} are", text, predicted)
+        values = (_relative_to(ids, rows), _relative_to(ids, others))
+        return _explanation("other-ids", f"the rows of {site.name} are", values, predicted)
 
     def _of_table(
         self, site: Site, name: str, table: np.ndarray, rows: np.ndarray, b: np.ndarray
@@ -112,6 +117,14 @@ class Rows:
         else:
             text = f"b has other rows in {name}"
             yield _explanation("different-table", name, ("a's own", "another table"), predicted, text)
+
+
+def _relative_to(ids: np.ndarray, rows: np.ndarray) -> str:
+    """Return a text for the rows that are looked up, such as "the ids + 1"."""
+    steps = np.unique(rows - ids)
+    if len(steps) > 1:
+        return "others"
+    return "the ids" if not steps[0] else f"the ids {'+' if steps[0] > 0 else '-'} {abs(steps[0])}"
 
 
 def _roles(site: Site) -> set[str]:

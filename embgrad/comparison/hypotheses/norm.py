@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from embgrad.common.tolerance import HALVES
+from embgrad.comparison.hypotheses.product import cause_of
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.weights import rounded
 
@@ -21,6 +24,9 @@ LEAST_WIDE: Final = 4
 #: The number of unit roundoffs of half precision by which a norm that is computed in it differs.
 MOST_ROUNDOFFS: Final = 8.0
 
+#: The relative rounding error of a number that was computed from one with few digits.
+DIGITS: Final = 1e-6
+
 #: The epsilons that models have.
 EPSILONS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
 
@@ -29,6 +35,9 @@ NEAR: Final = 1e-4
 
 #: The ratio of remaining differences up to which a declared epsilon fits as well as the best.
 ALIKE: Final = 3.0
+
+#: The ratio of remaining differences up to which two usual epsilons fit equally well, so that the first of them is taken.
+EQUALLY: Final = 1.2
 
 #: The number of times that the interval of an epsilon is cut to two thirds.
 REFINEMENTS: Final = 60
@@ -77,18 +86,21 @@ class Norm:
         "norm-in-half",
         "different-weight",
         "half-weights",
+        "swapped-weights",
     )
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the norms of both models differ; an empty list where a computes none."""
-        return [explanation for path, entry in _norms(site) for explanation in self._of_module(site, path, entry)]
+        found = [explanation for path, entry in _norms(site) for explanation in self._of_module(site, path, entry)]
+        return [*found, *_missing_in_a(site)]
 
     def _of_module(self, site: Site, path: str, entry: Before) -> list[Explanation]:
         width = _width(site, path)
         x, a, b = (site.rows(values).reshape(-1, width) for values in (entry.values, site.a, site.b))
         first = _of_weights(site, path, x, a) or _fitted(x, a, site.declared("epsilon"))
         if first is None or _off(first.apply(x), a) > NEAR:
-            return []
+            second = _of_weights(site, path, x, b)
+            return [] if second is None else _in_half(site, entry, second, "a")
         explanations = [
             explanation
             for second in _versions(first, x, b, site.declared("epsilon", of_a=False))
@@ -98,7 +110,7 @@ class Norm:
         if not explanations and (second := _fitted(x, b)) is not None:
             explanation = self._explanation(entry, first, second)
             explanations += [] if explanation is None else [explanation]
-        return [*explanations, *_missing(site, path, entry, x, b), *_in_half(site)]
+        return [*explanations, *_missing(site, path, entry, x, b), *_in_half(site, entry, first, "b")]
 
     def _by_weights(self, site: Site, path: str, entry: Before, first: Parameters) -> list[Explanation]:
         """Return the explanation by b's weights, where one differs from its partner."""
@@ -112,7 +124,7 @@ class Norm:
                 changed = replace(changed, shift=first.shift + step)
             else:
                 changed = replace(changed, gain=first.gain + step)
-            cause = "half-weights" if match.relation.startswith("rounded") else "different-weight"
+            cause = cause_of(match)
             sentences.append(f"b has {weight.name} {match.as_object}")
         if not sentences:
             return []
@@ -166,14 +178,57 @@ def _missing(site: Site, path: str, entry: Before, x: np.ndarray, b: np.ndarray)
     return [Explanation("missing-norm", "the norm", values, entry.values, lambda at: at(name), (name,), sentence)]
 
 
-def _in_half(site: Site) -> list[Explanation]:
-    """Return the explanation that b computes the norm in half precision, where its output has no more digits than that."""
+def _missing_in_a(site: Site) -> Iterator[Explanation]:
+    """Yield the explanations by a norm of b alone, whose input is a's output."""
+    alone: dict[str, list[np.ndarray]] = defaultdict(list)
+    for weight in site.recordings[1].weights:
+        if weight.name in site.matching.alone_b and weight.shape == site.a.shape[-1:]:
+            alone[weight.module].append(weight.get().astype(np.float64))
+    x, b = site.rows(site.a), site.rows(site.b)
+    for path, vectors in alone.items():
+        found = _with_vectors(vectors, x, b, site.declared("epsilon", of_a=False))
+        if found is not None:
+            name = next((before.name for before in site.before if np.array_equal(before.values, site.a)), None)
+            compute = None if name is None else partial(_applied, found, name)
+            sentence, predicted = f"b applies the norm {path}, and a lacks it", found.apply(site.a)
+            names = () if name is None else (name,)
+            yield Explanation("missing-norm", "the norm", ("missing", "applied"), predicted, compute, names, sentence)
+
+
+def _applied(norm: Parameters, name: str, at: Values) -> np.ndarray:
+    """Return the norm of the values at a point."""
+    return norm.apply(at(name))
+
+
+def _in_half(site: Site, entry: Before, norm: Parameters, side: str) -> list[Explanation]:
+    """Return the explanation that one side computes the norm in half precision, where its output has no more digits than that.
+
+    Args:
+        site: the site.
+        entry: the input.
+        norm: the norm that the other side computes.
+        side: "a" or "b", which may compute it in half precision.
+    """
+    outputs = (site.a, site.b) if side == "a" else (site.b, site.a)
+    compute = partial(_applied, norm, entry.name) if side == "a" else None
+    predicted, names = (norm.apply(entry.values), (entry.name,)) if side == "a" else (site.b, ())
     for dtype, roundoff in sorted(HALVES.items(), key=lambda entry: -entry[1]):
-        single = site.b.astype(np.float32)
-        if np.array_equal(rounded(single, dtype), single) and site.difference <= MOST_ROUNDOFFS * roundoff:
-            sentence = f"b computes norms in {dtype}"
-            return [Explanation("norm-in-half", "norms", ("float32", dtype), site.b, sentence=sentence)]
+        coarse, fine = (_has_digits_of(dtype, site.rows(output), norm) for output in outputs)
+        if coarse and not fine and site.difference <= MOST_ROUNDOFFS * roundoff:
+            values = (dtype, "float32") if side == "a" else ("float32", dtype)
+            sentence = f"{side} computes norms in {dtype}"
+            return [Explanation("norm-in-half", "norms", values, predicted, compute, names, sentence)]
     return []
+
+
+def _has_digits_of(dtype: str, values: np.ndarray, norm: Parameters) -> bool:
+    """Return whether vectors, before or after the gain, have no more digits than a dtype."""
+    gain = np.tile(np.where(norm.gain == 0, 1.0, norm.gain), values.shape[1] // len(norm.gain))
+    shifted = bool(norm.shift.any())
+    return any(
+        bool((np.abs(rounded(array, dtype) - array) <= DIGITS * np.abs(array)).all())
+        for array in (values, *([] if shifted else [values / gain]))
+    )
 
 
 def _unit(x: np.ndarray, centred: bool, epsilon: float) -> np.ndarray:
@@ -188,23 +243,34 @@ def _off(predicted: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def _of_weights(site: Site, path: str, x: np.ndarray, y: np.ndarray) -> Parameters | None:
-    """Return the norm with the module's own weights that is nearest to a's outputs; None where it has no such weights."""
+    """Return the norm with the module's own weights that is nearest to outputs; None where it has no such weights."""
     vectors = [
         weight.get().astype(np.float64).ravel()
         for weight, _, _ in site.held_by(path).values()
         if int(np.prod(weight.shape)) == x.shape[1]
     ]
+    return _with_vectors(vectors, x, y, site.declared("epsilon"))
+
+
+def _with_vectors(
+    vectors: Sequence[np.ndarray], x: np.ndarray, y: np.ndarray, declared: float | None
+) -> Parameters | None:
+    """Return the norm with a gain, and a bias if there are two vectors, that is nearest to outputs; None where none is near."""
     if not vectors or len(vectors) > 2:
         return None
-    declared = site.declared("epsilon")
     zero = np.zeros(x.shape[1])
-    fits = []
-    for gain, shift in itertools.permutations([*vectors, zero][:2]) if len(vectors) == 2 else [(vectors[0], zero)]:
-        for centred, offset in itertools.product((True, False), (0.0, 1.0)):
-            for epsilon in EPSILONS if declared is None else (declared, *EPSILONS):
-                fits.append(Parameters(centred, epsilon, gain + offset, shift))
+    weights = list(itertools.permutations(vectors)) if len(vectors) == 2 else [(vectors[0], zero)]
+    kinds = [
+        Parameters(centred, EPSILONS[0], gain + offset, shift)
+        for gain, shift in weights
+        for centred, offset in itertools.product((True, False), (0.0, 1.0))
+    ]
+    known = EPSILONS if declared is None else (declared, *EPSILONS)
+    fits = [replace(kind, epsilon=epsilon) for kind in kinds for epsilon in known]
     best = min(fits, key=lambda fit: _off(fit.apply(x), y))
     best = _as_declared(fits, declared, best, x, y) or best
+    if _off(best.apply(x), y) > NEAR:
+        best = min((_best_epsilon(kind, x, y) for kind in kinds), key=lambda fit: _off(fit.apply(x), y))
     return best if _off(best.apply(x), y) <= NEAR else None
 
 
@@ -260,7 +326,8 @@ def _versions(first: Parameters, x: np.ndarray, y: np.ndarray, declared: float |
     zero, one = np.zeros_like(first.shift), np.ones_like(first.gain)
     known = EPSILONS if declared is None else (declared, *EPSILONS)
     epsilons = [replace(first, epsilon=epsilon) for epsilon in known if epsilon != first.epsilon]
-    best = min(epsilons, key=lambda fit: _off(fit.apply(x), y))
+    offs = [_off(fit.apply(x), y) for fit in epsilons]
+    best = epsilons[next(number for number, off in enumerate(offs) if off <= EQUALLY * min(offs))]
     if declared not in (None, first.epsilon) and _off(epsilons[0].apply(x), y) <= ALIKE * _off(best.apply(x), y):
         best = epsilons[0]
     free = _best_epsilon(first, x, y)

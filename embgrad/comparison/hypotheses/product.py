@@ -214,6 +214,8 @@ def _of_bias(site: Site, factors: Factors) -> Iterator[Explanation]:
     if none_in_b:
         bias = np.zeros_like(bias)
     place = site.path or "the output"
+    if not none_in_b and factors.bias.any() and _is_shared(site, factors):
+        return
     if none_in_b:
         cause, values, sentence = "missing-bias", ("added", "missing"), f"b adds no bias at {place}, and a does"
     elif not factors.bias.any():
@@ -221,6 +223,13 @@ def _of_bias(site: Site, factors: Factors) -> Iterator[Explanation]:
     else:
         cause, values, sentence = "different-weight", ("a's own", "different"), f"b adds another bias at {place}"
     yield _explanation(cause, f"the bias of {place}", values, factors, _affine(factors.matrix, bias), sentence)
+
+
+def _is_shared(site: Site, factors: Factors) -> bool:
+    """Return whether b holds a's bias as well, so that what it adds is explained by no weight."""
+    held = site.held_by(factors.weight.module).values()
+    biases = [match for weight, _, match in held if match is not None and weight.shape == factors.bias.shape]
+    return bool(biases) and all(match.is_equal for match in biases)
 
 
 def _of_layout(site: Site, factors: Factors) -> Iterator[Explanation]:
@@ -235,6 +244,17 @@ def _of_layout(site: Site, factors: Factors) -> Iterator[Explanation]:
             _affine(matrix.T, factors.bias),
             f"b uses {name} transposed",
         )
+    if factors.match is not None and factors.match.order is not None and factors.other is not None:
+        for turned in oriented_of_b(factors.other.get(), site, matrix.shape[1]):
+            for bias in biases_of(site, factors.weight.module, factors.bias):
+                yield _explanation(
+                    "permuted-weight",
+                    name,
+                    ("in order", "in another order"),
+                    factors,
+                    _affine(turned, bias),
+                    f"b has {name} in another order",
+                )
     order = _order_of_features(site.rows(site.a), site.rows(site.b))
     if order is not None:
         yield _explanation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,7 +14,10 @@ from embgrad.comparison.sites import Pair, difference
 from embgrad.comparison.weights import Match, Matching
 from embgrad.model_points.points import INPUT, OUTPUT
 
-__all__ = ["Before", "Explanation", "Site"]
+__all__ = ["FAINT_MEMORY", "Before", "Explanation", "Site"]
+
+#: The key in a site's memory of whether its difference is so small that only what is known from others is tried.
+FAINT_MEMORY: Final = "faint"
 
 #: Returns the values at a point before a site, (example, position, feature), by its name.
 Values = Callable[[str], np.ndarray]

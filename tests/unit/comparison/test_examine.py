@@ -291,7 +291,9 @@ def test_an_explanation_that_is_known_needs_the_same_values() -> None:
     port: Steps = {**STEPS, "two:input#0": lambda at: np.maximum(at["one:output#0"], 0)}
     a, b = Pass(STEPS).record(WEIGHTS), Pass(port).record(WEIGHTS)
     found = examine(PAIRS, (a, b), NOTHING, UNIT)
-    unseen = replace(found, sites=[])  # as if the difference were below the floor
+    explain_sites(found)
+    elsewhere = [replace(site, pair=replace(site.pair, name="elsewhere")) for site in found.sites]
+    unseen = replace(found, sites=elsewhere)  # as if the difference were below the floor
     text = "the activation is"
     known = Explanation("activation", text, ("tanh", "ReLU"), X)
     assert [site.name for site, _ in faint_sites(unseen, (a, b), NOTHING, [known])] == ["two:input"]

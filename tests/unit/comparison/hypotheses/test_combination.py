@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.combination import Combination
+from embgrad.comparison.hypotheses.combination import Combination, moved_terms
 from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.sites import Pair
 from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
 
 RANDOM = np.random.default_rng(0)
@@ -44,7 +46,7 @@ def test_another_multiplier_is_named(a: np.ndarray, b: np.ndarray, cause: str, t
 TERMS = {
     "another order": (X + Y, Z + Y, "norm-order", ("down + layer", "down + norm")),
     "another tensor": (X, Z, "norm-order", ("layer", "norm")),
-    "a further term": (X + Y, X + Y + Z, "missing-residual", ("down + layer", "down + norm + layer")),
+    "two further terms": (X, X + Y + Z, "missing-residual", ("layer", "down + norm + layer")),
 }
 
 
@@ -52,6 +54,60 @@ TERMS = {
 def test_other_terms_are_named(a: np.ndarray, b: np.ndarray, cause: str, values: tuple[str, str]) -> None:
     found = explained(site(a, b))
     assert (found.cause, found.values, found.setting) == (cause, values, "sum is")
+
+
+def test_a_term_that_a_leaves_out_is_named() -> None:
+    found = explained(site(X + Y, X + Y + Z))
+    assert (found.cause, found.text) == ("missing-residual", "norm is left out in a and added in b")
+    roles = {"norm": ["position"]}
+    assert explained(site(X + Y, X + Y + Z, roles=roles)).cause == "missing-positions"
+    before = {"down": Y, "norm:output": Z, "layer": X}
+    assert explained(site(X + Y, X + Y + Z, before, roles=roles)).cause == "missing-positions"
+
+
+EARLIER = Explanation(
+    "residual-scale", "o is multiplied by", ("1", "0.5"), X - Y, lambda at: at("layer") - at("down"), ("layer", "down")
+)
+
+
+def after_another_site(b: np.ndarray, explanation: Explanation | None = EARLIER) -> Site:
+    """Return a site behind another one, where the led model has X - Y instead of X beside the point that was set."""
+    at = site(X + Z, b, {"norm": Z, "layer": X, "down": Y})
+    return replace(at, memory={"explained": [(replace(at, a=X, b=X - Y), explanation)]})
+
+
+def test_the_difference_of_an_earlier_site_that_goes_on_is_not_another_cause() -> None:
+    found = explained(after_another_site(X - Y + Z))
+    assert (found.cause, found.text) == (EARLIER.cause, EARLIER.text)
+    found = explained(after_another_site(X - Y + 3 * Z))
+    assert (found.cause, found.text) == ("residual-scale", "norm is multiplied by 1 in a and 3 in b")
+    found = explained(after_another_site(X + 3 * Z))
+    assert found.text == "norm is multiplied by 1 in a and 3 in b"
+
+
+def test_the_difference_of_an_unexplained_site_that_goes_on_is_not_known() -> None:
+    found = Combination().explain(after_another_site(X - Y + Z, None))
+    assert all(item.cause == "missing-residual" for item in found)
+
+
+def test_an_earlier_explanation_without_a_function_gives_none() -> None:
+    (found,) = Combination().explain(after_another_site(X - Y + Z, replace(EARLIER, compute=None)))
+    assert found.compute is None
+
+
+def test_a_term_that_moves_behind_a_norm_is_an_order_of_norms() -> None:
+    added, missing = (
+        Explanation("missing-residual", "x is", values, X) for values in (("left out", "added"), ("added", "left out"))
+    )
+    at = site(X, Y)
+    first, second = replace(at, pair=Pair("norm:input", "a", "b")), replace(at, pair=Pair("layer", "a", "b"))
+    found = [explanation for _, explanation in moved_terms([(first, added), (at, None), (second, missing)])]
+    text = "x is added at layer in a and norm:input in b"
+    assert [item and (item.cause, item.text) for item in found] == [("norm-order", text), None, ("norm-order", text)]
+    turned = [explanation for _, explanation in moved_terms([(first, missing), (second, added)])]
+    assert [item and item.text for item in turned] == ["x is added at norm:input in a and layer in b"] * 2
+    assert [item for _, item in moved_terms([(first, added), (second, added)])] == [added, added]
+    assert [item for _, item in moved_terms([(first, added), (replace(second, layer=4), missing)])] == [added, missing]
 
 
 ROLES = {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from embgrad import TokenBatch
 from embgrad.comparison.hypotheses.lookup import Rows
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.sites import Pair
@@ -32,6 +34,9 @@ ROWS = {
     "scaled": (A, A * 3.5, "scaled-lookup", "table is multiplied by 1 in a and 3.5 in b"),
     "shifted ids": (A, TABLE[IDS + 1], "other-ids", "the rows of table are the ids in a and the ids + 1 in b"),
     "other ids": (A, TABLE[(5 * IDS) % 12], "other-ids", "the rows of table are the ids in a and others in b"),
+    "shifted ids in a": (TABLE[IDS + 2], A, "other-ids", "the rows of table are the ids + 2 in a and the ids in b"),
+    "ids before": (TABLE[IDS + 1], TABLE[IDS], "other-ids", "the rows of table are the ids + 1 in a and the ids in b"),
+    "earlier ids": (A, TABLE[IDS - 1], "other-ids", "the rows of table are the ids in a and the ids - 1 in b"),
     "later positions": (
         TABLE[PLACES],
         TABLE[PLACES + 2],
@@ -51,6 +56,19 @@ ROWS = {
         "the rows of table start at a's own in a and others in b",
     ),
 }
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_types_that_either_model_ignores_are_named_by_the_batch(turned: bool) -> None:
+    types = np.array([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]])
+    sides = [TABLE[types], TABLE[0 * types]]
+    at = site(*sides[::-1] if turned else sides)
+    batch = TokenBatch(IDS, REAL.astype(int), types)
+    at = replace(at, recordings=(replace(at.recordings[0], batch=batch), at.recordings[1]))
+    found = explained(at)
+    first, second, values = ("a", "b", ("0", "the types")) if turned else ("b", "a", ("the types", "0"))
+    text = f"{first} looks up row 0 of table everywhere, where {second} takes the batch's types"
+    assert (found.cause, found.text, found.values) == ("types-ignored", text, values)
 
 
 @pytest.mark.parametrize(("a", "b", "cause", "text"), ROWS.values(), ids=ROWS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,58 @@ def test_a_norm_that_is_computed_in_half_precision_is_named(dtype: str) -> None:
     assert at.off(found.predicted) == 0
     far = site(A, rounded(A * 1.3, dtype).astype(np.float64))
     assert all(item.cause != "norm-in-half" for item in Norm().explain(far))
+
+
+def test_half_precision_before_the_gain_and_in_a_is_named() -> None:
+    def in_half(x: np.ndarray) -> np.ndarray:
+        unit = norm(x, 1e-5, ONE, ZERO, centred=False)
+        return np.asarray(rounded(unit, "float16").astype(np.float64) * GAIN)
+
+    exact, weights = norm(X, 1e-5, GAIN, ZERO, centred=False), {"norm.gain": GAIN}
+    texts = {}
+    for side, (a, b) in {"b": (exact, in_half(X)), "a": (in_half(X), exact), "": (exact, exact * (1 + 1e-4))}.items():
+        found = [item for item in Norm().explain(site(a, b, held_a=weights)) if item.cause == "norm-in-half"]
+        texts[side] = [(item.text, item.values) for item in found]
+    assert texts == {
+        "b": [("b computes norms in float16", ("float32", "float16"))],
+        "a": [("a computes norms in float16", ("float16", "float32"))],
+        "": [],
+    }
+
+
+def test_a_norm_that_b_alone_applies_is_named() -> None:
+    at = module_site(
+        X, norm(X, 1e-5), {"layer": X}, key="up:input#0", held_a={"up.W": ONE}, held_b={"up.W": ONE, **WEIGHTS}
+    )
+    at = replace(at, matching=replace(at.matching, alone_b=("norm.gain", "norm.bias")))
+    (found,) = Norm().explain(at)
+    assert (found.cause, found.text) == ("missing-norm", "b applies the norm norm, and a lacks it")
+    assert (found.values, found.inputs, at.off(found.predicted) < 1e-6) == (("missing", "applied"), ("layer",), True)
+    assert not Norm().explain(replace(at, b=at.b * 1.1))
+    assert not Norm().explain(replace(at, matching=replace(at.matching, alone_b=("norm.gain",))))
+    (found,) = Norm().explain(replace(at, before=[]))
+    assert (found.compute, found.inputs) == (None, ())
+
+
+def test_an_unusual_epsilon_of_a_is_fitted_with_its_weights() -> None:
+    found = explained(site(norm(X, 0.02), norm(X, 1e-5)))
+    assert (found.cause, found.values) == ("layer-norm-epsilon", ("0.02", "1e-05"))
+
+
+def test_of_epsilons_that_fit_equally_the_first_is_named() -> None:
+    found = explained(site(norm(X + 9, 0.02), norm(X + 9, 1e-12), X + 9))
+    assert found.values == ("0.02", "1e-12")
+
+
+def test_weights_of_another_layer_are_swapped() -> None:
+    at = site(norm(X, 1e-5), norm(X, 1e-5, GAIN[::-1]), held_b={"norm.gain": GAIN[::-1].copy(), "norm.bias": SHIFT})
+    matches = [
+        replace(match, distance=0.4, relation="equal to next.gain") if match.a == "norm.gain" else match
+        for match in at.matching.matches
+    ]
+    at = replace(at, matching=replace(at.matching, matches=tuple(matches)))
+    found = next(item for item in Norm().explain(at) if "equal to" in item.text)
+    assert (found.cause, found.text) == ("swapped-weights", "b has norm.gain equal to a's next.gain")
 
 
 def test_norms_of_heads_are_over_the_features_of_a_head() -> None:

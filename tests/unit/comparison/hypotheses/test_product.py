@@ -53,7 +53,6 @@ def test_the_matrix_may_be_stored_in_either_order(stored: str) -> None:
 BIASES = {
     "missing in b": (A, LINEAR, "missing-bias", "b adds no bias at up, and a does"),
     "missing in a": (LINEAR, A, "missing-bias", "b adds a bias at up, and a does not"),
-    "another": (A, LINEAR + 2 * BIAS + 1, "different-weight", "b adds another bias at up"),
 }
 
 
@@ -67,6 +66,19 @@ def test_another_bias_that_a_weight_holds_is_still_the_bias() -> None:
     b = X @ SQUARE.T + BIAS[::-1]
     found = explained(site(A, b, held_b={"up.W": SQUARE, "up.b": BIAS[::-1].copy()}))
     assert found.text == "b adds another bias at up"
+
+
+def test_another_bias_is_silent_where_b_holds_the_same_bias() -> None:
+    assert not [item for item in Product().explain(site(A, LINEAR + BIAS[::-1])) if item.cause == "different-weight"]
+
+
+@pytest.mark.parametrize("permuted", [True, False])
+def test_a_matrix_whose_rows_b_permutes_without_the_bias_is_permuted(permuted: bool) -> None:
+    order = np.array([2, 0, 1, 5, 4, 3])
+    b = X @ SQUARE[order].T + BIAS
+    at = site(A, b, held_b={"up.W": SQUARE[order] if permuted else SQUARE, "up.b": BIAS})
+    named = [item.cause for item in Product().explain(at) if at.off(item.predicted) < 1e-6]
+    assert named == (["permuted-weight"] if permuted else [])
 
 
 WEIGHTS = {
