@@ -54,6 +54,7 @@ def test_every_objective_can_be_parsed() -> None:
         ("Logit(__import__('os').getcwd())", None, "expected literals"),
         ("Logit(*[1])", None, "expected literals"),
         ("Logit(**{'index': 1})", None, "unpacks a dict"),
+        ("Logit(index=1, index=2)", None, "has index twice|keyword argument repeated"),
         ("os.system('true')", None, "expected the name of an objective"),
         ("Logit()", None, "missing a required argument.*or --labels"),
         ("Projection()", None, "missing a required argument: 'vector'"),
