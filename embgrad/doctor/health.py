@@ -198,7 +198,7 @@ def examine(limit: float = LIMIT) -> list[Health]:
         limit: the time limit for each, in seconds.
     """
     names = sorted({*list_backends(), KERAS} - {REFERENCE})
-    with ThreadPoolExecutor(max_workers=max(len(names), 1)) as pool:
+    with ThreadPoolExecutor(max_workers=len(names)) as pool:
         return list(pool.map(lambda name: _health(name, limit), names))
 
 

@@ -113,6 +113,71 @@ def test_versions_that_are_incompatible(installed: Any) -> None:
     assert {"pip install 'numpy>=1.24,<2'", "pip install 'setuptools<81'"} <= {*mends}
 
 
+def test_keras_2_is_of_the_release_of_tensorflow(installed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(tensorflow="2.21.0", tf_keras="2.21.1", transformers="4.57.6")
+    assert "tf-keras and tensorflow" not in troubles("tensorflow")
+    (flag,) = [part for part in health._parts("tensorflow") if part.name == "TF_USE_LEGACY_KERAS"]
+    assert (flag.version, flag.optional) == ("not set", True)
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    assert "TF_USE_LEGACY_KERAS" not in troubles("tensorflow")
+    installed(tensorflow="2.21.0", tf_keras="2.20.1")
+    (match,) = [part for part in health._parts("tensorflow") if part.name == "tf-keras and tensorflow"]
+    assert (match.version, match.mend, match.optional) == ("2.20.1, 2.21.0", "pip install 'tf-keras==2.21.*'", False)
+
+
+def test_what_is_required_and_what_is_optional(installed: Any) -> None:
+    installed()
+    required = {
+        name: [part.name for part in health._parts(name) if not part.optional and part.trouble == "not installed"]
+        for name in health.NEEDS
+    }
+    assert required == {
+        "torch": ["torch"],
+        "tensorflow": ["tensorflow", "setuptools"],
+        "gluon": ["mxnet", "numpy", "setuptools"],
+        "jax": ["jax"],
+        "onnx": ["onnxruntime", "onnx"],
+        "keras": ["keras"],
+    }
+    assert [need.distributions[0] for need in health.CORE if not need.optional] == ["numpy", "safetensors"]
+    mends = {part.name: part.mend for part in health._parts("jax")}
+    assert mends == {
+        "jax": "pip install 'embgrad[jax]'",
+        "flax": "pip install 'embgrad[jax]'",
+        "equinox": "pip install equinox",
+    }
+
+
+def test_the_outcome_of_a_process_that_reports_nothing(backends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    backends(
+        {"quiet": backend("quiet"), "values": backend("values"), "absent": backend("absent", "no_such_package")}, {}
+    )
+    monkeypatch.setattr(health, "_SCRIPT", "pass")
+    assert health._run_trial("quiet", 20.0) == {
+        "works": False,
+        "tried": False,
+        "error": "it exited with code 0",
+        "versions": {},
+        "classes": {},
+        "seconds": 0.0,
+    }
+    health.list_backends()["values"].values_only = True  # type: ignore[attr-defined]
+    found = {state.name: state for state in health.examine(20.0)}
+    assert {name: state.computed for name, state in found.items() if name != "keras"} == {
+        "absent": "a gradient",
+        "quiet": "a gradient",
+        "values": "values",
+    }
+    absent = found["absent"]
+    assert (absent.works, absent.tried, absent.seconds, absent.error) == (
+        False,
+        False,
+        0.0,
+        "no_such_package is not installed",
+    )
+    assert absent.install == "pip install no_such_package"
+
+
 def test_the_backend_of_keras_is_named(installed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(keras="3.2.0", keras_hub="0.33.1")
     monkeypatch.setenv("KERAS_BACKEND", "torch")
@@ -161,6 +226,7 @@ def test_versions_of_python(
     own = {part.name: part for part in health.core_parts()}
     assert [*own] == ["python", "numpy", "safetensors"]
     assert own["python"].trouble.startswith(core)
+    assert own["python"].mend == ("use Python 3.10 to 3.13" if core else "")
     assert bool(own["python"].trouble) == bool(core)
     assert troubles("gluon").get("python", "").startswith(gluon)
     assert ("python" in troubles("gluon")) == bool(gluon)
