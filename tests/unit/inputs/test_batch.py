@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as npst
 import embgrad
 from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.conventions import as_batch, batch_of
-from embgrad.inputs.decoder import decoder_by_labels
+from embgrad.inputs.decoder import decoder_by_labels, positions_of
 from tests.unit.refusals import refused
 from tests.unit.tensorlike import GluonLike, TensorFlowLike, TorchLike
 
@@ -333,6 +333,14 @@ def test_slices_cut_every_field(examples: slice) -> None:
     np.testing.assert_array_equal(cut.extras["position_ids"], IDS[examples])
 
 
+def test_examples_are_taken_by_their_numbers() -> None:
+    batch = embgrad.TokenBatch(**FULL)
+    np.testing.assert_array_equal(batch.take([1, 0, 1]).ids, IDS[[1, 0, 1]])
+    for wrong in ([0, len(IDS)], [-1, 0], [], [[0]], [0.5], [[0], [0, 1]], 0):
+        with refused(embgrad.errors.BatchError, f"expected indices from 0 to {len(IDS) - 1}"):
+            batch.take(wrong)
+
+
 def test_extras_that_are_shared_are_never_cut() -> None:
     extras = {"bias": np.arange(len(IDS)), "weights": np.arange(len(IDS))}
     batch = embgrad.TokenBatch(IDS, extras=extras, shared=["bias"])
@@ -366,7 +374,14 @@ def test_nests_are_cut_where_their_arrays_have_an_entry_an_example() -> None:
         "list": [7, 8],
         "array": IDS,
     }
-    whole = {"shared": np.zeros((1, 3)), "flag": True, "name": "ab", "scalar": np.float32(2), "none": None}
+    whole = {
+        "triples": ([1, 2], [3, 4], [5, 6]),
+        "shared": np.zeros((1, 3)),
+        "flag": True,
+        "name": "ab",
+        "scalar": np.float32(2),
+        "none": None,
+    }
     batch = embgrad.TokenBatch(IDS, extras=extras | whole)
     assert batch.of_each == [name for name in extras if name != "three"]
     cut = batch[1:].extras
@@ -636,3 +651,7 @@ def test_labels_of_each_example_and_position_say_which_positions_a_decoder_has(l
     found = decoder_by_labels(embgrad.TokenBatch(IDS, extras={"labels": labels}))
     assert (None if found is None else found.real.astype(int).tolist()) == expected
     assert decoder_by_labels(embgrad.TokenBatch(IDS)) is None
+    batch = embgrad.TokenBatch(np.ones((2, 5), int), extras={"labels": labels})
+    of_decoder = positions_of((2, 3, 7), batch, None)
+    assert of_decoder.shape == ((2, 3) if expected is not None else (2, 5))
+    assert positions_of((2, 5, 7), batch, None) is positions_of((2, 4, 7), batch, None) is batch

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 import embgrad
 from embgrad.inputs.fast_tokenizers import words_of
+from embgrad.inputs.tfhub import is_preprocessor
 from tests.unit.refusals import refused
 
 SENTENCES = ["a gripping film", "the plot is thin but the film is gripping", "two hours of films, well spent"]
@@ -366,3 +367,19 @@ def test_words_of_the_second_text_are_counted_on_from_the_first() -> None:
 def test_only_a_name_is_told_what_makes_a_tokenizer_of_it() -> None:
     with pytest.raises(embgrad.errors.BatchError, match=r"a callable that returns ids\n"):
         embgrad.encode(["a"], 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("module", "takes_strings"),
+    [
+        ("tensorflow_hub.keras_layer", True),
+        ("keras.src.layers", True),
+        ("tf_keras", True),
+        ("kerasy", False),
+        ("a", False),
+    ],
+)
+def test_models_of_tensorflow_and_keras_take_tensors_of_strings(module: str, takes_strings: bool) -> None:
+    base = type("Layer", (), {"__module__": module})
+    assert is_preprocessor(type("Own", (base,), {})()) is takes_strings
+    assert is_preprocessor(base()) is takes_strings

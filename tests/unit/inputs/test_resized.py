@@ -60,6 +60,14 @@ def test_the_length_of_the_batch_is_that_of_the_texts(number: int, new: int) -> 
     assert followed({"max_length": number})["max_length"] == new
 
 
+def test_the_length_of_the_longest_text_is_that_of_the_longest_version() -> None:
+    padded = TokenBatch(np.pad(IDS, [(0, 0), (0, 2)]), np.pad(MASK, [(0, 0), (0, 2)]))
+    extras = {"max_length": 5, "longest": 7}
+    with pytest.raises(UnsupportedError, match=re.escape("'longest' is 7, which may count or name positions")):
+        followed(extras, padded)
+    assert followed({"max_length": 5, "length": 7}, padded) == {"max_length": 6, "length": 6}
+
+
 def test_copies_of_the_mask_and_of_the_types_and_numbers_of_positions_follow() -> None:
     extras = {
         "is_real": MASK.astype(np.float32),
@@ -188,6 +196,8 @@ def test_one_array_of_a_nest_with_an_entry_for_each_position_is_enough() -> None
 def test_lengths_are_those_of_the_text_beside_another_input_of_other_positions() -> None:
     extras = {"image_patches": np.arange(14).reshape(2, 7), "lengths": np.array([3, 5])}
     assert followed(extras)["lengths"].tolist() == [4, 4, 6]
+    other = {"image_patches": np.arange(14).reshape(2, 7), "image_lengths": np.array([3, 5])}
+    np.testing.assert_array_equal(followed(other)["image_lengths"], [5, 3, 5])  # those of the patches, by example
 
 
 def test_two_numbers_of_one_text_are_its_bounds_by_their_name_alone() -> None:
