@@ -167,6 +167,8 @@ def test_requests_that_never_repeat_are_no_longer_traced() -> None:
         assert asked(traces, model, question=question)[2] is None
     assert "the last 3 calls each made a different request" in asked(traces, model, question=3)[2]
     assert asked(traces, model, question=3)[2] is None
+    for question in range(4, 7):  # counted from the last call that found its trace
+        assert asked(traces, model, question=question)[2] is None
 
 
 def test_a_bound_method_is_recognised_and_the_model_is_not_kept_alive() -> None:

@@ -133,6 +133,8 @@ def test_offsets_given_by_hand() -> None:
     assert batch.parts is not None
     assert batch.offsets.tolist() == [[[-1, -1], [0, 2], [-1, -1]]]
     assert batch.parts.tolist() == [[-1, 0, -1]]
+    mixed = batch.replace(offsets=[[[-1, -1], [0, 2], [2, 2]]], parts=[[-1, 0, 0]])
+    assert mixed == batch
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,21 @@ def test_a_point_without_positions_has_no_words() -> None:
         result(values=np.ones((2, 4)), activations=np.ones((2, 4)), provenance={"point": "pool"}).words()
 
 
+@pytest.mark.parametrize(
+    ("path", "override", "why"),
+    [
+        ("E#0", ["word"], "was overridden"),
+        ("E#0", None, "is no lookup"),
+        ("block:output#0", ["block"], "is no lookup"),
+        ("block:output#0", None, "is no lookup"),
+    ],
+)
+def test_a_point_without_a_table_has_no_table_gradient(path: str, override: Any, why: str) -> None:
+    found = result(vocab=None, provenance={"point": "p", "path": path, "override": override})
+    with pytest.raises(embgrad.errors.PointError, match=f"the point 'p' {why}, so that there is no table"):
+        found.table()
+
+
 def test_repr_says_what_it_is() -> None:
     text = repr(result())
     for fragment in ("2 × 3 × 4 float32", "at 'word' = 'E' of some.Model (reference)", "Sum = 0.5, 1.25", "1 padded"):

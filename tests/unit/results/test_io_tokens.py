@@ -115,6 +115,7 @@ def test_what_cannot_be_read_back_is_not_written(tmp_path: Path) -> None:
         (lambda arrays, entry: arrays.update(scores=np.zeros((1, 3, 5))), "holds scores of shape (1, 3, 5): expected (1, 3, 4)"),
         (lambda arrays, entry: arrays.update(decoder_scores=np.zeros((1, 2, 4))), "holds decoder_scores of shape (1, 2, 4)"),
         (lambda arrays, entry: entry.update(output_tokens=[["a"]]), "holds output tokens that are not one for each output"),
+        (lambda arrays, entry: entry.update(output_tokens=["a"]), "holds output tokens that are not one for each output"),
         (lambda arrays, entry: entry.update(output_tokens=[["a", 3, "b"]]), "holds the output token 3: expected text"),
         (lambda arrays, entry: entry["provenance"].pop("method"), "holds None as provenance['method']"),
     ],

@@ -340,6 +340,7 @@ def test_the_terminal_has_a_text_for_each_output(capsys: Any, monkeypatch: Any) 
 
 def test_latex_has_a_paragraph_for_each_output() -> None:
     body = ATTRIBUTION.to_latex()
+    assert PADDED.to_latex() == PADDED.to_latex(0) != PADDED.to_latex(1)
     assert body.count("\\par}") == 3
     assert "\\textbf{se} " in body
     assert "\\colorbox[HTML]{D55E00}{\\strut ro}" in body

@@ -68,29 +68,48 @@ def test_large_data_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [item[0] for item in arrays] == [0, 1, 0, 1]
 
 
-def test_the_limits_of_what_is_kept() -> None:
-    entries, largest, numbers = 1 << 14, 1 << 16, 1 << 20
-    lists = [[0] * entries, [0] * (entries + 1)]
-    dicts = [dict.fromkeys(range(length), 0) for length in (entries, entries + 1)]
-    sizes = [np.zeros(largest), np.zeros(largest + 1)]
-    many = [np.zeros(largest) for _ in range(numbers // largest)]
-    state = ObjectState([{"lists": lists, "dicts": dicts, "sizes": sizes, "many": many}])
-    for container in (*lists, *dicts, *sizes, *many):
+def test_attributes_are_kept_up_to_a_number_of_entries() -> None:
+    most = 1 << 14
+    kept: dict[str, Any] = {
+        **{f"list {more}": [0] * (most + more) for more in (0, 1)},
+        **{f"dict {more}": dict.fromkeys(range(most + more), 0) for more in (0, 1)},
+    }
+    state = ObjectState([kept])
+    for container in kept.values():
         container[0] = 1
     state.restore()
-    assert [container[0] for container in (*lists, *sizes)] == [0, 1, 0, 1]
-    assert [container[0] for container in many] == [0.0] * 15 + [1.0]  # with the first of `sizes` 16 arrays are kept
+    assert [container[0] for container in kept.values()] == [0, 1, 0, 1]
 
 
-def test_nested_containers_are_kept_up_to_a_number_of_entries_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_state, "MOST_ENTRIES", 8)
-    lists, dicts = [[0] * 4 for _ in range(3)], [{1: 0, 2: 0, 3: 0, 4: 0} for _ in range(3)]
-    for held in (lists, dicts):
-        state = ObjectState([{"held": held}])
-        for container in held:
-            container[1] = 1
+@pytest.mark.parametrize("kind", [list, dict])
+def test_nested_containers_are_kept_up_to_a_number_of_entries(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
+    monkeypatch.setattr(object_state, "MOST_ENTRIES", 10)
+
+    def made(count: int) -> Any:
+        return dict.fromkeys(range(count), 0) if kind is dict else [0] * count
+
+    def write(container: Any) -> None:
+        container[0] = 1
+
+    own = {"plain": made(10), "outer": [made(4), made(4), made(4)], "other": made(10)}
+    state = ObjectState([own])
+    for container in (own["plain"], own["other"], *own["outer"]):
+        write(container)
+    state.restore()
+    assert [own["plain"][0], own["other"][0]] == [0, 0], "attributes themselves are of any number"
+    assert [container[0] for container in own["outer"]] == [0, 0, 1], "4 + 4 + 4 are more than 10"
+
+
+def test_arrays_are_kept_up_to_a_size_each_and_together() -> None:
+    sizes = [1 << 16, (1 << 16) + 1]
+    arrays = [np.zeros(size, np.int8) for size in sizes]
+    many = [np.zeros(1 << 16, np.int8) for _ in range(17)]
+    for kept, expected in ((arrays, [0, 1]), (many, [0] * 16 + [1])):
+        state = ObjectState([{str(number): array for number, array in enumerate(kept)}])
+        for array in kept:
+            array[0] = 1
         state.restore()
-        assert [container[1] for container in held] == [0, 0, 1]
+        assert [int(array[0]) for array in kept] == expected
 
 
 def test_one_changed_attribute_among_many_is_restored() -> None:

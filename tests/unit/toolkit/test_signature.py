@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import pickle
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from embgrad.backend.cotangents import compute_dtype
 from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.conventions import as_batch
 from embgrad.toolkit.arguments import named_arguments
-from embgrad.toolkit.signature import CallPlan, as_parts, parameters_of, plan_call, plan_mapping
+from embgrad.toolkit.signature import CallPlan, _further, _signature, as_parts, parameters_of, plan_call, plan_mapping
 from tests.unit.refusals import refused
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
@@ -95,24 +96,70 @@ def test_plans(function: Any, batch: Any, args: list[Any], kwargs: dict[str, Any
     expect_plan(planned(function, batch), args, kwargs, unused)
 
 
-def test_the_parameters_of_a_method_are_read_again_where_it_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Model:
-        def forward(self, tokens: Any, mask: Any = None, *, lengths: Any = None) -> None: ...
+class Skipping:
+    def forward(self, ids: Any, training: Any = None, mask: Any = None, *, types: Any = None) -> None:
+        pass
 
-    def required() -> list[str]:
-        return [p.name for p in parameters_of(Model().forward) if p.default is p.empty]
 
-    assert required() == ["tokens"]
-    with monkeypatch.context() as unread:
-        unread.setattr(inspect, "signature", None)
-        assert required() == ["tokens"]
-    function: Any = Model.forward
-    function.__defaults__ = ()
-    assert required() == ["tokens", "mask"]
-    function.__kwdefaults__ = {}
-    assert required() == ["tokens", "mask", "lengths"]
-    function.__code__ = (lambda self, ids: None).__code__
-    assert required() == ["ids"]
+def test_what_follows_a_skipped_parameter_is_passed_by_name() -> None:
+    found = parameters_of(Skipping().forward, ["training"])
+    assert [(p.name, p.kind.name) for p in found] == [
+        ("ids", "POSITIONAL_OR_KEYWORD"),
+        ("mask", "KEYWORD_ONLY"),
+        ("types", "KEYWORD_ONLY"),
+    ]
+    whole = [(p.name, p.kind.name) for p in parameters_of(Skipping().forward)]
+    assert whole[:3] == [(name, "POSITIONAL_OR_KEYWORD") for name in ("ids", "training", "mask")]
+    assert [p.name for p in parameters_of(Skipping().forward, ["types"])] == ["ids", "training", "mask"]
+    assert {p.kind.name for p in parameters_of(Skipping().forward, ["types"])} == {"POSITIONAL_OR_KEYWORD"}
+    assert parameters_of(Skipping().forward, ["training"]) is found, "it is made once"
+
+
+def test_a_signature_is_made_anew_where_the_function_has_changed() -> None:
+    class Own:
+        def forward(self, ids: Any, mask: Any = None) -> None:
+            pass
+
+    first = _signature(Own().forward)
+    assert _signature(Own().forward) is first
+    Own.forward.__defaults__ = (1,)
+    second = _signature(Own().forward)
+    assert (first[1].default, second[1].default) == (None, 1)
+    Own.forward.__signature__ = inspect.Signature([second[0]])  # type: ignore[attr-defined]
+    assert len(_signature(Own().forward)) == 0, "the first is self"
+
+    def wrapping(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            return inner(*args, **kwargs)
+
+        return outer
+
+    Own.forward = wrapping(lambda self, words: None)  # type: ignore[method-assign]
+    assert [p.name for p in _signature(Own().forward)] == ["words"]
+    assert [p.name for p in _signature(lambda ids, mask=None: None)] == ["ids", "mask"]
+
+
+@pytest.mark.parametrize(("convention", "bare"), [("ids", True), ("huggingface", False)])
+def test_a_signature_without_names_gets_bare_ids_only_where_the_user_gave_them_so(convention: str, bare: bool) -> None:
+    batch = embgrad.TokenBatch(IDS, convention=convention)
+    both = plan_call(parameters_of(lambda *args, **kwargs: None), batch)
+    assert (len(both.args), [*both.kwargs]) == ((1, []) if bare else (0, ["input_ids"]))
+    named = plan_call(parameters_of(lambda **kwargs: None), batch)
+    assert (len(named.args), [*named.kwargs]) == (0, ["input_ids"])
+    masked = embgrad.TokenBatch(IDS, np.ones_like(IDS), convention=convention)
+    placed = plan_call(parameters_of(lambda *args: None), masked)
+    assert (len(placed.args), placed.kwargs, placed.unused) == (1, {}, ("mask",))
+
+
+def test_a_mask_of_the_decoder_that_was_not_given_is_ones() -> None:
+    batch = embgrad.TokenBatch(IDS, extras={"decoder_input_ids": IDS[:, :2]})
+    found = _further("decoder_attention_mask", batch)
+    assert found is not None
+    assert found[0] == "decoder_input_ids"
+    np.testing.assert_array_equal(found[1], np.ones((2, 2)))
+    assert _further("attention_mask", batch) is None
+    assert _further("decoder_attention_mask", embgrad.TokenBatch(IDS)) is None
 
 
 def test_packed_ids_and_their_offsets_are_an_argument_each() -> None:
