@@ -80,8 +80,9 @@ def word_resolved(bound: BoundModel, batch: TokenBatch, points: Sequence[Point])
 
 def _with_probed_layout(bound: BoundModel, batch: TokenBatch, point: Point, alone: bool) -> Point:
     """Return the point of a lookup whose indices hold the ids with its layout; without the role "word" if it has none."""
-    lookup = None if point.lookup is None else with_layout(bound, batch, point.lookup)
-    keeps = alone or (lookup is not None and lookup.layout is not None)
+    assert point.lookup is not None, "a word is looked up"
+    lookup = with_layout(bound, batch, point.lookup)
+    keeps = alone or lookup.layout is not None
     return replace(point, lookup=lookup, roles=tuple(role for role in point.roles if role != WORD or keeps))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.engine.input_warnings import _has_a_decoder
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 
 VOCAB, DIM = 12, 4
@@ -92,6 +93,8 @@ def test_labels_of_a_decoder_are_no_warning() -> None:
     made = model(language)
     made.config = Config()
     assert warned(lambda: embgrad.gradients(made, IDS, embgrad.CrossEntropy(IDS))) == []
+    assert _has_a_decoder([model(language), made], embgrad.TokenBatch(IDS))
+    assert not _has_a_decoder([model(language)], embgrad.TokenBatch(IDS, extras={"labels": IDS}))
 
 
 def by_column(model: Any, input_ids: np.ndarray, attention_mask: Any = None, position_ids: Any = None) -> Tensor:

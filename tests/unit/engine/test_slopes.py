@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 import embgrad
 from embgrad.engine.check import _excuse, _is_rough, _judge, _length, _Line
-from embgrad.engine.company import differs, rows_of_test, tolerance_of
+from embgrad.engine.company import Company, company_of, differs, rows_of_test, tolerance_of
 from embgrad.engine.finite_differences import PRECISION
 from embgrad.engine.weights import weights_of
 from embgrad.results.certificate import Slope
@@ -147,6 +148,29 @@ def test_a_change_counts_beside_the_objectives_and_their_changes(
 def test_the_rows_of_the_first_test(count: int, size: int, rows: list[int], moved: list[bool]) -> None:
     actual = rows_of_test(count, size)
     assert [array.tolist() for array in actual] == [rows, moved]
+
+
+@pytest.mark.parametrize(
+    ("partners", "company"),
+    [
+        ([0, 1], Company.FIXED),
+        ([1, 0], Company.HELD),
+        ([0, 1, 2, 3], Company.FIXED),
+        ([1, 0, 3, 2], Company.HELD),
+        ([2, 3, 0, 1], Company.HELD),
+        ([3, 2, 1, 0], Company.HELD),
+        ([0], Company.FIXED),
+    ],
+)
+def test_examples_that_depend_on_a_partner_keep_its_values(partners: list[int], company: Company) -> None:
+    def evaluate(examples: np.ndarray, mixed: np.ndarray) -> np.ndarray:
+        sums: np.ndarray = mixed.sum((1, 2))
+        return sums * sums[partners]
+
+    values = np.random.default_rng(0).normal(size=(len(partners), 2, 3)) + 1
+    objective = evaluate(np.arange(len(partners)), values)
+    own: Any = SimpleNamespace(objective=objective, activations=values, provenance={"compute_dtype": "float64"})
+    assert company_of(evaluate, own, None) is company
 
 
 def test_an_unknown_dtype_may_change_as_much_as_the_coarsest() -> None:
