@@ -29,7 +29,7 @@ class Total:
     def __init__(self, initial: RowSparse | None = None, dtype: Any = None) -> None:
         self.dtype = dtype
         self._shape: tuple[int, int] | None = None
-        self._slots = np.zeros(0, np.int64)
+        self._slots: np.ndarray
         self._rows = np.zeros(0, np.int64)
         self._sums: np.ndarray
         self._used = 0

@@ -149,6 +149,18 @@ def test_an_interrupted_run_ends_in_the_same_bytes(tmp_path: Path, options: dict
         assert sum(runs) == COUNT - 6  # what was finished is not run again
 
 
+def test_finishing_a_run_does_not_read_its_results_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(3, tmp_path)
+
+    def read_back(*_: Any) -> Any:
+        raise AssertionError("results are read back where they are taken one by one alone")
+
+    monkeypatch.setattr("embgrad.streaming.run._read_back", read_back)
+    assert len(run(tmp_path).finish()) == 12
+    with pytest.raises(AssertionError, match="one by one alone"):
+        next(run(tmp_path))
+
+
 def test_a_complete_run_does_not_run_the_model_again(tmp_path: Path) -> None:
     run(tmp_path).finish()
     before = files(tmp_path)

@@ -274,6 +274,27 @@ def test_an_error_of_a_batch_names_the_examples() -> None:
     note_of(BatchError, empty, "while encoding the examples 2 to 3 of the source")
 
 
+def test_a_generator_is_closed_with_its_stream_or_where_the_stream_is_dropped() -> None:
+    def source() -> Iterator[str]:
+        try:
+            while True:
+                yield "abc"
+        finally:
+            ended.append(True)
+
+    ended: list[bool] = []
+    for ahead in (0, 1):
+        unread = source()
+        stream(unread, embgrad.Sum(), ahead=ahead).close()
+        assert next(unread, None) is None, "it is closed, though nothing was read"
+        begun = stream(source(), embgrad.Sum(), batch_size=2, ahead=ahead)
+        next(begun)
+        del begun
+        gc.collect()
+        wait_until(lambda: ended == [True])
+        ended.clear()
+
+
 def test_a_consumer_that_raises_leaves_no_thread() -> None:
     def consume() -> None:
         for _ in stream(itertools.repeat("abc"), embgrad.Sum(), batch_size=2):
@@ -514,6 +535,8 @@ def test_functions_that_return_no_objective_are_refused() -> None:
             embgrad.Labelled(made)
         with pytest.raises(ObjectiveError, match=r"PerBatch received .* expected a function that takes a batch"):
             embgrad.PerBatch(made)
+    with pytest.raises(ObjectiveError, match="the objective is 3"):
+        stream(texts(2), 3)
     with pytest.raises(ObjectiveError, match=r"the class Labelled: expected an instance"):
         stream(texts(2), embgrad.Labelled)
     nested = r"the function returned (Labelled|PerBatch).*: expected an objective for one batch"
