@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 import embgrad
 from embgrad.common.safetensors import read_tensors, write_tensors
-from embgrad.errors import FileFormatError, UnsupportedError
+from embgrad.errors import EmbgradError, FileFormatError, UnsupportedError
 from embgrad.inputs.collate import Encoded, Padding, pad
 from embgrad.results.row_sparse import RowSparse
 from embgrad.streaming.buckets import _stack, group_portions, per_window, restore
@@ -28,7 +29,7 @@ from embgrad.streaming.prefetch import Ahead
 from embgrad.streaming.sorting import expect_sortable
 from embgrad.streaming.source import Portion
 from embgrad.streaming.totals import Total, load_tables, save_tables
-from embgrad.streaming.writer import _text_bytes
+from embgrad.streaming.writer import _lock, _text_bytes, _unlock, changes_between
 from tests.unit.refusals import refused
 from tests.unit.streams import model, texts, tokenizer
 
@@ -337,3 +338,31 @@ def test_a_shard_holds_a_countable_number_of_results() -> None:
 def test_the_text_of_a_part_is_counted_with_what_its_provenance_holds() -> None:
     part = SimpleNamespace(tokens=[["a", "é"]], provenance={"size": np.float32(1.5)})
     assert _text_bytes(part) == len('[["a", "\\u00e9"]]') + len('{"size": "1.5"}')
+
+
+def test_changes_of_what_a_run_was_made_of_are_named_inside_of_one_class() -> None:
+    own, other = {"class": "A", "n": 1, "deep": {"class": "B", "m": 2}}, {"class": "C", "n": 1}
+    for former, current, changes in (
+        ({"a": own, "b": 1}, {"a": own, "b": 1}, []),
+        ({"a": own}, {"a": {**own, "n": 3}}, ["a.n was 1 and is 3"]),
+        ({"a": own}, {"a": {**own, "deep": {"class": "B", "m": 4}}}, ["a.deep.m was 2 and is 4"]),
+        ({"a": {"class": "A"}}, {"a": other}, ["a was {'class': 'A'} and is {'class': 'C', 'n': 1}"]),
+        ({"a": {"class": "A"}, "b": 1}, {"a": 3}, ["a was {'class': 'A'} and is 3", "b was 1 and is None"]),
+        ({}, {"a": {"n": 1}}, ["a was None and is {'n': 1}"]),
+    ):
+        assert list(changes_between(former, current)) == changes
+
+
+def test_a_lock_is_released_by_its_owner_alone(tmp_path: Path) -> None:
+    held = _lock(tmp_path)
+    of_a_copy = os.dup(held.fileno())  # as a forked process has it
+    _unlock(held, os.getpid() + 1)
+    with pytest.raises(EmbgradError, match="another"):
+        _lock(tmp_path)
+    os.close(of_a_copy)
+    again = _lock(tmp_path)
+    of_a_copy = os.dup(again.fileno())
+    _unlock(again, os.getpid())
+    _lock(tmp_path).close()
+    _unlock(again, os.getpid())  # it is closed already
+    os.close(of_a_copy)
