@@ -269,12 +269,14 @@ class _Places:
         times = sorted((first.time, second.time) for first, second in known)
         self._times = [0.0, *(first for first, _ in times), 1.0], [0.0, *(second for _, second in times), 1.0]
         self._modules = {first.module: second.module for first, second in known}
-        self._others = {second.module: first.module for first, second in known}
+        self._others: dict[str, set[str]] = defaultdict(set)
+        for mine, its in known:
+            self._others[its.module].add(mine.module)
 
     def distance(self, first: NamedArray, second: NamedArray) -> float | None:
         """Return how far apart two weights are, as a share of a pass; None where they cannot belong together."""
         partner = self._modules.get(first.module)
-        if partner is not None or second.module in self._others:
+        if partner is not None or len(self._others.get(second.module, ())) == 1:
             return -1.0 + abs(first.time - second.time) if partner == second.module else None
         if first.layer is not None and second.layer is not None and first.layer != second.layer:
             return None

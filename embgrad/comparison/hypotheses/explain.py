@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from embgrad.comparison.hypotheses.activated import ActivatedProduct
 from embgrad.comparison.hypotheses.activation import ActivationFunction
 from embgrad.comparison.hypotheses.attention import AttentionCore
 from embgrad.comparison.hypotheses.combination import Combination
+from embgrad.comparison.hypotheses.dropping import Dropout
 from embgrad.comparison.hypotheses.gate import Gate
 from embgrad.comparison.hypotheses.lookup import Rows
 from embgrad.comparison.hypotheses.norm import Norm
@@ -50,11 +50,11 @@ class Hypothesis(Protocol):
 #: All hypotheses, in the order in which they are tested.
 HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     Rows(),
+    Dropout(),
     Norm(),
     Product(),
     Combination(),
     ActivationFunction(),
-    ActivatedProduct(),
     Gate(),
     AttentionCore(),
 )

@@ -9,17 +9,24 @@ from typing import Final
 
 import numpy as np
 
+from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY, Activation
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weights import Match, matrices_of
+from embgrad.model_points.points import INPUT
 
-__all__ = ["Product", "biases_of", "cause_of", "oriented", "oriented_of_b"]
+__all__ = ["Product", "cause_of"]
+
+Function = Callable[[np.ndarray], np.ndarray]
 
 #: The largest relative L2 between the product and the reference's output.
 NEAR: Final = 1e-4
 
 #: The most tensors before a site that may be the factor of the output's product with a table.
 MOST_FACTORS: Final = 4
+
+#: The most tensors before a site that may be the product whose activation is the output.
+MOST_PRODUCTS: Final = 6
 
 #: The causes by the beginning of the text that says how two weights relate.
 CAUSES_OF: Final = {"rounded": "half-weights", "equal to": "swapped-weights"}
@@ -37,6 +44,8 @@ class Factors:
         other: b's partner of it; None where it has none.
         match: how the two relate; None where there is no partner.
         cap: the number c for which a's output is c tanh(product / c); None where it is the product.
+        number: what the product is multiplied by.
+        activation: the function of the product that a's output is; None where it is the product.
     """
 
     entry: Before
@@ -46,10 +55,17 @@ class Factors:
     other: HeldWeight | None
     match: Match | None
     cap: float | None = None
+    number: float = 1.0
+    activation: Activation | None = None
+
+    def affine(self, matrix: np.ndarray, bias: np.ndarray) -> Function:
+        """Return the function that multiplies by another matrix and adds another bias."""
+        apply = IDENTITY.apply if self.activation is None else self.activation.apply
+        return lambda x: np.asarray(self.number * apply(x @ matrix.T + bias))
 
 
 class Product:
-    """A product with a matrix of weights, and a bias."""
+    """A product with a matrix of weights, with a bias, and an activation of it that is no point of b."""
 
     causes = (
         "different-weight",
@@ -65,11 +81,13 @@ class Product:
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the products of both models differ; an empty list where a computes none."""
-        factors = next(_factors(site), None)
+        factors = next(itertools.chain(_factors(site), _activated(site)), None)
         if factors is None:
             return []
         if factors.cap is not None:
             return list(_of_cap(site, factors))
+        if factors.activation is not None:
+            return [*_of_held_biases(site, factors), *_of_layout(site, factors), *_of_weights(site, factors)]
         return [
             *_of_weights(site, factors),
             *_of_other_heads(site, factors),
@@ -80,25 +98,55 @@ class Product:
 
 
 def _factors(site: Site) -> Iterator[Factors]:
-    """Yield the factors whose product, with a bias, is a's output."""
+    """Yield the factors whose product, with a bias, a number or a cap, is a's output."""
     wanted = site.rows(site.a)
+    near = NEAR * float(np.linalg.norm(wanted))
     for entry, weight, other, match in _candidates(site):
         x = site.rows(entry.values)
         if len(x) != len(wanted):
             continue
-        for matrix in oriented(weight.get(), site, x.shape[1]):
-            rest = wanted - x @ matrix.T
-            bias = rest.mean(0)
-            if np.linalg.norm(rest - bias) <= NEAR * np.linalg.norm(wanted):
-                small = np.linalg.norm(bias) * len(x) ** 0.5 <= NEAR * np.linalg.norm(wanted)
-                yield Factors(entry, matrix, np.zeros_like(bias) if small else bias, weight, other, match)
-                continue
+        for matrix in _oriented(weight.get(), site, x.shape[1]):
             product = x @ matrix.T
+            bias, none = (wanted - product).mean(0), np.zeros(len(matrix))
+            if np.linalg.norm(wanted - product - bias) <= near:
+                small = np.linalg.norm(bias) * len(x) ** 0.5 <= near
+                yield Factors(entry, matrix, none if small else bias, weight, other, match)
+                continue
             cap = _cap(product, wanted)
-            if cap is not None and np.linalg.norm(cap * np.tanh(product / cap) - wanted) <= NEAR * np.linalg.norm(
-                wanted
-            ):
-                yield Factors(entry, matrix, np.zeros(len(matrix)), weight, other, match, cap)
+            if cap is not None and np.linalg.norm(cap * np.tanh(product / cap) - wanted) <= near:
+                yield Factors(entry, matrix, none, weight, other, match, cap)
+                continue
+            number = float((product * wanted).sum() / ((product**2).sum() or 1.0))
+            if np.linalg.norm(number * product - wanted) <= near:
+                yield Factors(entry, matrix, none, weight, other, match, number=number)
+
+
+def _activated(site: Site) -> Iterator[Factors]:
+    """Yield the factors of a product of which a's output is an activation."""
+    wanted = site.rows(site.a)
+    partners = _partners(site)
+    near = [before for before in site.before if before.values.shape == site.a.shape][:MOST_PRODUCTS]
+    for product in near:
+        values = site.rows(product.values)
+        weights = [held for held in site.recordings[0].weights if held.module == product.name and len(held.shape) > 1]
+        entry = next((before for before in site.before if before.name == f"{product.name}:{INPUT}"), None)
+        if not weights or entry is None:
+            continue
+        x = site.rows(entry.values)
+        for activation in ACTIVATIONS:
+            if np.linalg.norm(activation.apply(values) - wanted) > NEAR * np.linalg.norm(wanted):
+                continue
+            for matrix in _oriented(weights[0].get(), site, x.shape[1]):
+                bias = (values - x @ matrix.T).mean(0)
+                if np.linalg.norm(values - x @ matrix.T - bias) <= NEAR * np.linalg.norm(values):
+                    other, match = partners.get(weights[0].name, (None, None))
+                    yield Factors(entry, matrix, bias, weights[0], other, match, activation=activation)
+
+
+def _partners(site: Site) -> dict[str, tuple[HeldWeight, Match]]:
+    """Return b's partners of a's weights, with how they relate, by a's names."""
+    others = {weight.name: weight for weight in site.recordings[1].weights}
+    return {match.a: (others[match.b], match) for match in site.matching.matches}
 
 
 def _candidates(site: Site) -> Iterator[tuple[Before, HeldWeight, HeldWeight | None, Match | None]]:
@@ -107,22 +155,25 @@ def _candidates(site: Site) -> Iterator[tuple[Before, HeldWeight, HeldWeight | N
         for weight, other, match in matrices:
             yield site.entry, weight, other, match
         return
-    others = {weight.name: weight for weight in site.recordings[1].weights}
-    matches = {match.a: match for match in site.matching.matches}
-    lookups = {tensor.path for tensor in site.recordings[0].tensors.values() if tensor.side is None}
-    tables = [
-        weight
-        for weight in site.recordings[0].weights
-        if weight.module in lookups and len(weight.shape) == 2 and site.a.shape[-1] in weight.shape
-    ]
+    partners = _partners(site)
     for before in site.before[:MOST_FACTORS]:
-        for weight in tables:
-            if before.values.shape[-1] in weight.shape:
-                match = matches.get(weight.name)
-                yield before, weight, None if match is None else others[match.b], match
+        for weight in _tables(site, 0):
+            if before.values.shape[-1] in weight.shape and site.a.shape[-1] in weight.shape:
+                yield before, weight, *partners.get(weight.name, (None, None))
 
 
-def oriented(values: np.ndarray, site: Site, inputs: int) -> Iterator[np.ndarray]:
+def _tables(site: Site, side: int) -> list[HeldWeight]:
+    """Return the matrices of a model that its output may be a product with: tables, and those without a partner."""
+    lookups = {tensor.path for tensor in site.recordings[side].tensors.values() if tensor.side is None}
+    alone = set(site.matching.alone_b if side else site.matching.alone_a)
+    return [
+        weight
+        for weight in site.recordings[side].weights
+        if len(weight.shape) == 2 and (weight.module in lookups or weight.name in alone)
+    ]
+
+
+def _oriented(values: np.ndarray, site: Site, inputs: int) -> Iterator[np.ndarray]:
     """Yield a weight as a matrix (output, input), in each way in which it may be one."""
     whole = site.recordings[0].tensors[site.pair.a].features
     for matrix in matrices_of(values):
@@ -136,7 +187,7 @@ def _explanation(
     setting: str,
     values: tuple[str, str],
     factors: Factors,
-    function: Callable[[np.ndarray], np.ndarray],
+    function: Function,
     sentence: str = "",
 ) -> Explanation:
     name = factors.entry.name
@@ -152,12 +203,13 @@ def _of_weights(site: Site, factors: Factors) -> Iterator[Explanation]:
     cause = cause_of(match)
     relation = match.relation.removesuffix(" in b")
     sentence = f"b has {factors.weight.name} {match.as_object}"
-    matrices = oriented_of_b(other.get(), site, factors.matrix.shape[1])
-    for matrix, bias in itertools.product(matrices, biases_of(site, factors.weight.module, factors.bias)):
-        yield _explanation(cause, factors.weight.name, ("a's own", relation), factors, _affine(matrix, bias), sentence)
+    matrices = _oriented_of_b(other.get(), site, factors.matrix.shape[1])
+    for matrix, bias in itertools.product(matrices, _biases_of(site, factors.weight.module, factors.bias)):
+        function = factors.affine(matrix, bias)
+        yield _explanation(cause, factors.weight.name, ("a's own", relation), factors, function, sentence)
 
 
-def biases_of(site: Site, path: str, own: np.ndarray) -> list[np.ndarray]:
+def _biases_of(site: Site, path: str, own: np.ndarray) -> list[np.ndarray]:
     """Return a's bias at a module, and b's where it differs."""
     others = [
         other.get().astype(np.float64).ravel()
@@ -172,11 +224,7 @@ def cause_of(match: Match) -> str:
     return next((key for start, key in CAUSES_OF.items() if match.relation.startswith(start)), "different-weight")
 
 
-def _affine(matrix: np.ndarray, bias: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda x: np.asarray(x @ matrix.T + bias)
-
-
-def oriented_of_b(values: np.ndarray, site: Site, inputs: int) -> Iterator[np.ndarray]:
+def _oriented_of_b(values: np.ndarray, site: Site, inputs: int) -> Iterator[np.ndarray]:
     """Yield a weight of b as a matrix (output, input), in each way in which it may be one."""
     whole = site.recordings[1].tensors[site.pair.b].features
     for matrix in matrices_of(values):
@@ -186,21 +234,35 @@ def oriented_of_b(values: np.ndarray, site: Site, inputs: int) -> Iterator[np.nd
 
 
 def _of_other_heads(site: Site, factors: Factors) -> Iterator[Explanation]:
-    """Yield the explanations by a weight of b without a partner in a, as a head that should share the table has."""
-    alone = set(site.matching.alone_b)
-    own = factors.weight.name
-    for weight in site.recordings[1].weights:
-        if weight.name in alone and len(weight.shape) == 2:
-            for matrix in oriented_of_b(weight.get(), site, factors.matrix.shape[1]):
-                sentence = f"b multiplies by {weight.name}, which equals no weight of a, where a multiplies by {own}"
-                yield _explanation(
-                    "head-untied",
-                    "the matrix of the output",
-                    (own, weight.name),
-                    factors,
-                    _affine(matrix, factors.bias),
-                    sentence,
-                )
+    """Yield the explanations by a head that shares the table in one model alone."""
+    own, alone_a = factors.weight.name, set(site.matching.alone_a)
+    partners = {other.name: name for name, (other, _) in _partners(site).items()}
+    for weight in _tables(site, 1):
+        if partners.get(weight.name) == own or (weight.name in partners and own not in alone_a):
+            continue
+        for matrix in _oriented_of_b(weight.get(), site, factors.matrix.shape[1]):
+            sentence = f"b multiplies by {weight.name}, which equals no weight of a, where a multiplies by {own}"
+            if weight.name in partners:
+                sentence = f"a multiplies by {own}, which equals no weight of b, where b multiplies by {weight.name}"
+            function = factors.affine(matrix, factors.bias)
+            yield _explanation(
+                "head-untied", "the matrix of the output", (own, weight.name), factors, function, sentence
+            )
+
+
+def _of_held_biases(site: Site, factors: Factors) -> Iterator[Explanation]:
+    """Yield the explanations by a bias that one model alone adds before an activation."""
+    path = factors.weight.module
+    module = "" if factors.other is None else factors.other.module
+    values = (("added", "missing"), f"b adds no bias at {path}, and a does")
+    found = [np.zeros_like(factors.bias)]
+    if not factors.bias.any() or float(np.abs(factors.bias).max()) <= NEAR:
+        values = (("missing", "added"), f"b adds a bias at {path}, and a does not")
+        held = [weight for weight in site.recordings[1].weights if weight.module == module]
+        found = [weight.get().astype(np.float64) for weight in held if weight.shape == factors.bias.shape]
+    for bias in found:
+        function = factors.affine(factors.matrix, bias)
+        yield _explanation("missing-bias", f"the bias of {path}", values[0], factors, function, values[1])
 
 
 def _of_bias(site: Site, factors: Factors) -> Iterator[Explanation]:
@@ -222,7 +284,7 @@ def _of_bias(site: Site, factors: Factors) -> Iterator[Explanation]:
         cause, values, sentence = "missing-bias", ("missing", "added"), f"b adds a bias at {place}, and a does not"
     else:
         cause, values, sentence = "different-weight", ("a's own", "different"), f"b adds another bias at {place}"
-    yield _explanation(cause, f"the bias of {place}", values, factors, _affine(factors.matrix, bias), sentence)
+    yield _explanation(cause, f"the bias of {place}", values, factors, factors.affine(factors.matrix, bias), sentence)
 
 
 def _is_shared(site: Site, factors: Factors) -> bool:
@@ -241,18 +303,18 @@ def _of_layout(site: Site, factors: Factors) -> Iterator[Explanation]:
             name,
             ("as stored", "transposed"),
             factors,
-            _affine(matrix.T, factors.bias),
+            factors.affine(matrix.T, factors.bias),
             f"b uses {name} transposed",
         )
     if factors.match is not None and factors.match.order is not None and factors.other is not None:
-        for turned in oriented_of_b(factors.other.get(), site, matrix.shape[1]):
-            for bias in biases_of(site, factors.weight.module, factors.bias):
+        for turned in _oriented_of_b(factors.other.get(), site, matrix.shape[1]):
+            for bias in _biases_of(site, factors.weight.module, factors.bias):
                 yield _explanation(
                     "permuted-weight",
                     name,
                     ("in order", "in another order"),
                     factors,
-                    _affine(turned, bias),
+                    factors.affine(turned, bias),
                     f"b has {name} in another order",
                 )
     order = _order_of_features(site.rows(site.a), site.rows(site.b))
@@ -282,13 +344,14 @@ def _order_of_features(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
 def _of_output(site: Site, factors: Factors) -> Iterator[Explanation]:
     """Yield the explanations by a number or a cap on the output."""
     a, b = site.rows(site.a), site.rows(site.b)
-    number = float((a * b).sum() / ((a * a).sum() or 1.0))
+    share = float((a * b).sum() / ((a * a).sum() or 1.0))
+    own = factors.affine(factors.matrix, factors.bias)
     yield _explanation(
         "logit-scale",
         f"the output of {site.path or 'the model'} is multiplied by",
-        ("1", f"{number:.6g}"),
+        (f"{factors.number:.6g}", f"{share * factors.number:.6g}"),
         factors,
-        lambda x: number * (x @ factors.matrix.T + factors.bias),
+        lambda x: share * own(x),
     )
     cap = _cap(a, b)
     if cap is not None:
@@ -305,7 +368,7 @@ def _of_cap(site: Site, factors: Factors) -> Iterator[Explanation]:
     """Yield the explanations by another cap of the output, or none."""
     place = site.path or "the model"
     own = f"the cap {factors.cap:.4g}"
-    product = _affine(factors.matrix, factors.bias)
+    product = factors.affine(factors.matrix, factors.bias)
     yield _explanation("logit-cap", f"the output of {place} has", (own, "no cap"), factors, product)
     cap = _cap(site.rows(product(factors.entry.values)), site.rows(site.b))
     if cap is not None:

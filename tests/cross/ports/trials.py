@@ -16,6 +16,7 @@ from typing import Any
 
 import embgrad
 from embgrad.comparison.port import check_port
+from embgrad.comparison.recording import FINAL
 from embgrad.results import PortReport
 from tests.cross.ports.fault import Fault
 from tests.cross.ports.faults import FAULTS
@@ -86,10 +87,16 @@ def try_fault(fault: Fault | TwoFaults) -> Outcome:
 
 
 def _ends_of_first(report: PortReport) -> list[str]:
-    """Return the paths at both ends of the first stretch that differs: of the point before it, and of its own."""
+    """Return the paths at both ends of the first stretch that differs: of the point before it, and of its own.
+
+    A stretch that ends at the model's output contains the head, which is no point where it shares the table.
+    """
     names = [point.name for point in report.points]
     first = next((number for number, point in enumerate(report.points) if not point.agrees), None)
-    return [] if first is None else [re.split(r":| \(|\[", name)[0] for name in names[max(first - 1, 0) : first + 1]]
+    if first is None:
+        return []
+    ends = [re.split(r":| \(|\[", name)[0] for name in names[max(first - 1, 0) : first + 1]]
+    return [*ends, *(["lm_head"] if ends[-1] == FINAL else [])]
 
 
 def try_right(port: RightPort) -> Outcome:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.activated import ActivatedProduct
-from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.hypotheses.product import Product
+from embgrad.comparison.hypotheses.site import Before, Explanation, Site
 from embgrad.comparison.weights import rounded
 from tests.unit.comparison.hypotheses.modules import best, module_site
 
@@ -33,7 +34,7 @@ def site(b: np.ndarray, held_b: Any = None, *, a: np.ndarray | None = None, w: n
 
 
 def explained(at: Site) -> Explanation:
-    return best(at, ActivatedProduct().explain(at))
+    return best(at, Product().explain(at))
 
 
 def test_the_layer_of_numbers_by_hand() -> None:
@@ -94,28 +95,39 @@ def test_any_known_activation_may_follow(function: Any) -> None:
 
 
 def test_a_wide_matrix_is_not_transposed() -> None:
-    at = site(relu(X @ WIDE.T + 1), w=WIDE)
-    assert [item.cause for item in ActivatedProduct().explain(at)] == ["missing-bias"]
+    assert not Product().explain(site(relu(X @ WIDE.T + 1), w=WIDE))
+
+
+def test_a_bias_that_a_lacks_is_named_where_b_holds_it() -> None:
+    options = {"a": relu(X @ W.T), "held_a": {"up.W": W}}
+    held = {"dense.W": W, "dense.b": BIAS}
+    at = site(relu(X @ W.T + BIAS), held, **options)
+    at = replace(at, before=[Before("up", X @ W.T), *at.before[1:]])
+    found = explained(at)
+    assert (found.cause, found.text) == ("missing-bias", "b adds a bias at up, and a does not")
+    other = site(relu(X @ W.T + BIAS), {**held, "dense.b": BIAS[::-1].copy()}, **options)
+    other = replace(other, before=at.before)
+    assert all(other.off(item.predicted) > 0.1 for item in Product().explain(other))
 
 
 def test_equal_weights_explain_nothing_else() -> None:
     at = site(relu(X @ W.T * 3))
-    assert {item.cause for item in ActivatedProduct().explain(at)} == {"missing-bias", "transposed-weight"}
-    assert all(at.off(item.predicted) > 0.1 for item in ActivatedProduct().explain(at))
+    assert {item.cause for item in Product().explain(at)} == {"missing-bias", "transposed-weight"}
+    assert all(at.off(item.predicted) > 0.1 for item in Product().explain(at))
 
 
 @pytest.mark.parametrize("a", [np.sin(X @ W.T), relu(X @ W.T) * X])
 def test_what_is_no_known_layer_is_not_explained(a: np.ndarray) -> None:
-    assert not ActivatedProduct().explain(site(relu(X), a=a))
+    assert not Product().explain(site(relu(X), a=a))
 
 
 def test_a_layer_without_weights_or_an_input_is_not_explained() -> None:
     product = X @ W.T + BIAS
-    assert not ActivatedProduct().explain(site(relu(X), held_a={"up.b": BIAS}))
-    assert not ActivatedProduct().explain(site(relu(X), held_a={"other.W": W}))
+    assert not Product().explain(site(relu(X), held_a={"up.b": BIAS}))
+    assert not Product().explain(site(relu(X), held_a={"other.W": W}))
     at = module_site(relu(product), relu(X), {"up": product}, key="act:output#0", held_a=HELD)
-    assert not ActivatedProduct().explain(at)
-    assert not ActivatedProduct().explain(site(relu(X), held_a={"up.W": W.T @ W, "up.b": BIAS}))
+    assert not Product().explain(at)
+    assert not Product().explain(site(relu(X), held_a={"up.W": W.T @ W, "up.b": BIAS}))
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -10,6 +10,7 @@ import pytest
 
 from embgrad.comparison.hypotheses.product import Product, cause_of
 from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.recording import Tensor
 from embgrad.comparison.sites import Pair
 from embgrad.comparison.weights import Match, Matching, rounded
 from tests.unit.comparison.hypotheses.modules import best, module_site
@@ -193,6 +194,28 @@ def test_a_head_that_should_share_the_table_is_named() -> None:
     found = explained(at)
     assert (found.cause, found.values) == ("head-untied", ("table.W", "lm_head.W"))
     assert found.text == "b multiplies by lm_head.W, which equals no weight of a, where a multiplies by table.W"
+
+
+def test_a_head_that_a_does_not_share_is_named() -> None:
+    other = RANDOM.normal(size=(9, 6))
+    at = head(
+        X @ other.T,
+        X @ TABLE.T,
+        held_a={"table.W": TABLE, "lm_head.W": other},
+        held_b={"words.W": TABLE},
+        roles={"table": ["word"]},
+    )
+    tables = {"words": Tensor("words", "words", None, 0, ("word",), 0.0, X), **at.recordings[1].tensors}
+    at = replace(at, recordings=(at.recordings[0], replace(at.recordings[1], tensors=tables)))
+    found = explained(at)
+    assert (found.cause, found.values) == ("head-untied", ("lm_head.W", "words.W"))
+    assert found.text == "a multiplies by lm_head.W, which equals no weight of b, where b multiplies by words.W"
+
+
+def test_a_head_whose_output_a_multiplies_is_named() -> None:
+    found = explained(head(0.125 * X @ TABLE.T, X @ TABLE.T))
+    assert (found.cause, found.text) == ("logit-scale", "the output of output is multiplied by 0.125 in a and 1 in b")
+    assert explained(head(2 * X @ TABLE.T, 3 * X @ TABLE.T)).values == ("2", "3")
 
 
 def test_a_part_of_a_fused_product_is_explained_by_its_rows() -> None:
