@@ -11,13 +11,12 @@ import numpy as np
 from embgrad.comparison.floor import local_floors
 from embgrad.comparison.hypotheses.combination import moved_terms
 from embgrad.comparison.hypotheses.explain import EXPLAINING, HYPOTHESES, explain
-from embgrad.comparison.hypotheses.site import FAINT_MEMORY, Before, Explanation, Site
+from embgrad.comparison.hypotheses.site import FAINT_MEMORY, Before, Explanation, Site, real_of
 from embgrad.comparison.recording import Recording
 from embgrad.comparison.repair import repair_pairs
 from embgrad.comparison.sites import Led, Pair, can_be_led, difference, lead, name_of
 from embgrad.comparison.unled import follow
 from embgrad.comparison.weights import Matching
-from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.points import WORD
 from embgrad.model_points.roles import LAYER
 
@@ -258,7 +257,7 @@ def differing_sites(
                 layer_of(a.tensors[pair.a].time),
                 np.asarray(values_a, np.float64),
                 np.asarray(values_b, np.float64),
-                _real_of(a.batch, values_a),
+                real_of(a.batch, values_a),
                 a.batch.ids,
                 _before(pairs[:number], recordings, led, pair, values_a),
                 recordings,
@@ -270,15 +269,6 @@ def differing_sites(
             )
         )
     return sites
-
-
-def _real_of(batch: TokenBatch, values: np.ndarray) -> np.ndarray:
-    """Return the positions of a tensor that count, bool, (example, position)."""
-    if values.shape[:2] == batch.shape:
-        return batch.real
-    masks = (np.asarray(extra) for name, extra in batch.extras.items() if "mask" in name)
-    own = next((mask for mask in masks if mask.shape == values.shape[:2]), None)
-    return np.ones(values.shape[:2], bool) if own is None else own.astype(bool)
 
 
 def _before(

@@ -47,7 +47,7 @@ class Core:
         value: that of the values, of the keys' shape.
         heads: the number of heads.
         scale: what products of queries and keys are multiplied by.
-        real: the positions that are not padding, bool, (example, position).
+        real: the keys' positions that are not padding, bool, (example, position).
         tiled: whether head h takes key h modulo their number, instead of neighbouring heads sharing one.
         cap: the soft cap of the scores; None for none.
         mask: which keys each query sees.
@@ -82,6 +82,11 @@ class Core:
         return int(self.query.values.shape[-1]) // self.heads
 
     @property
+    def crosses(self) -> bool:
+        """Return whether keys and values are those of another text."""
+        return self.query.values.shape[:2] != self.key.values.shape[:2]
+
+    @property
     def pairs(self) -> int:
         """The number of heads of keys and values."""
         return int(self.key.values.shape[-1]) // self.size
@@ -105,7 +110,7 @@ class Core:
     @property
     def whole(self) -> Part:
         """The part that is everything."""
-        examples, positions = self.real.shape
+        examples, positions = self.query.values.shape[:2]
         return Part(np.arange(examples), np.arange(positions), np.arange(self.heads))
 
     @property

@@ -86,7 +86,10 @@ def _fitted(site: Site, group: Sequence[Source]) -> Core | None:
     for options in (_plain, _usual, _with_biases, _with_norms, _with_rotaries, _with_caps):
         most_tried = len(near) + MOST_TRIED
         for candidate in candidates:
-            found = _first_of(site, candidate, options(site, candidate), most, near)
+            if candidate.crosses and options is not _plain:
+                continue
+            cores = _crossing(site, candidate) if candidate.crosses else options(site, candidate)
+            found = _first_of(site, candidate, cores, most, near)
             if found is not None:
                 return found
             if len(near) > most_tried:
@@ -152,7 +155,7 @@ def _whole(site: Site, core: Core, most: float) -> Core | None:
     part = part_of(site, core.heads, rows=2 * ROWS)
     wanted = part.of(site.a, core.size)
     masks = [replace(core.mask, padding=not core.mask.padding)]
-    masks += [replace(core.mask, window=window) for window in range(1, site.real.shape[1])]
+    masks += [replace(core.mask, window=size) for size in range(1, site.real.shape[1])] if not core.crosses else []
     for mask in masks:
         changed = replace(core, mask=mask)
         if relative(changed.part(part), wanted) <= 2 * most and site.off(changed.predicted, from_a=True) <= most:
@@ -163,6 +166,11 @@ def _whole(site: Site, core: Core, most: float) -> Core | None:
 def _plain(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield the cores that are tried with all tensors."""
     yield from _cores(site, candidate, numbers=_numbers(site, candidate)[:1])
+
+
+def _crossing(site: Site, candidate: Projections) -> Iterator[Core]:
+    """Yield the cores of queries with the keys and values of another text."""
+    yield from _cores(site, candidate, [Mask(), Mask(padding=False)], [None], _numbers(site, candidate))
 
 
 def _usual(site: Site, candidate: Projections) -> Iterator[Core]:
@@ -227,7 +235,7 @@ def _cores(
             candidate.value,
             candidate.heads,
             scale,
-            site.real,
+            site.real_of(candidate.key.values),
             candidate.tiled,
             cap,
             mask,

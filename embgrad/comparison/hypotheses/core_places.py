@@ -55,7 +55,14 @@ class Places:
             found.append(whole if source.features is None else whole.part(source.features, source.label))
             if found[-1].values.shape != source.values.shape:
                 return None
-        return replace(self.core, query=found[0], key=found[1], value=found[2], real=site.real, norm=self._norm(site))
+        return replace(
+            self.core,
+            query=found[0],
+            key=found[1],
+            value=found[2],
+            real=site.real_of(found[1].values),
+            norm=self._norm(site),
+        )
 
     def _norm(self, site: Site) -> HeadNorm | None:
         norm, (query, key) = self.core.norm, self.gains

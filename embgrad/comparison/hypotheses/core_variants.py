@@ -48,10 +48,13 @@ def variants(site: Site, core: Core, *, rare: bool = True) -> Iterator[Core]:
     """
     declared = declared_by(site, 1)
     yield from _of_scores(declared, core)
-    yield from (replace(core, mask=mask) for mask in _masks(site, core.mask, rare) if mask != core.mask)
-    yield from (replace(core, rotary=rotary) for rotary in _rotaries(declared, core, rare) if rotary != core.rotary)
+    if core.crosses:
+        yield replace(core, mask=replace(core.mask, padding=not core.mask.padding))
+    else:
+        yield from (replace(core, mask=mask) for mask in _masks(site, core.mask, rare) if mask != core.mask)
+        yield from (replace(core, rotary=rotary) for rotary in _rotaries(declared, core, rare) if rotary != core.rotary)
+        yield from _of_bias(site, core)
     yield from _of_heads(declared, core)
-    yield from _of_bias(site, core)
     yield from (replace(core, norm=norm) for norm in _norms(core.norm))
     yield from _of_sources(site, core, rare)
 

@@ -19,6 +19,9 @@ SIZES: Final = (64, 128, 32, 96, 80, 256, 48, 16, 8, 4, 2)
 #: How far, as a share of the largest value, a sum of values may be outside of their range.
 OUTSIDE: Final = 1e-4
 
+#: By how much queries with keys and values of another text are less likely than those with their own.
+CROSSING: Final = 4
+
 #: The share of a row that is left where it is not a sum of two rows of values for each head.
 LEFT: Final = 1e-2
 
@@ -42,6 +45,11 @@ class Projections:
     tiled: bool = False
 
     @property
+    def crosses(self) -> bool:
+        """Return whether keys and values are those of another text."""
+        return self.query.values.shape[:2] != self.key.values.shape[:2]
+
+    @property
     def heads(self) -> int:
         """The number of heads."""
         return int(self.query.values.shape[-1]) // self.size
@@ -57,8 +65,9 @@ def projections(site: Site, found: Sequence[Source], sizes: Sequence[int] = ()) 
         found: the tensors.
         sizes: the sizes of heads that are tried first.
     """
+    others = [source for source in found if source.values.shape[:2] != site.a.shape[:2]]
     found = [source for source in found if source.values.shape[:2] == site.a.shape[:2]]
-    triples = [*_fused(site, found), *_separate(site, found)]
+    triples = [*_fused(site, found), *_separate(site, found), *_crossing(site, found, others)]
     order = {size: rank for rank, size in enumerate(dict.fromkeys([*sizes, *SIZES]))}
     ranked = [
         (rank + order.get(candidate.size, len(order)), number, candidate)
@@ -127,6 +136,22 @@ def _separate(site: Site, found: Sequence[Source]) -> Iterator[tuple[int, Projec
                     yield from (
                         (rank + place + behind, Projections(query, key, value, size, tiled)) for size, tiled in sizes
                     )
+
+
+def _crossing(site: Site, found: Sequence[Source], others: Sequence[Source]) -> Iterator[tuple[int, Projections]]:
+    """Yield queries with the keys and values of another text, behind all others."""
+    width = site.a.shape[-1]
+    queries = [source for source in found if source.values.shape[-1] == width]
+    for value in others:
+        narrow = value.values.shape[-1]
+        if value.values.shape[0] != len(site.a) or width != narrow or not _between(site, value.values):
+            continue
+        for rank, key in enumerate(others):
+            for place, query in (
+                enumerate(queries) if key is not value and key.values.shape == value.values.shape else ()
+            ):
+                for size in _divisors(narrow):
+                    yield CROSSING + rank + place, Projections(query, key, value, size)
 
 
 def _fused(site: Site, found: Sequence[Source]) -> Iterator[tuple[int, Projections]]:

@@ -12,9 +12,10 @@ import numpy as np
 from embgrad.comparison.recording import HeldWeight, Recording
 from embgrad.comparison.sites import Pair, difference
 from embgrad.comparison.weights import Match, Matching
+from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.points import INPUT, OUTPUT
 
-__all__ = ["FAINT_MEMORY", "Before", "Explanation", "Site"]
+__all__ = ["FAINT_MEMORY", "Before", "Explanation", "Site", "real_of"]
 
 #: The key in a site's memory of whether its difference is so small that only what is known from others is tried.
 FAINT_MEMORY: Final = "faint"
@@ -179,7 +180,20 @@ class Site:
         """Return the relative L2 between a prediction and b's output, or a's, at real positions."""
         return difference(self.a if from_a else self.b, predicted, self.real)
 
+    def real_of(self, values: np.ndarray) -> np.ndarray:
+        """Return the positions of a tensor that are not padding, which may be those of another text than the site's."""
+        return self.real if values.shape[:2] == self.real.shape else real_of(self.recordings[0].batch, values)
+
     def rows(self, values: np.ndarray) -> np.ndarray:
         """Return a tensor's vectors at real positions as float64, (token, feature)."""
         at = values[self.real] if values.shape[:2] == self.real.shape else values.reshape(-1, values.shape[-1])
         return np.asarray(at, np.float64)
+
+
+def real_of(batch: TokenBatch, values: np.ndarray) -> np.ndarray:
+    """Return the positions of a tensor that count, bool, (example, position)."""
+    if values.shape[:2] == batch.shape:
+        return batch.real
+    masks = (np.asarray(extra) for name, extra in batch.extras.items() if "mask" in name)
+    own = next((mask for mask in masks if mask.shape == values.shape[:2]), None)
+    return np.ones(values.shape[:2], bool) if own is None else own.astype(bool)
