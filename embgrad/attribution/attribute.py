@@ -141,7 +141,7 @@ def attribute(
 
 def attribute_by(passes: Passes, method: Method, tokenizer: Any) -> Attribution:
     """Return the attribution of a batch by one method, see `attribute`."""
-    made = method.contributions(passes, tokenizer)
+    made = method.mean_contributions(passes, tokenizer)
     result = passes.state
     return Attribution(
         values=None if made.values is None else np.array(made.values, result.activations.dtype, order="C"),
@@ -149,6 +149,7 @@ def attribute_by(passes: Passes, method: Method, tokenizer: Any) -> Attribution:
         objective=np.array(result.objective),
         baseline_objective=made.baseline_objective,
         delta=made.delta,
+        error=made.error if made.error is not None or made.delta is None else np.abs(made.delta),
         ids=result.ids.copy(),
         mask=None if result.mask is None else result.mask.copy(),
         types=None if result.types is None else result.types.copy(),

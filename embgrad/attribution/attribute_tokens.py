@@ -5,28 +5,27 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from embgrad.attribution.attribute import method_from
-from embgrad.attribution.baselines import absent_positions, baseline_values, check_baseline, id_of
-from embgrad.attribution.completeness import RANDOM, SHARE
+from embgrad.attribution.baselines import NEEDS_DIRECTION, absent_positions, check_baseline, id_of, is_auto
+from embgrad.attribution.completeness import ADVICE, RANDOM, SHARE
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency
 from embgrad.attribution.method import Method
 from embgrad.attribution.path_methods import IntegratedGradients
 from embgrad.attribution.perturbation_methods import Occlusion
-from embgrad.attribution.quadrature import nodes_and_weights
 from embgrad.attribution.targets import NONE, Targets, targets_of
 from embgrad.attribution.text_inputs import expect_no_copies
+from embgrad.attribution.token_lines import Made, integrate_tokens
 from embgrad.attribution.token_passes import TokenPasses, decoder_of
 from embgrad.backend.protocol import BoundModel, Call, Reduce
 from embgrad.backend.registry import bind
 from embgrad.common.keywords import explain_arguments
 from embgrad.common.metrics import lengths
-from embgrad.common.options import count_or_none, expect_flag
-from embgrad.engine.embedding_table import table_of
+from embgrad.common.options import count_or_none, expect_flag, lists_choices
 from embgrad.engine.encoder_decoders import further_text, takes_decoder
 from embgrad.engine.generate import generate_tokens
 from embgrad.engine.keras_generate import prompts_of_texts
@@ -128,7 +127,8 @@ def attribute_tokens(
     side_move = move if decoder is None else decoder_move
     passes = TokenPasses(bound, moved, _move(wanted, side_move), _names(bound, moved, at), size, training)
     contributions = next(function for cls, function in _METHODS.items() if isinstance(chosen, cls))
-    made = contributions(_with_moved_baseline(chosen, move), passes, known)
+    moved_methods = _with_moved_baseline(chosen, move).by_baseline()
+    made = _mean([contributions(single, passes, known) for single in moved_methods])
     return _result(made, chosen, passes, wanted, tokens, decoder, (move, decoder_move), known)
 
 
@@ -138,11 +138,6 @@ def _method(method: Any) -> Method:
         raise EmbgradError(
             f"method is {type(chosen).__name__}: output tokens are attributed by {quote([cls.__name__ for cls in _METHODS])}. "
             "For another method call embgrad.attribute with embgrad.LogProbability for each output token"
-        )
-    if isinstance(chosen, IntegratedGradients) and chosen.tolerance is not None:
-        raise EmbgradError(
-            f"tolerance is {chosen.tolerance}: steps are not doubled here, where all output tokens share them. Give more "
-            "steps, and look at the result's delta"
         )
     return chosen
 
@@ -175,11 +170,17 @@ def _with_moved_baseline(method: Method, move: Alignment) -> Method:
     """Return the method with an array as baseline moved as the batch is."""
     if not isinstance(method, IntegratedGradients) or not move.shifts.any():
         return method
-    baseline = check_baseline(method.baseline)
+    if lists_choices(method.baseline):
+        return replace(method, baseline=[_move_baseline(entry, move) for entry in method.baseline])
+    return replace(method, baseline=_move_baseline(method.baseline, move))
+
+
+def _move_baseline(own: Any, move: Alignment) -> Any:
+    """Return a single baseline, of which an array with positions is moved."""
+    baseline = own if is_auto(own) else check_baseline(own)
     if not isinstance(baseline, np.ndarray) or baseline.ndim < 2 or baseline.shape[-2] != move.length:
-        return method  # it is the same at each position, or does not fit, which the method says
-    whole = np.broadcast_to(baseline, (len(move.shifts), move.length, baseline.shape[-1]))
-    return replace(method, baseline=move.move_rows(whole))
+        return own  # it is the same at each position, or does not fit, which the method says
+    return move.move_rows(np.broadcast_to(baseline, (len(move.shifts), move.length, baseline.shape[-1])))
 
 
 def _names(bound: BoundModel, batch: TokenBatch, at: str) -> tuple[str, ...]:
@@ -206,24 +207,25 @@ def _names(bound: BoundModel, batch: TokenBatch, at: str) -> tuple[str, ...]:
     return (WORD, lookups[0])
 
 
-@dataclass
-class _Made:
-    """The contributions by a method, for the moved batch.
+def _mean(made: Sequence[Made]) -> Made:
+    """Return the mean of the contributions from several baselines."""
+    first = made[0]
+    if len(made) == 1:
+        return first
 
-    Attributes:
-        scores: for each point (output, example, position).
-        objectives: L, (output, example).
-        before: L at the baseline, likewise; None where the method has none.
-        provenance: that of the first pass.
-    """
+    def mean(name: str) -> np.ndarray | None:
+        arrays = [getattr(single, name) for single in made]
+        return None if arrays[0] is None else np.mean(arrays, axis=0)
 
-    scores: list[np.ndarray]
-    objectives: np.ndarray
-    before: np.ndarray | None
-    provenance: dict[str, Any]
+    scores = [np.mean(arrays, axis=0) for arrays in zip(*(single.scores for single in made), strict=True)]
+    steps = [single.notes["steps_taken"] for single in made if single.notes]
+    notes = {"steps_taken": np.sum(steps, axis=0).tolist()} if steps else {}
+    flats = [single.flat for single in made if single.flat is not None]
+    flat = np.any(flats, axis=0) if flats else None
+    return Made(scores, first.objectives, mean("before"), first.provenance, mean("error"), notes, flat)
 
 
-def _by_gradient(method: Method, passes: TokenPasses, tokenizer: Any) -> _Made:
+def _by_gradient(method: Method, passes: TokenPasses, tokenizer: Any) -> Made:
     def norm(key: str, gradient: np.ndarray, value: np.ndarray) -> np.ndarray:
         return np.asarray(lengths(gradient.astype(np.float64))[..., None])
 
@@ -234,78 +236,17 @@ def _by_gradient(method: Method, passes: TokenPasses, tokenizer: Any) -> _Made:
     done = [passes.score(rows, reduce, quiet=number > 0) for number, rows in enumerate(passes.pieces(1))]
     scores = [np.concatenate(arrays, 1) for arrays in zip(*(part.scores for part in done), strict=True)]
     objectives = np.concatenate([part.objectives for part in done], 1)
-    return _Made(scores, objectives, None, dict(done[0].provenance))
+    return Made(scores, objectives, None, dict(done[0].provenance))
 
 
-def _by_integration(method: Method, passes: TokenPasses, tokenizer: Any) -> _Made:
+def _by_integration(method: Method, passes: TokenPasses, tokenizer: Any) -> Made:
     assert isinstance(method, IntegratedGradients)
-    inputs, count = passes.values(), len(passes.batch)
-    origins = _baselines(method.baseline, passes, inputs, tokenizer, method.keep_special)
-    differences = [own - origin for own, origin in zip(inputs, origins, strict=True)]
-    nodes, weights = nodes_and_weights(method.rule, method.steps)
-    # Steps at the baseline and at the inputs, without weight, give L there.
-    nodes, weights = np.concatenate([[0.0], nodes, [1.0]]), np.concatenate([[0.0], weights, [0.0]])
-    outputs = passes.targets.positions.shape[1]
-    scores = [np.zeros((outputs, *own.shape[:2])) for own in inputs]
-    before, objectives = np.zeros((outputs, count)), np.zeros((outputs, count))
-    provenance: dict[str, Any] = {}
-    for rows in passes.pieces(len(nodes)):
-        step, example = np.divmod(rows, count)
-        values = [
-            origin[example] + nodes[step, None, None] * difference[example]
-            for origin, difference in zip(origins, differences, strict=True)
-        ]
-        reduce = _product_with([difference[example] for difference in differences], passes.names)
-        part = passes.score(rows, reduce, values, quiet=bool(provenance), weighed=weights[step] != 0)
-        provenance = provenance or dict(part.provenance)
-        for total, scored in zip(scores, part.scores, strict=True):
-            for row, (at, weight) in enumerate(zip(example, weights[step], strict=True)):
-                total[:, at] += weight * scored[:, row]
-        before[:, example[step == 0]] = part.objectives[:, step == 0]
-        objectives[:, example[step == len(nodes) - 1]] = part.objectives[:, step == len(nodes) - 1]
-    return _Made(scores, objectives, before, provenance)
+    return integrate_tokens(method, passes, tokenizer)
 
 
-def _product_with(differences: Sequence[np.ndarray], names: Sequence[str]) -> Reduce:
-    """Return a function that multiplies the gradient at a point by the difference there, and sums over dim."""
-
-    def product(key: str, gradient: np.ndarray, value: np.ndarray) -> np.ndarray:
-        side = int(key == names[-1] and len(names) > 1)  # the decoder's point is named by its key
-        return np.asarray(np.einsum("rpd,rpd->rp", gradient, differences[side], dtype=np.float64)[..., None])
-
-    return product
-
-
-def _baselines(
-    baseline: Any, passes: TokenPasses, inputs: list[np.ndarray], tokenizer: Any, keep_special: bool
-) -> list[np.ndarray]:
-    """Return the baseline's values at each point, (example, position, dim)."""
-    origins = [baseline_values(passes.first, baseline, tokenizer, keep_special)]
-    if len(inputs) == 1:
-        return origins
-    baseline = check_baseline(baseline)
-    if isinstance(baseline, np.ndarray) or keep_special:
-        raise UnsupportedError(
-            "the baseline of an encoder-decoder is put in place of the encoder's and the decoder's tokens: expected 'zero', "
-            "'pad', 'mask' or an id, and keep_special=False"
-        )
-    row: Any = 0.0
-    if baseline != "zero":
-        id_ = id_of(baseline, passes.first, tokenizer) if isinstance(baseline, str) else baseline
-        table = table_of(passes.bound, passes.batch, passes.names[1])
-        if id_ >= len(table):
-            raise BatchError(
-                f"the baseline's id {id_} is outside the decoder's table, which has {len(table)} rows: expected an id that both "
-                "tables have"
-            )
-        row = table[id_]
-    origins.append(np.where(passes.sides[1].real[..., None], row, inputs[1]))
-    return origins
-
-
-def _by_occlusion(method: Method, passes: TokenPasses, tokenizer: Any) -> _Made:
+def _by_occlusion(method: Method, passes: TokenPasses, tokenizer: Any) -> Made:
     assert isinstance(method, Occlusion)
-    if not isinstance(method.replacement, (str, int, np.integer)) or method.replacement == "zero":
+    if not isinstance(method.replacement, (str, int, np.integer)) or method.replacement in ("zero", "mean"):
         raise UnsupportedError(
             f"replacement is {method.replacement!r}: input tokens are replaced by an id here. Give 'mask', 'pad' or an id"
         )
@@ -330,11 +271,11 @@ def _by_occlusion(method: Method, passes: TokenPasses, tokenizer: Any) -> _Made:
             batch = batch.replace(ids=ids) if number == 0 else with_decoder_ids(batch, ids)
             changes = objectives[:, rows] - passes.evaluate(rows, batch)
             total[:, rows[chosen], at[chosen]] = changes[:, chosen]
-    return _Made(scores, objectives, None, provenance)
+    return Made(scores, objectives, None, provenance)
 
 
 #: The methods that attribute output tokens, each with the function that computes its contributions.
-_METHODS: Final[dict[type[Method], Callable[[Method, TokenPasses, Any], _Made]]] = {
+_METHODS: Final[dict[type[Method], Callable[[Method, TokenPasses, Any], Made]]] = {
     Saliency: _by_gradient,
     InputXGradient: _by_gradient,
     IntegratedGradients: _by_integration,
@@ -343,7 +284,7 @@ _METHODS: Final[dict[type[Method], Callable[[Method, TokenPasses, Any], _Made]]]
 
 
 def _result(
-    made: _Made,
+    made: Made,
     method: Method,
     passes: TokenPasses,
     targets: Targets,
@@ -362,7 +303,8 @@ def _result(
     before = None if made.before is None else np.where(absent, np.nan, made.before.T)
     objective = np.where(absent, np.nan, made.objectives.T)
     delta = None if before is None else np.where(absent, np.nan, sums - (objective - before))
-    _warn_of_missed(delta, objective, before, method, passes)
+    error = None if made.error is None else np.where(absent, np.nan, made.error.T)
+    _warn_of_missed(delta, objective, before, method, passes, made)
     by_side = [move.move_back(array) for move, array in zip(moves, scores, strict=False) if move is not None]
     _warn_of_later(by_side[-1], targets)
     output_tokens = None
@@ -388,7 +330,7 @@ def _result(
         provenance={
             **copy.deepcopy(made.provenance),
             "objective": {"class": "LogProbability", "contrast": targets.contrast is not None},
-            "method": method.describe(),
+            "method": {**method.describe(), **made.notes},
             **({"random": passes.first.is_random} if passes.training and passes.bound.supports("override") else {}),
             "truncated": batch.truncated.tolist(),
         },
@@ -399,6 +341,7 @@ def _result(
         texts=batch.texts,
         offsets=None if batch.offsets is None else batch.offsets.copy(),
         parts=None if batch.parts is None else batch.parts.copy(),
+        error=error,
     )
 
 
@@ -427,21 +370,31 @@ def _warn_of_later(scores: np.ndarray, targets: Targets) -> None:
 
 
 def _warn_of_missed(
-    delta: np.ndarray | None, objective: np.ndarray, before: np.ndarray | None, method: Method, passes: TokenPasses
+    delta: np.ndarray | None,
+    objective: np.ndarray,
+    before: np.ndarray | None,
+    method: Method,
+    passes: TokenPasses,
+    made: Made,
 ) -> None:
-    """Warn of output tokens whose contributions do not sum to the difference of L, beyond 1 % of it."""
-    if delta is None or before is None:
+    """Warn of output tokens whose contributions do not sum to the difference of L, beyond 1 % of it or the tolerance."""
+    if delta is None or before is None or made.error is None:
         return
+    tolerance = getattr(method, "tolerance", None)
+    share, errors = (SHARE, np.abs(delta)) if tolerance is None else (tolerance, made.error.T)
     difference = np.abs(objective - before)
     rounding = 1e-5 * (np.abs(objective) + np.abs(before))
-    missed = np.nan_to_num(np.abs(delta)) > np.nan_to_num(SHARE * difference + rounding)
+    missed = np.nan_to_num(errors) > np.nan_to_num(share * difference + rounding)
     if missed.any():
-        advice = RANDOM if passes.first.is_random else f"Take more steps than {getattr(method, 'steps', '')}"
-        worst = np.unravel_index(int(np.nanargmax(np.where(missed, np.abs(delta), -1))), delta.shape)
+        examples = missed.any(1)
+        is_flat = made.flat is not None and bool(made.flat[examples].any())
+        advice = NEEDS_DIRECTION if is_flat else ADVICE[tolerance is not None]
+        advice = RANDOM if passes.first.is_random else advice
+        worst = np.unravel_index(int(np.argmax(np.where(missed, errors, -1))), delta.shape)
         warnings.warn(
-            f"the contributions to {int(missed.sum())} of {int(np.isfinite(delta).sum())} output tokens miss the difference of "
-            f"L by more than {SHARE:.0%}, at most by {delta[worst]:.3g} of {difference[worst]:.3g} (example {worst[0]}, output "
-            f"{worst[1]}). {advice}",
+            f"with {max(made.notes['steps_taken'])} steps the contributions to {int(missed.sum())} of "
+            f"{int(np.isfinite(delta).sum())} output tokens miss the difference of L by more than {share:.3g} of it, at most by "
+            f"{errors[worst]:.3g} of {difference[worst]:.3g} (example {worst[0]}, output {worst[1]}). {advice}",
             EmbgradWarning,
             stacklevel=level_of_user() + 1,
         )

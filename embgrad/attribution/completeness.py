@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
 from embgrad.attribution.passes import Passes
-from embgrad.common.tolerance import computation_dtype, unit_roundoff
 from embgrad.errors import EmbgradWarning, level_of_user
 
-__all__ = ["RANDOM", "SHARE", "find_missed", "warn_of_missed"]
+__all__ = ["ADVICE", "RANDOM", "SHARE", "find_missed", "warn_of_missed"]
 
 #: An error of completeness above this share of the objective's difference is warned of.
 SHARE: Final = 0.01
 
-#: How many rounding errors of an objective's size an error of completeness may be without a warning.
-ROUNDING: Final = 8
+#: What to do where the steps are too few, by whether the line was refined.
+ADVICE: Final[Mapping[bool, str]] = {
+    False: "Take more steps, or a tolerance, with which the line is refined where it bends",
+    True: "Give most=... for more steps, or take a method that needs no path, such as Occlusion or KernelShap, and see by "
+    "embgrad.metrics.faithfulness which one the model follows",
+}
 
 #: What a warning says in place of its advice where more steps do not help.
 RANDOM: Final = (
@@ -37,8 +41,7 @@ def find_missed(
         before: L at the baseline, (example,).
         most: the share.
     """
-    rounding = ROUNDING * 2 * unit_roundoff(computation_dtype(passes.state))
-    allowed = most * np.abs(difference) + rounding * (np.abs(passes.state.objective) + np.abs(before))
+    allowed = most * np.abs(difference) + passes.rounding * (np.abs(passes.state.objective) + np.abs(before))
     return np.flatnonzero(np.abs(delta) > allowed)
 
 

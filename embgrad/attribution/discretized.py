@@ -11,7 +11,8 @@ from embgrad.attribution.baselines import absent_positions, check_baseline, id_o
 from embgrad.attribution.completeness import warn_of_missed
 from embgrad.attribution.method import Contributions, Method, expect_choice, expect_count
 from embgrad.attribution.passes import Passes, Rows, add_rows
-from embgrad.common.options import expect_flag
+from embgrad.attribution.quadrature import largest_gap
+from embgrad.common.options import expect_flag, lists_choices
 from embgrad.engine.embedding_table import table_of
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError
 
@@ -36,7 +37,7 @@ class DiscretizedIntegratedGradients(Method):
 
     Args:
         steps: the number of points of the path, both ends included.
-        baseline: "pad", "mask" or an id, a row of the table.
+        baseline: "pad", "mask" or an id, a row of the table; or a list of these, over which the result is the mean.
         neighbours: how many nearest rows of the table are candidates of a step.
         strategy: "greedy" takes the row that is changed least, by L2 norm; "maxcount" the one that is changed in the fewest
             dimensions.
@@ -54,7 +55,10 @@ class DiscretizedIntegratedGradients(Method):
         expect_count(self.neighbours, "neighbours")
         expect_choice(self.strategy, "strategy", STRATEGIES)
         expect_flag(self.keep_special, "keep_special")
-        if not isinstance(check_baseline(self.baseline), (str, int)) or self.baseline == "zero":
+        several = self.baseline if lists_choices(self.baseline) else (self.baseline,)
+        if not all(
+            isinstance(check_baseline(entry), (str, int)) and entry not in ("zero", "mean") for entry in several
+        ):
             raise EmbgradError(
                 "baseline is no row of the table: expected 'pad', 'mask' or an id, at which the path can begin"
             )
@@ -85,17 +89,22 @@ class DiscretizedIntegratedGradients(Method):
 
         total = np.zeros(inputs.shape)
         segments = np.diff(paths, axis=1)
-        before = np.empty(examples)
+        before, sums = np.empty(examples), np.zeros((self.steps - 1) * examples)
+        reached = np.empty_like(sums)
         for start, end, gradients, objectives in passes.gradients(Rows(self.steps - 1, values)):
             step, example = np.divmod(np.arange(start, end), examples)
             moved = np.where(absent[example, :, None], segments[index[example], step[:, None]], 0.0)
-            add_rows(total, start, gradients * moved)
+            products = gradients * moved
+            sums[start:end], reached[start:end] = products.sum((1, 2)), objectives
+            add_rows(total, start, products)
             if start < examples:
                 before[start:end] = objectives[: examples - start]
         difference = passes.state.objective - before
         delta = total.sum((1, 2)) - difference
         warn_of_missed(passes, delta, difference, before, f"{self.steps} steps", "Take more steps")
-        return Contributions(total.sum(-1), total, before, delta)
+        gaps = sums.reshape(-1, examples).cumsum(0)[:-1] - (reached.reshape(-1, examples)[1:] - before)
+        error = largest_gap(np.concatenate([gaps, delta[None]]))
+        return Contributions(total.sum(-1), total, before, delta, error)
 
 
 def _table_of(passes: Passes) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 
@@ -13,6 +13,7 @@ import numpy as np
 from embgrad.attribution.passes import Passes
 from embgrad.common.arrays import to_numpy
 from embgrad.common.metrics import lengths
+from embgrad.common.options import lists_choices
 from embgrad.errors import EmbgradError, brief, did_you_mean, quote
 
 __all__ = [
@@ -35,6 +36,8 @@ class Contributions:
         values: the contribution of each dimension, (example, position, dim), or None.
         baseline_objective: L of each example at the baseline, (example,), or None.
         delta: the error of completeness, (example,), or None.
+        error: a bound of the error of completeness that does not let errors of one stretch of the path cancel those of another,
+            (example,); None for the size of `delta`.
         notes: further entries of the method's description in the provenance.
     """
 
@@ -42,6 +45,7 @@ class Contributions:
     values: np.ndarray | None = None
     baseline_objective: np.ndarray | None = None
     delta: np.ndarray | None = None
+    error: np.ndarray | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -50,17 +54,52 @@ class Method(ABC):
 
     @abstractmethod
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
-        """Return the contributions to the objectives of a batch.
+        """Return the contributions to the objectives of a batch, with one baseline at most.
 
         Args:
             passes: the passes through the model.
             tokenizer: knows the ids of special tokens; None where there is none.
         """
 
+    def mean_contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
+        """Return the contributions, the mean over the baselines where there are several."""
+        made = [method.contributions(passes, tokenizer) for method in self.by_baseline()]
+        return made[0] if len(made) == 1 else _mean(made)
+
+    def by_baseline(self) -> list[Method]:
+        """Return the method with each of its baselines alone; itself where it has one or none."""
+        for name in ("baseline", "replacement"):
+            if lists_choices(getattr(self, name, None)):
+                own = {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
+                return [type(self)(**{**own, name: baseline}) for baseline in own[name]]
+        return [self]
+
     def describe(self) -> dict[str, Any]:
         """Return the class name and the arguments as JSON-compatible values."""
         arguments = {entry.name: plain(getattr(self, entry.name)) for entry in fields(self)}  # type: ignore[arg-type]
         return {"class": type(self).__name__, **arguments}
+
+
+def _mean(made: Sequence[Contributions]) -> Contributions:
+    """Return the mean of contributions; steps are added up, and exact is what each is exactly."""
+
+    def mean(name: str) -> np.ndarray | None:
+        arrays = [getattr(entry, name) for entry in made]
+        return None if arrays[0] is None else np.mean(arrays, axis=0)
+
+    scores = mean("scores")
+    assert scores is not None
+    errors = [entry.error if entry.error is not None or entry.delta is None else np.abs(entry.delta) for entry in made]
+    together: Mapping[str, Callable[..., np.ndarray]] = {"steps_taken": np.sum, "exact": np.all}
+    notes = {name: together[name]([entry.notes[name] for entry in made], axis=0).tolist() for name in made[0].notes}
+    return Contributions(
+        scores,
+        mean("values"),
+        mean("baseline_objective"),
+        mean("delta"),
+        None if errors[0] is None else np.mean([error for error in errors if error is not None], axis=0),
+        notes,
+    )
 
 
 class GradientMethod(Method):

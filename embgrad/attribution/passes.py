@@ -12,6 +12,7 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel, Call
 from embgrad.backend.registry import bind
 from embgrad.common.options import count_or_none, expect_flag
+from embgrad.common.tolerance import computation_dtype, unit_roundoff
 from embgrad.engine.company import Company, company_of, differs, rows_of_test, tolerance_of
 from embgrad.engine.encoder_decoders import with_decoder
 from embgrad.engine.evaluate import evaluate_question
@@ -28,10 +29,15 @@ from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective, as_objective
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["MOST_POSITIONS", "Passes", "Rows", "add_rows", "passes_of", "passes_through", "size_of_pass"]
+__all__ = [
+    *("MOST_POSITIONS", "Passes", "Rows", "add_rows", "passes_of", "passes_through", "rounding_at", "size_of_pass"),
+]
 
 #: How many positions one pass runs at most where the user names no `batch_size`, but at least one example.
 MOST_POSITIONS: Final = 2048
+
+#: How many rounding errors of an objective's size an error of completeness may be by rounding.
+ROUNDING: Final = 8
 
 
 @dataclass(frozen=True)
@@ -43,15 +49,21 @@ class Rows:
     Attributes:
         count: how many times the user's batch is repeated.
         values: returns the values at the point of the rows from the first index up to the second, (row, position, dim).
+        weightless: how many rows there are at the beginning whose gradients are not read, and become 0, whatever they are.
     """
 
     count: int
     values: Callable[[int, int], np.ndarray]
+    weightless: int = 0
 
     @classmethod
     def of(cls, values: np.ndarray, examples: int) -> Rows:
         """Return the rows with these values, (row, position, dim), for a batch of so many examples."""
         return cls(len(values) // examples, lambda start, end: values[start:end])
+
+    def select_weighed(self, start: int, end: int) -> np.ndarray:
+        """Return for the rows from one index up to another whether their gradients are read, bool."""
+        return np.arange(start, end) >= self.weightless
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,11 @@ class Passes:
     def inputs(self) -> np.ndarray:
         """The batch's own values at the point, float64."""
         return np.asarray(self.state.activations, np.float64)
+
+    @property
+    def rounding(self) -> float:
+        """The share of an objective that an error of completeness may be by rounding."""
+        return rounding_at(computation_dtype(self.state))
 
     @cached_property
     def result(self) -> EmbeddingGradients:
@@ -242,6 +259,10 @@ class Passes:
             yield 0, len(tested.objective), tested.values, tested.objective
         for piece in self._pieces(rows, names, 0 if tested is None else len(tested.objective)):
             try:
+                if piece.end <= rows.weightless:
+                    objectives = evaluate_question(piece.question)[piece.read]
+                    yield piece.start, piece.end, np.zeros((len(objectives), *self.state.shape[1:])), objectives
+                    continue
                 result = results_of(piece.question)[self.at]
             except (NoGradientError, ObjectiveError) as error:
                 raise self._explain(error, piece.start, piece.end) from error
@@ -284,6 +305,7 @@ class Passes:
         def run(examples: np.ndarray, values: np.ndarray) -> np.ndarray:
             chosen = np.append(examples, np.arange(end) % count)
             question = self._question(chosen, np.append(values, rows.values(0, end), 0), names)
+            question = replace(question, weighed=np.append(np.zeros(test, bool), rows.select_weighed(0, end)))
             try:
                 if names:
                     result = results_of(question)[self.at]
@@ -315,7 +337,11 @@ class Passes:
                 values = self.inputs.copy()
                 values[examples] = rows.values(start, end)
                 examples, read = np.arange(count), slice(start % count, start % count + 1)
-            question = self._question(examples, values, names, split=is_held and bool(names))
+            question = self._question(
+                examples, values, names if end > rows.weightless else (), split=is_held and bool(names)
+            )
+            if rows.weightless > start and not is_held:
+                question = replace(question, weighed=rows.select_weighed(start, end))
             yield _Piece(start, end, question, read)
 
     def _explain(self, error: NoGradientError | ObjectiveError, start: int, end: int) -> Exception:
@@ -364,6 +390,11 @@ def add_rows(total: np.ndarray, start: int, rows: np.ndarray) -> None:
         steps[0] += total
         np.add.reduce(steps, 0, out=total)
     total[:tail] += rows[len(rows) - tail :]
+
+
+def rounding_at(dtype: Any) -> float:
+    """Return the share of an objective that an error of completeness may be by rounding where a model computes in a dtype."""
+    return float(ROUNDING * 2 * unit_roundoff(dtype))
 
 
 def size_of_pass(batch_size: int | None, positions: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.attribution.baselines import absent_positions, baseline_values, check_baseline
+from embgrad.attribution.baselines import absent_positions, baseline_values, check_baselines
 from embgrad.attribution.draws import generators_of
 from embgrad.attribution.method import Contributions, Method, expect_count, expect_number
 from embgrad.attribution.passes import Passes, Rows
@@ -29,7 +29,7 @@ class Occlusion(Method):
     neural networks through representation erasure", 2016.
 
     Args:
-        replacement: "zero", "pad", "mask", an id, or an array, see `IntegratedGradients`.
+        replacement: "zero", "pad", "mask", "mean", an id, an array, or a list of these, see `IntegratedGradients`.
         keep_special: see `IntegratedGradients`.
     """
 
@@ -38,7 +38,7 @@ class Occlusion(Method):
 
     def __post_init__(self) -> None:
         expect_flag(self.keep_special, "keep_special")
-        check_baseline(self.replacement, "replacement")
+        check_baselines(self.replacement, "replacement")
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the differences."""
@@ -77,7 +77,7 @@ class Lime(Method):
     def __post_init__(self) -> None:
         expect_flag(self.keep_special, "keep_special")
         expect_count(self.samples, "samples", 2)
-        check_baseline(self.baseline)
+        check_baselines(self.baseline)
         expect_number(self.kernel_width, "kernel_width")
         if not self.kernel_width:
             raise EmbgradError("kernel_width is 0: expected a positive number")
@@ -133,7 +133,7 @@ class KernelShap(Method):
     def __post_init__(self) -> None:
         expect_flag(self.keep_special, "keep_special")
         expect_count(self.samples, "samples", 4)
-        check_baseline(self.baseline)
+        check_baselines(self.baseline)
         expect_count(self.seed, "seed", 0)
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
@@ -156,7 +156,7 @@ class KernelShap(Method):
             scores[example, own] = (exact_values if exact[-1] else fit_values)(rows, values)
         before = np.array([objectives[0, example] for example in range(len(features))])
         delta = scores.sum(1) - (passes.state.objective - before)
-        return Contributions(scores, None, before, delta, {"exact": exact})
+        return Contributions(scores, None, before, delta, notes={"exact": exact})
 
 
 def _replacing(passes: Passes, baseline: Any, tokenizer: Any, keep_special: bool) -> Any:

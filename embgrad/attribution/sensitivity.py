@@ -112,7 +112,7 @@ def _largest(passes: Passes, method: Method, moves: list[np.ndarray], tokenizer:
 
 def _flat(method: Method, passes: Passes, tokenizer: Any) -> np.ndarray:
     """Return an attribution as one vector for each example."""
-    made = method.contributions(passes, tokenizer)
+    made = method.mean_contributions(passes, tokenizer)
     array = made.scores if made.values is None else made.values
     return np.asarray(array, np.float64).reshape(len(array), -1)
 

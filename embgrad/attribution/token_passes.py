@@ -99,7 +99,7 @@ class TokenPasses:
 
         Row r is the example at index r modulo the number of examples.
         """
-        count, size = times * len(self.batch), self.size if times == 1 else self._step_size
+        count, size = times * len(self.batch), self.size if times == 1 else self.step_size
         for start in range(0, count, size):
             yield np.arange(start, min(start + size, count))
 
@@ -110,18 +110,23 @@ class TokenPasses:
             chosen: bool, (example, position).
         """
         examples, positions = np.nonzero(chosen)
-        if self._company is not Company.FREE and len(self.batch) > 1:  # the batch as a whole, changed at one position
+        if not self.is_free and len(self.batch) > 1:  # the batch as a whole, changed at one position
             for position in np.flatnonzero(chosen.any(0)):
                 yield np.arange(len(chosen)), np.full(len(chosen), position), chosen[:, position]
             return
-        for start in range(0, len(examples), self._step_size):
-            rows = slice(start, start + self._step_size)
+        for start in range(0, len(examples), self.step_size):
+            rows = slice(start, start + self.step_size)
             yield examples[rows], positions[rows], np.ones(len(examples[rows]), bool)
 
     @property
-    def _step_size(self) -> int:
+    def step_size(self) -> int:
         """The most rows of a pass of which each is a step of an example."""
-        return self.size if self._company is Company.FREE else len(self.batch)
+        return self.size if self.is_free else len(self.batch)
+
+    @property
+    def is_free(self) -> bool:
+        """Return whether a pass may run any examples, each as often as is needed."""
+        return self._company is Company.FREE
 
     @cached_property
     def _company(self) -> Company:
@@ -215,6 +220,12 @@ class TokenPasses:
         """Return L of the outputs of some rows for a changed batch, float64, (output, row), without gradients."""
         question = self._question(rows % len(self.batch), {}, pullback=False, quiet=True)
         return np.stack(evaluate_each(replace(question, batch=batch, options=replace(question.options, names=()))))
+
+    def objectives_at(self, rows: np.ndarray, values: Sequence[np.ndarray]) -> np.ndarray:
+        """Return L of the outputs of some rows with other values at the points, float64, (output, row), without gradients."""
+        changes = {"override": dict(zip(self.names, values, strict=True))}
+        question = self._question(rows % len(self.batch), changes, pullback=False, quiet=True)
+        return np.stack(evaluate_each(replace(question, options=replace(question.options, names=()))))
 
     def _expect_all(
         self, name: str, kept: Sequence[np.ndarray | None], weighed: np.ndarray | None = None

@@ -69,6 +69,7 @@ def _describe_attribution(attribution: Attribution) -> dict[str, Any]:
         "objective": attribution.objective.tolist(),
         "baseline_objective": attribution.baseline_objective,
         "delta": attribution.delta,
+        "error": attribution.error,
         "examples": [
             {
                 "objective": float(attribution.objective[example]),

@@ -8,7 +8,7 @@ import numpy as np
 
 from embgrad.errors import BatchError, brief
 
-__all__ = ["count_or_none", "expect_flag", "expect_flags"]
+__all__ = ["count_or_none", "expect_flag", "expect_flags", "lists_choices"]
 
 
 def expect_flag(value: Any, name: str) -> None:
@@ -38,3 +38,15 @@ def count_or_none(value: Any, name: str) -> int | None:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < 1:
         raise BatchError(f"{name} is {value!r}: expected a whole number of at least 1, or None")
     return int(value)
+
+
+def lists_choices(value: Any) -> bool:
+    """Return whether an option lists names, whole numbers and arrays, of which it takes one as well; not numbers with a point."""
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) > 0
+        and all(
+            isinstance(entry, (str, int, np.integer)) or (hasattr(entry, "shape") and len(entry.shape) > 0)
+            for entry in value
+        )
+    )

@@ -52,6 +52,8 @@ class Question:
         examples: which examples of the user's batch these are.
         count: the number of examples in the user's batch; None where it is run at once.
         layouts: what is known of the model's outputs, see `run`.
+        weighed: the examples whose gradients are read, bool, (example,); the others' become 0, whatever they are. None for
+            all.
 
     Raises:
         UnsupportedError: the backend does not support the options.
@@ -66,6 +68,7 @@ class Question:
     examples: slice = field(default_factory=lambda: slice(None))
     count: int | None = None
     layouts: Layouts | None = None
+    weighed: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.pullback:
@@ -120,6 +123,7 @@ class Question:
             ),
             examples=slice(first + start, first + end),
             count=count if self.count is None else self.count,
+            weighed=None if self.weighed is None else self.weighed[start:end],
         )
 
     def run(self, request: Request) -> Run:

@@ -8,19 +8,19 @@ from embgrad.inputs.keras_hub import inner_tokenizer
 
 __all__ = ["id_of_special", "special_ids", "unknown_ids"]
 
-#: The texts of the padding and of the mask in the vocabularies of BERT, RoBERTa and similar models.
-TEXTS: Final = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
+#: The texts of the padding, the mask and the end of a text in the vocabularies of BERT, RoBERTa, GPT-2 and similar models.
+TEXTS: Final = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>"), "eos": ("</s>", "<eos>", "<|endoftext|>")}
 
 #: The texts of unknown words, likewise.
 UNKNOWN: Final = ("[unk]", "<unk>")
 
 
 def id_of_special(tokenizer: Any, name: str) -> int | None:
-    """Return the id of the padding or of the mask; None where the tokenizer does not know it.
+    """Return the id of the padding, the mask or the end of a text; None where the tokenizer does not know it.
 
     Args:
         tokenizer: a Hugging Face tokenizer, a `tokenizers.Tokenizer`, or any object with the attributes of the former.
-        name: "pad" or "mask".
+        name: "pad", "mask" or "eos".
     """
     tokenizer = inner_tokenizer(tokenizer)
     known = getattr(tokenizer, f"{name}_token_id", None)

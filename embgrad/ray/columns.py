@@ -304,7 +304,7 @@ def _cells(block: Block, result: Any, wanted: Wanted) -> Iterator[dict[str, Any]
         if saliency is not None:
             cells["saliency"] = saliency[row, real]
         elif is_attribution:
-            further = {name: getattr(result, name) for name in ("baseline_objective", "delta")}
+            further = {name: getattr(result, name) for name in ("baseline_objective", "delta", "error")}
             cells["scores"] = result.scores[row, real].astype(np.float64)
             cells |= {name: float(values[row]) for name, values in further.items() if values is not None}
         elif output == "tables":

@@ -36,6 +36,8 @@ class Attribution(Scores, Displayed):
         baseline_objective: L of each example at the baseline, likewise; None where the method has no single baseline.
         delta: the error of completeness, likewise: the sum of an example's contributions minus what they should add up to,
             `objective - baseline_objective`; None where a method does not promise that.
+        error: a bound of the size of `delta` that holds on each stretch of the path too, so that errors of two stretches do not
+            cancel: how much of L's change the contributions may miss, likewise; None where a method has no `delta`.
         ids: the batch's ids, int64, shape (example, position).
         mask: 1 at real positions, int64, likewise; None where none was given.
         types: segment numbers, likewise.
@@ -64,6 +66,7 @@ class Attribution(Scores, Displayed):
     texts: tuple[Text, ...] | None = None
     offsets: np.ndarray | None = None
     parts: np.ndarray | None = None
+    error: np.ndarray | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ class TokenAttribution(Scores, DisplayedTokens):
     """The contributions of tokens to the log-probabilities of output tokens, by one method.
 
     Examples may have different numbers of output tokens; the entries of the missing ones are -1 in `outputs`, `output_ids` and
-    `contrast_ids`, NaN in `objective`, `baseline_objective` and `delta`, and 0 in `scores`.
+    `contrast_ids`, NaN in `objective`, `baseline_objective`, `delta` and `error`, and 0 in `scores`.
 
     Attributes:
         scores: the contributions of the batch's tokens, float64, shape (example, output, position), in an encoder-decoder of the
@@ -41,6 +41,7 @@ class TokenAttribution(Scores, DisplayedTokens):
             none.
         delta: the error of completeness, likewise: the sum of an output's contributions, of both sides in an encoder-decoder,
             minus `objective - baseline_objective`; None where the method does not promise that.
+        error: a bound of the size of `delta` that holds on each stretch of the path too, likewise, see `Attribution`.
         ids: the batch's ids, int64, shape (example, position).
         mask: 1 at real positions, int64, likewise; None where none was given.
         types: segment numbers, likewise.
@@ -78,6 +79,7 @@ class TokenAttribution(Scores, DisplayedTokens):
     texts: tuple[Text, ...] | None = None
     offsets: np.ndarray | None = None
     parts: np.ndarray | None = None
+    error: np.ndarray | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -126,6 +128,7 @@ class TokenAttribution(Scores, DisplayedTokens):
             return np.where(exists, values[rows, columns], np.nan)
 
         baseline, delta = self.baseline_objective, self.delta if self.decoder_scores is None else None
+        error = self.error if self.decoder_scores is None else None
         values = self.decoder_scores if decoder and self.decoder_scores is not None else self.scores
         return Attribution(
             values=None,
@@ -142,6 +145,7 @@ class TokenAttribution(Scores, DisplayedTokens):
             texts=None if decoder else self.texts,
             offsets=None if decoder else self.offsets,
             parts=None if decoder else self.parts,
+            error=None if error is None else of_each(error),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

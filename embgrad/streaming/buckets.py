@@ -25,7 +25,7 @@ _PADDED: Final = ("values", "scores", "activations", "before", "ids")
 
 
 #: The arrays of a result with one entry for each example.
-_OF_EXAMPLES: Final = ("objective", "baseline_objective", "delta")
+_OF_EXAMPLES: Final = ("objective", "baseline_objective", "delta", "error")
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _method(rows: Sequence[tuple[Attribution, int]]) -> dict[str, Any]:
     """Return the description of the method of a portion's examples, with the entries that each batch has for itself."""
     described = [result.provenance["method"] for result, _ in rows]
     together = dict(described[0])
-    for name in ("exact", "steps_taken"):  # one entry for each example
+    for name in ("exact", "steps_taken", "baseline_taken", "reason"):  # one entry for each example
         if name in together:
             together[name] = [own[name][row] for own, (_, row) in zip(described, rows, strict=True)]
     return together

@@ -19,6 +19,17 @@ PLAIN: Final = [name for name in SMOOTH if name != "two_tables"]
 OBJECTIVE: Final = embgrad.Projection([1.0, -2.0, 0.5])
 
 
+class _Direction(embgrad.Objective):
+    """The first logit divided by the length of all, which does not depend on their scale."""
+
+    def _rows(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+        lengths = np.sqrt((rows.values**2).sum(1)) + 1e-15
+        cosines = rows.values[:, 0] / lengths
+        slopes = -cosines[:, None] * rows.values / lengths[:, None]
+        slopes[:, 0] += 1
+        return cosines, slopes / lengths[:, None]
+
+
 class EvaluationChecks:
     """The checks of `evaluate` and `embedding_table` that every backend must pass."""
 
@@ -90,6 +101,34 @@ class AttributionChecks:
             close(made.values, total * (values - origin), 1e-12)
             close(made.baseline_objective, before["logits"][0] @ OBJECTIVE.vector, 1e-12)
 
+    def test_an_objective_without_a_scale_has_another_baseline_than_zeros(self, harness: Any) -> None:
+        batch, weights = example_batch(), example_weights()
+        built = harness.build("mean", {**weights, "b": np.zeros_like(weights["b"])})
+        objective = _Direction()
+        made = embgrad.attribute(built, batch, objective, embgrad.methods.IntegratedGradients(80))
+        method = made.provenance["method"]
+        assert method["baseline_taken"] == ["mean"] * len(batch), method["reason"]
+        named = embgrad.attribute(built, batch, objective, embgrad.methods.IntegratedGradients(80, "mean"))
+        close(made.scores, named.scores, 1e-12)
+        origin = np.broadcast_to(weights["E"].mean(0), (*batch.shape, weights["E"].shape[1]))
+        before = embgrad.evaluate(built, batch, objective, override={"word": origin})
+        close(made.scores.sum(1), made.objective - before, 1e-3)
+        usual = embgrad.attribute(built, batch, OBJECTIVE, embgrad.methods.IntegratedGradients(3))
+        assert usual.provenance["method"]["baseline_taken"] == ["zero"] * len(batch)
+
+    def test_a_line_is_refined_until_its_error_is_small(self, model: Any) -> None:
+        batch, objective = example_batch(), embgrad.CrossEntropy([0, 2, 1])
+        method = embgrad.methods.IntegratedGradients(2, 3, tolerance=1e-4, most=400)
+        made = embgrad.attribute(model("hidden"), batch, objective, method)
+        exact = embgrad.attribute(model("hidden"), batch, objective, embgrad.methods.IntegratedGradients(60, 3))
+        assert made.error is not None
+        assert made.delta is not None
+        assert made.baseline_objective is not None
+        assert (made.error <= 1.01e-4 * np.abs(made.objective - made.baseline_objective)).all()
+        assert (np.abs(made.delta) <= made.error).all()
+        assert max(made.provenance["method"]["steps_taken"]) > 2
+        close(made.scores, exact.scores, 1e-3)
+
     @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # `positions` cannot take a mask
     @pytest.mark.parametrize("architecture", PLAIN)
     def test_occlusion_is_the_difference_to_the_batch_with_other_ids(self, model: Any, architecture: str) -> None:
@@ -105,7 +144,10 @@ class AttributionChecks:
     @pytest.mark.filterwarnings("ignore:.*contributions:embgrad.EmbgradWarning")
     @pytest.mark.parametrize(
         "method",
-        ["saliency", "input_x_gradient", embgrad.methods.IntegratedGradients(10), embgrad.methods.Occlusion(3)],
+        [
+            *("saliency", "input_x_gradient", embgrad.methods.IntegratedGradients(10), embgrad.methods.Occlusion(3)),
+            embgrad.methods.IntegratedGradients(10, ["zero", 3]),
+        ],
         ids=str,
     )
     def test_output_tokens_are_attributed_as_by_single_calls(self, model: Any, method: Any) -> None:

@@ -22,7 +22,7 @@ METHODS = {
     "tolerance is -1: expected a finite number of at least 0": lambda: embgrad.methods.IntegratedGradients(
         tolerance=-1
     ),
-    "baseline is 'zeros': expected 'zero', 'pad', 'mask', an id, or an array at the point. Did you mean 'zero'": (
+    "baseline is 'zeros': expected 'zero', 'pad', 'mask', 'mean', an id, or an array at the point. Did you mean 'zero'": (
         lambda: embgrad.methods.IntegratedGradients(baseline="zeros")
     ),
     "baseline is -1: expected an id, which is not negative": lambda: embgrad.methods.Lime(baseline=-1),
@@ -231,4 +231,4 @@ def test_an_objective_that_is_not_finite_on_the_path_is_named() -> None:
     with pytest.raises(
         embgrad.errors.ObjectiveError, match="at values that the method puts in place of those at 'word', for"
     ):
-        embgrad.attribute(curved(), BATCH, Logarithm(), embgrad.methods.IntegratedGradients(3))
+        embgrad.attribute(curved(), BATCH, Logarithm(), embgrad.methods.IntegratedGradients(3, baseline="zero"))

@@ -126,8 +126,8 @@ def test_no_pass_is_of_more_examples_than_the_batch_size() -> None:
     assert set(sizes) == {2}
 
 
-def test_a_tolerance_doubles_the_steps_until_it_holds() -> None:
-    few = embgrad.methods.IntegratedGradients(1, rule="riemann_middle", tolerance=0.05)
+def test_a_tolerance_refines_the_line_until_it_holds() -> None:
+    few = embgrad.methods.IntegratedGradients(1, rule="riemann_middle", tolerance=0.05, most=600)
     found = embgrad.attribute(curved(), BATCH, LOGIT, few)
     assert found.provenance["method"]["steps"] == 1
     taken = found.provenance["method"]["steps_taken"]
@@ -137,15 +137,21 @@ def test_a_tolerance_doubles_the_steps_until_it_holds() -> None:
         np.testing.assert_allclose(alone.scores[0], found.scores[example], rtol=1e-12)
     assert found.delta is not None
     assert found.baseline_objective is not None
-    assert (np.abs(found.delta) <= 0.05 * np.abs(found.objective - found.baseline_objective)).all()
+    assert found.error is not None
+    assert (np.abs(found.delta) <= found.error).all()
+    assert (found.error <= 0.05 * np.abs(found.objective - found.baseline_objective)).all()
 
 
 def test_examples_that_miss_completeness_are_warned_of() -> None:
     with pytest.warns(
-        embgrad.EmbgradWarning, match=r"with 1 steps the contributions of example\(s\) 0, 1 do not sum to"
+        embgrad.EmbgradWarning,
+        match=r"with 1 steps the contributions of example\(s\) 0, 1 do not .* or a tolerance, with which the line",
     ):
         embgrad.attribute(curved(), BATCH, LOGIT, embgrad.methods.IntegratedGradients(1, rule="riemann_left"))
-    with pytest.warns(embgrad.EmbgradWarning, match=r"with 32 steps .* within 1e-09 of it"):
+    with pytest.warns(
+        embgrad.EmbgradWarning,
+        match=r"with 31 steps .* on each stretch of the line within 1e-09 .* Give most=... for more",
+    ):
         embgrad.attribute(
             curved(), BATCH, LOGIT, embgrad.methods.IntegratedGradients(1, rule="riemann_left", tolerance=1e-9)
         )

@@ -44,8 +44,12 @@ def sizes_of(model: ReferenceModel, method: Any, **options: Any) -> list[int]:
         (INTEGRATED(20, rule="riemann_trapezoid"), [2, 3 + 40]),  # its first step is the baseline
         (INTEGRATED(20, np.ones(DIM)), [2, 3 + 2 + 40]),
         (embgrad.methods.SmoothGrad(6), [2, 3 + 12]),
-        (embgrad.methods.SmoothGrad(2, of=INTEGRATED(8)), [2, 3 + 32]),
-        (embgrad.methods.GradientShap(samples=6, sigma=0.1), [2, 3 + 12, 2]),
+        (
+            embgrad.methods.SmoothGrad(2, of=INTEGRATED(8)),
+            [2, 3 + 6, 32],
+        ),  # zeros and two other scales choose its baseline
+        (embgrad.methods.SmoothGrad(2, of=INTEGRATED(8, "zero")), [2, 3 + 32]),
+        (embgrad.methods.GradientShap(samples=6, sigma=0.1), [2, 3 + 12, 6]),
         (embgrad.methods.SequentialIntegratedGradients(12, "zero"), [2, 3 + 96, 8]),
         (embgrad.methods.Occlusion("zero"), [2, 3 + 8]),
     ],
