@@ -179,10 +179,11 @@ def test_what_is_bound_to_positions_is_refused_where_tokens_move() -> None:
 def test_positions_that_would_move_are_refused_and_those_before_are_not() -> None:
     model, method = per_position(), embgrad.methods.HotFlip(steps=1, insert=True)
     ids = [[1, 2, 3, 4]]
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"reads position 2 of example 0, whose token would move.*position=-1"
-    ):
-        embgrad.search(model, ids, embgrad.Logit(0, position=2), method)
+    for searched in (None, [1, 2]):
+        with pytest.raises(
+            embgrad.errors.UnsupportedError, match=r"reads position 2 of example 0, whose token would move.*position=-1"
+        ):
+            embgrad.search(model, ids, embgrad.Logit(0, position=2), method, positions=searched)
     for position, positions in ((-1, None), (0, [1, 2])):
         objective = embgrad.Logit(0, position=position)
         found = embgrad.search(model, ids, objective, method, positions=positions)
