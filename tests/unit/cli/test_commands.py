@@ -167,6 +167,8 @@ def test_json_holds_the_figures(command: Any) -> None:
     assert actual["shape"] == [2, 3, 4]
     assert actual["objective"] == result.objective.tolist()
     assert actual["certificate"] is not None
+    assert done.out.startswith('{\n  "'), "one entry a line"
+    assert "checked: Certificate(" in command("gradients", *ASK, "--labels", "0,2", "--check").out
     norms = [[token["norm"] for token in example["tokens"]] for example in actual["examples"]]
     np.testing.assert_array_equal(np.float32(norms), result.saliency("norm"))
     assert [token["real"] for token in actual["examples"][1]["tokens"]] == [True, True, False]

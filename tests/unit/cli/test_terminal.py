@@ -18,7 +18,7 @@ import pytest
 
 import embgrad
 from embgrad.cli import main
-from embgrad.cli.result_lines import text_lines
+from embgrad.cli.result_lines import legend_of, text_lines
 from embgrad.errors import EmbgradError
 from embgrad.results.gradient_display import gradient_lines
 from embgrad.testing.reference import ReferenceModel, lookup
@@ -104,6 +104,8 @@ def test_subwords_are_joined() -> None:
     result = result_of(["<s>", "Ġa", "Ġgrip", "ping", "</s>"], [9, 1, -2, 3, 9])
     assert painted(result, "dot") == "<s> a(+3) grip(-6)ping(+9) </s>"
     assert painted(result, "norm") == "<s> a(3) grip(6)ping(9) </s>"
+    assert legend_of(result, True, "dot") == "gradient · embedding: orange is above zero, blue below"
+    assert legend_of(result, True) == "length of the gradient: the darker, the more"
 
 
 @pytest.mark.parametrize(
