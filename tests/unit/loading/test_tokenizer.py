@@ -9,7 +9,8 @@ import tokenizers
 
 from embgrad.loading import tokenizer as tokenizer_module
 from embgrad.loading.errors import UsageError
-from embgrad.loading.tokenizer import tokenizer_from, tokenizer_of
+from embgrad.loading.huggingface import CLOSED
+from embgrad.loading.tokenizer import MOST_TOKENIZER, MOST_TOKENS, MOST_VOCABULARY, tokenizer_from, tokenizer_of
 
 
 def test_a_cased_vocabulary(directory: Path) -> None:
@@ -52,6 +53,11 @@ def test_a_tokenizer_is_named_by_a_folder_a_file_or_an_object(directory: Path) -
     assert tokenizer_from("words.py:made").number == tokenizer_from("words.py:Words").number == 3
     with pytest.raises(UsageError, match="--tokenizer 'absent' does not exist: expected a folder"):
         tokenizer_from("absent")
+
+
+def test_nothing_is_downloaded_and_no_code_of_a_checkpoint_is_run() -> None:
+    assert CLOSED == {"local_files_only": True, "trust_remote_code": False}
+    assert (MOST_VOCABULARY, MOST_TOKENS, MOST_TOKENIZER) == (16_777_216, 2_097_152, 134_217_728)
 
 
 def test_the_vocabulary_of_a_saved_model_is_in_its_assets(directory: Path) -> None:

@@ -58,6 +58,7 @@ def test_objects_of_files_and_modules_are_imported_once(directory: Path) -> None
     assert import_object("own.py:runs") is import_object("own.py:runs") == [1]
     assert import_object("helper:runs") == [1]
     assert import_object("own.py:Outer.inner") == "own"
+    assert sys.modules["own"].runs == [1]
     (directory / "json.py").write_text("name = __name__\n")
     assert import_object("json.py:name") == "_embgrad_user_json"
     with refused(UsageError, "own.py has no 'Outer.iner'.", "Did you mean 'inner'?"):
@@ -77,6 +78,8 @@ def test_a_models_file_and_framework_are_expected_before_it_is_loaded(directory:
         expect_models([("own.py:model", None)], ["cls.*"])
     with refused(embgrad.errors.BackendError, "'refrence'", "Did you mean 'reference'?"):
         expect_models([("own.py:model", "refrence")])
+    with refused(UsageError, "absent.py does not exist: expected a Python file"):
+        expect_models([("absent.py:model", None)])
     with refused(UsageError, "--model 'own' does not exist: expected a checkpoint folder"):
         expect_models([("own", None)])
 

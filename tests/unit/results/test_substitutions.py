@@ -107,6 +107,12 @@ def test_an_example_without_a_searched_position_is_shown(capsys: pytest.CaptureF
     assert capsys.readouterr().out == "example 1: Logit = -2, estimated changes by other tokens, to maximize\n"
     assert "0 positions searched to maximize Logit" in repr(none)
     assert none.best() == [[], []]
+    assert [
+        [each.id for each in found] for found in replace(MADE, ids=np.where(MADE.ids == 3, 0, MADE.ids)).best()
+    ] == [
+        [5, 0],
+        [0],
+    ]
     assert "<table" in none._repr_html_()
 
 

@@ -208,6 +208,9 @@ def test_one_output_of_each_example_is_an_attribution() -> None:
     np.testing.assert_array_equal(last.scores, [PADDED.scores[0, 1], PADDED.scores[1, 2]])
     missing = PADDED.of_output(2)
     assert np.isnan(missing.objective[0])
+    single = token_attribution_of(embgrad.TokenBatch([[5, 6], [7, 8]]), [[1], [1]], 1.0)
+    objective = replace(single, outputs=np.array([[1], [-1]])).of_output(-1).objective
+    assert (objective[0], np.isnan(objective[1])) == (-1, True)
     assert not missing.scores[0].any()
     last.scores[:] = 0
     assert PADDED.scores.any()
