@@ -22,7 +22,7 @@ class Difference(NamedTuple):
     """A setting in which two cores differ.
 
     Attributes:
-        cause: a key of CAUSES.
+        cause: its name.
         setting: the setting, as the subject of the text.
         values: its value in a and in b.
     """

@@ -35,7 +35,7 @@ class Hypothesis(Protocol):
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """The keys of CAUSES that it can name."""
+        """The names of the causes that it can find."""
         ...
 
     def explain(self, site: Site) -> list[Explanation]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from tests.cross.ports.faults import LISTED
 from tests.cross.ports.pairs_of_faults import PAIRS
 from tests.cross.ports.right_ports import RIGHT_PORTS
-from tests.cross.ports.trials import Outcome, try_fault, try_right
+from tests.cross.ports.trials import Outcome, read, try_fault, try_right, with_shares
 
 pytestmark = [pytest.mark.framework("torch"), pytest.mark.framework("jax"), pytest.mark.framework("tensorflow")]
 
@@ -25,6 +28,43 @@ def test_most_causes_of_a_sample_are_named_and_none_is_false() -> None:
     outcomes = [try_fault(fault) for fault in SAMPLE]
     assert [outcome.name for outcome in outcomes if outcome.wrong] == []
     assert len(missed(outcomes)) <= 2, missed(outcomes)
+
+
+def outcome(name: str, kind: str, *, right: bool, wrong: bool = False, site: bool = True) -> Outcome:
+    return Outcome(name, kind, (), (), right, wrong, site, False, (), (), 1.0)
+
+
+def test_shares_are_written_between_the_marks_of_a_page(tmp_path: Path) -> None:
+    outcomes = [
+        outcome("a", "fault", right=True),
+        outcome("b", "fault", right=False, site=False),
+        outcome("c", "fault", right=False, wrong=True),
+        outcome("a+b", "two", right=True, wrong=True),
+    ]
+    page = with_shares("x\n<!-- table: trials -->\nold\n<!-- end -->\ny", outcomes)
+    assert (
+        page
+        == """x
+<!-- table: trials -->
+
+| Listed | Number | Right | Missed | Wrong | Site right |
+| --- | --- | --- | --- | --- | --- |
+| one fault | 3 | 1 | 1 | 1 | 2 |
+| two faults at once | 1 | 1 | 0 | 0 | 1 |
+| right ports | 0 | 0 | 0 | 0 | 0 |
+
+<!-- end -->
+y"""
+    )
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    first.write_text(json.dumps([asdict(one) for one in outcomes]))
+    second.write_text(json.dumps([asdict(outcome("b", "fault", right=True))]))
+    assert [(one.name, one.right) for one in read([first, second])] == [
+        ("a", True),
+        ("b", True),
+        ("c", False),
+        ("a+b", True),
+    ]
 
 
 @pytest.mark.parametrize("name", RIGHT_SAMPLE)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import embgrad
 from embgrad.comparison.port import check_port
@@ -23,6 +23,12 @@ from tests.cross.ports.faults import FAULTS
 from tests.cross.ports.pairs_of_faults import PAIRS, TwoFaults
 from tests.cross.ports.ports import Pair
 from tests.cross.ports.right_ports import RIGHT_PORTS, RightPort
+
+#: The marks of the table on a page.
+TABLE: Final = re.compile(r"(<!-- table: trials -->\n).*?(<!-- end -->)", re.DOTALL)
+
+#: What is listed, by its kind.
+KINDS: Final = {"fault": "one fault", "two": "two faults at once", "right": "right ports"}
 
 
 @dataclass(frozen=True)
@@ -140,13 +146,36 @@ def shares(outcomes: Sequence[Outcome]) -> Mapping[str, str]:
     return rows
 
 
+def read(files: Sequence[Path]) -> list[Outcome]:
+    """Return the outcomes in files of earlier runs, of each pair the last."""
+    entries = [entry for file in files for entry in json.loads(file.read_text("utf-8"))]
+    return [Outcome(**entry) for entry in {(entry["kind"], entry["name"]): entry for entry in entries}.values()]
+
+
+def with_shares(page: str, outcomes: Sequence[Outcome]) -> str:
+    """Return a page with the table of shares between its marks."""
+    lines = ["| Listed | Number | Right | Missed | Wrong | Site right |", "| --- | --- | --- | --- | --- | --- |"]
+    for kind, label in KINDS.items():
+        own = [outcome for outcome in outcomes if outcome.kind == kind]
+        right, wrong = sum(one.right for one in own), sum(one.wrong and not one.right for one in own)
+        numbers = (len(own), right, len(own) - right - wrong, wrong, sum(one.site for one in own))
+        lines.append(f"| {label} | {' | '.join(map(str, numbers))} |")
+    table = "\n".join(lines)
+    return TABLE.sub(lambda match: f"{match[1]}\n{table}\n\n{match[2]}", page)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cross.ports.trials", description=__doc__)
     parser.add_argument("--only", default="", help="a regular expression of the names")
     parser.add_argument("--kinds", default="fault,two,right")
     parser.add_argument("--json", type=Path, help="write the outcomes here")
+    parser.add_argument(
+        "--read", type=Path, nargs="*", default=[], help="outcomes of earlier runs, which are not run again"
+    )
+    parser.add_argument("--write", type=Path, help="the page whose table is made anew")
     options = parser.parse_args(arguments)
-    outcomes: list[Outcome] = []
+    outcomes = read(options.read)
+    known = {(outcome.kind, outcome.name) for outcome in outcomes}
     kinds: dict[str, tuple[Mapping[str, Any], Any]] = {
         "fault": (FAULTS, try_fault),
         "two": (PAIRS, try_fault),
@@ -155,7 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
     for kind in options.kinds.split(","):
         listed, function = kinds[kind]
         for name, entry in listed.items():
-            if not re.search(options.only, name):
+            if not re.search(options.only, name) or (kind, name) in known:
                 continue
             outcome = function(entry)
             outcomes.append(outcome)
@@ -167,6 +196,8 @@ def main(arguments: list[str] | None = None) -> int:
                 options.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1), encoding="utf-8")
     for kind, text in shares(outcomes).items():
         print(f"{kind}: {text}")
+    if options.write is not None:
+        options.write.write_text(with_shares(options.write.read_text("utf-8"), outcomes), "utf-8")
     return 0
 
 
