@@ -11,8 +11,7 @@ import numpy as np
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_difference import differences
 from embgrad.comparison.hypotheses.core_fit import fitted_core
-from embgrad.comparison.hypotheses.core_places import Places
-from embgrad.comparison.hypotheses.core_search import ported_core
+from embgrad.comparison.hypotheses.core_search import Places, ported_core
 from embgrad.comparison.hypotheses.site import FAINT_MEMORY, Explanation, Site
 from embgrad.comparison.hypotheses.sources import most_off
 from embgrad.comparison.hypotheses.unprojected import projected, unprojected

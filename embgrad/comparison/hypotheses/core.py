@@ -8,10 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.head_norm import HeadNorm
-from embgrad.comparison.hypotheses.mask import Mask
-from embgrad.comparison.hypotheses.position_bias import PositionBias
-from embgrad.comparison.hypotheses.rotary import Rotary
+from embgrad.comparison.hypotheses.core_parts import HeadNorm, Mask, PositionBias, Rotary
 from embgrad.comparison.hypotheses.site import Values
 from embgrad.comparison.hypotheses.sources import Source
 

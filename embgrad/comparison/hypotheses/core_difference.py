@@ -9,9 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core
-from embgrad.comparison.hypotheses.head_norm import HeadNorm
-from embgrad.comparison.hypotheses.mask import Mask
-from embgrad.comparison.hypotheses.rotary import INTERLEAVED, Rotary
+from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, HeadNorm, Mask, Rotary
 from embgrad.comparison.hypotheses.sources import last_part
 from embgrad.model_points.points import INPUT
 

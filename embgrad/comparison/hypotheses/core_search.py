@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core, Part
-from embgrad.comparison.hypotheses.core_fit import part_of
-from embgrad.comparison.hypotheses.core_numbers import fitted_numbers, number_of, settled
-from embgrad.comparison.hypotheses.core_orders import reordered
+from embgrad.comparison.hypotheses.core_fit import fitted_numbers, number_of, part_of, settled
+from embgrad.comparison.hypotheses.core_parts import HeadNorm, gains_of
 from embgrad.comparison.hypotheses.core_variants import variants, with_settings_of
 from embgrad.comparison.hypotheses.site import Site
-from embgrad.comparison.hypotheses.sources import relative
+from embgrad.comparison.hypotheses.sources import Source, last_part, relative
 
-__all__ = ["ported_core"]
+__all__ = ["Places", "ported_core", "reordered"]
 
 #: How many cores are changed further, by the number of settings that have changed already.
 BEAM: Final = (12, 4)
@@ -156,3 +156,96 @@ class _Search:
             part = part_of(self._site, core.heads)
             self._parts[core.heads] = (part, part.of(self._site.b, core.size))
         return self._parts[core.heads]
+
+
+#: The most pairs of a head's queries with keys and values that are tried.
+MOST_PAIRS: Final = 1024
+
+
+def reordered(core: Core, part: Part, wanted: np.ndarray, most: float) -> Core | None:
+    """Return the core with the order of heads that reproduces outputs; None where no other order does.
+
+    Args:
+        core: the core.
+        part: the part of the outputs, with all heads.
+        wanted: their values, (example, query, head, feature).
+        most: the relative L2 up to which a head's output is another's.
+    """
+    if core.heads * core.pairs > MOST_PAIRS:
+        return None
+    found = []
+    outputs = {
+        (head, pair): replace(core, order=((head, pair),) * core.heads).part(part._replace(heads=part.heads[:1]))[
+            :, :, 0
+        ]
+        for head in range(core.heads)
+        for pair in range(core.pairs)
+    }
+    for number in range(core.heads):
+        offs = {places: relative(values, wanted[:, :, number]) for places, values in outputs.items()}
+        best = min(offs, key=offs.__getitem__)
+        if offs[best] > most:
+            return None
+        found.append(best)
+    order = tuple(found)
+    return None if order == core.usual_order else replace(core, order=order)
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The places of a core's tensors among those before its site, so that another layer's are found.
+
+    Attributes:
+        core: the core at another site.
+        places: for queries, keys and values the index among the tensors before the site.
+        gains: for the norms of queries and keys the index among the gains of the site's layer; None for none of them.
+    """
+
+    core: Core
+    places: tuple[int, int, int] = field(repr=False)
+    gains: tuple[int | None, int | None] = field(default=(None, None), repr=False)
+
+    @classmethod
+    def of(cls, site: Site, core: Core) -> Places | None:
+        """Return the places of a core's tensors at its site; None where it has further weights of the layer."""
+        if core.sink is not None or any(source.matrix is not None for source in (core.query, core.key, core.value)):
+            return None
+        names = [before.name for before in site.before]
+        query, key, value = (names.index(source.name) for source in (core.query, core.key, core.value))
+        if core.norm is None:
+            return cls(core, (query, key, value))
+        gains = gains_of(site, core.size)
+        found = [
+            next((number for number, gain in enumerate(gains) if np.array_equal(gain, wanted)), None)
+            for wanted in (core.norm.query, core.norm.key)
+        ]
+        return cls(core, (query, key, value), (found[0], found[1]))
+
+    def at(self, site: Site) -> Core | None:
+        """Return the core with the same places at another site; None where the tensors there are others."""
+        found = []
+        for place, source in zip(self.places, (self.core.query, self.core.key, self.core.value), strict=True):
+            before = site.before[place] if place < len(site.before) else None
+            if before is None or last_part(before.name) != last_part(source.name):
+                return None
+            whole = Source(before.name, before.values)
+            found.append(whole if source.features is None else whole.part(source.features, source.label))
+            if found[-1].values.shape != source.values.shape:
+                return None
+        return replace(
+            self.core,
+            query=found[0],
+            key=found[1],
+            value=found[2],
+            real=site.real_of(found[1].values),
+            norm=self._norm(site),
+        )
+
+    def _norm(self, site: Site) -> HeadNorm | None:
+        norm, (query, key) = self.core.norm, self.gains
+        if norm is None or query is None or key is None:
+            return norm
+        gains = gains_of(site, self.core.size)
+        if max(query, key) >= len(gains):
+            return norm
+        return replace(norm, query=gains[query], key=gains[key])

@@ -12,11 +12,9 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_fit import BASES, CAPS, SCALINGS, biases, scales, turned_size
+from embgrad.comparison.hypotheses.core_parts import HALVES, INTERLEAVED, HeadNorm, Mask, Rotary, Scaling
 from embgrad.comparison.hypotheses.declared import declared_by, number_in
-from embgrad.comparison.hypotheses.head_norm import HeadNorm
-from embgrad.comparison.hypotheses.mask import Mask
 from embgrad.comparison.hypotheses.projections import splits
-from embgrad.comparison.hypotheses.rotary import HALVES, INTERLEAVED, Rotary, Scaling
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Source, sources
 

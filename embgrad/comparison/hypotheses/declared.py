@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from embgrad.comparison.hypotheses.rotary import Scaling
+from embgrad.comparison.hypotheses.core_parts import Scaling
 from embgrad.comparison.hypotheses.site import Site
 
 __all__ = ["declared_by", "number_in"]

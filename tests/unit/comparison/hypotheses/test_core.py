@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.hypotheses.core import Core, Part
-from embgrad.comparison.hypotheses.head_norm import HeadNorm
-from embgrad.comparison.hypotheses.mask import Mask
-from embgrad.comparison.hypotheses.position_bias import PositionBias
-from embgrad.comparison.hypotheses.rotary import Rotary
+from embgrad.comparison.hypotheses.core_parts import HeadNorm, Mask, PositionBias, Rotary
 from embgrad.comparison.hypotheses.sources import Source
 from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, QUERY, REAL, SIZE, attended
 

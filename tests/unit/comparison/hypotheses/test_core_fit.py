@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.hypotheses.core_fit import fitted_core, part_of, scales, turned_size
-from embgrad.comparison.hypotheses.mask import Mask
-from embgrad.comparison.hypotheses.rotary import INTERLEAVED, Rotary
+from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, Mask, Rotary
 from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, REAL, SIZE, attended
 from tests.unit.comparison.hypotheses.planted import site_of
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from embgrad.comparison.hypotheses.core import Core
-from embgrad.comparison.hypotheses.core_numbers import fitted_numbers, number_of, settled, with_number
-from embgrad.comparison.hypotheses.mask import Mask
-from embgrad.comparison.hypotheses.rotary import Rotary, Scaling
+from embgrad.comparison.hypotheses.core_fit import fitted_numbers, number_of, settled, with_number
+from embgrad.comparison.hypotheses.core_parts import Mask, Rotary, Scaling
 from embgrad.comparison.hypotheses.sources import Source, relative
 from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, REAL, SIZE
 

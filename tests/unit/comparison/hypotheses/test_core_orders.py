@@ -9,8 +9,8 @@ import pytest
 
 from embgrad.comparison.hypotheses.attention import AttentionCore
 from embgrad.comparison.hypotheses.core import Core
-from embgrad.comparison.hypotheses.core_orders import reordered
-from embgrad.comparison.hypotheses.mask import Mask
+from embgrad.comparison.hypotheses.core_parts import Mask
+from embgrad.comparison.hypotheses.core_search import reordered
 from embgrad.comparison.hypotheses.sources import Source
 from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, OTHER, REAL, SIZE, attended
 from tests.unit.comparison.hypotheses.planted import expect_exact, site_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core
-from embgrad.comparison.hypotheses.core_places import Places
-from embgrad.comparison.hypotheses.head_norm import HeadNorm
+from embgrad.comparison.hypotheses.core_parts import HeadNorm
+from embgrad.comparison.hypotheses.core_search import Places
 from embgrad.comparison.hypotheses.sources import Source
 from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, OTHER, QUERY, REAL, SIZE, attended
 from tests.unit.comparison.hypotheses.planted import site_of

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.hypotheses.core import Core
+from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, Mask, Rotary
 from embgrad.comparison.hypotheses.core_search import ported_core
-from embgrad.comparison.hypotheses.mask import Mask
-from embgrad.comparison.hypotheses.rotary import INTERLEAVED, Rotary
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Source
 from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, OTHER, REAL, SIZE

@@ -8,11 +8,8 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_difference import differences
+from embgrad.comparison.hypotheses.core_parts import HeadNorm, Mask, PositionBias, Rotary, Scaling
 from embgrad.comparison.hypotheses.core_variants import variants, with_settings_of
-from embgrad.comparison.hypotheses.head_norm import HeadNorm
-from embgrad.comparison.hypotheses.mask import Mask
-from embgrad.comparison.hypotheses.position_bias import PositionBias
-from embgrad.comparison.hypotheses.rotary import Rotary, Scaling
 from embgrad.comparison.hypotheses.sources import Source
 from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, QUERY, REAL, SIZE
 from tests.unit.comparison.hypotheses.planted import site_of

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embgrad.comparison.hypotheses.core_parts import Scaling
 from embgrad.comparison.hypotheses.declared import declared_by, number_in
-from embgrad.comparison.hypotheses.rotary import Scaling
 from tests.unit.comparison.hypotheses.planted import site_of
 
 X = np.ones((1, 2, 4))

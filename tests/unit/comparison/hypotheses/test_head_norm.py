@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.head_norm import HeadNorm, gains_of
+from embgrad.comparison.hypotheses.core_parts import HeadNorm, gains_of
 from tests.unit.comparison.hypotheses.planted import site_of
 
 GAIN, OTHER = np.array([1.0, 2.0]), np.array([3.0, 5.0])

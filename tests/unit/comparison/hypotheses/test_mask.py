@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.mask import Mask
+from embgrad.comparison.hypotheses.core_parts import Mask
 
 REAL = np.array([[True, True, True, False]])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.position_bias import PositionBias, slopes_of
+from embgrad.comparison.hypotheses.core_parts import PositionBias, slopes_of
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.rotary import INTERLEAVED, Rotary, Scaling
+from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, Rotary, Scaling
 
 POSITIONS = np.array([0, 2])
 # At base 16 and size 4 the frequencies are 1 and 1/4: at position 2 the angles are 2 and 1/2.

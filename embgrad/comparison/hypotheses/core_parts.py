@@ -1,0 +1,263 @@
+"""The parts of an attention's core: its mask, rotary positions, biases by distance, and norms of queries and keys."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Final, Literal
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.site import Site
+
+__all__ = ["HALVES", "INTERLEAVED", "HeadNorm", "Mask", "PositionBias", "Rotary", "Scaling", "gains_of", "slopes_of"]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The settings of an attention's mask.
+
+    Attributes:
+        causal: whether a query sees no later keys.
+        window: the number of positions that a causal query sees, itself among them; the largest distance of a key that any
+            other query sees; None for all.
+        shift: how many later keys a causal query sees; -1 where it does not see its own position.
+        padding: whether keys at padding are hidden.
+    """
+
+    causal: bool = False
+    window: int | None = None
+    shift: int = 0
+    padding: bool = True
+
+    def seen(self, real: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return which keys some queries see, bool, (example, query, key).
+
+        Args:
+            real: the positions that are not padding, (example, position).
+            rows: the queries' positions.
+        """
+        ahead = np.arange(real.shape[1]) - rows[:, None]
+        seen = ahead <= self.shift if self.causal else np.ones(ahead.shape, bool)
+        if self.window is not None:
+            seen = seen & (ahead > self.shift - self.window if self.causal else abs(ahead) <= self.window)
+        return np.asarray(seen & real[:, None] if self.padding else np.broadcast_to(seen, (len(real), *seen.shape)))
+
+
+Layout = Literal["halves", "interleaved"]
+HALVES: Final = "halves"
+INTERLEAVED: Final = "interleaved"
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A change of the frequencies, for texts longer than those of the training.
+
+    Attributes:
+        kind: "linear", "llama3" or "yarn".
+        factor: the number that frequencies are divided by; in llama3 and yarn only low ones.
+        low: llama3's `low_freq_factor`; yarn's `beta_slow`.
+        high: llama3's `high_freq_factor`; yarn's `beta_fast`.
+        original: the length of the training's texts.
+    """
+
+    kind: str
+    factor: float
+    low: float = 1.0
+    high: float = 4.0
+    original: float = 8192.0
+
+    def apply(self, frequencies: np.ndarray, base: float, size: int) -> np.ndarray:
+        """Return the changed frequencies, from the highest to the lowest."""
+        if self.kind == "linear":
+            return frequencies / self.factor
+        if self.kind == "llama3":
+            turns = self.original * frequencies / (2 * math.pi)
+            kept = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
+        else:
+            first, last = (
+                size * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(base))
+                for turns in (self.high, self.low)
+            )
+            start, end = max(math.floor(first), 0), min(math.ceil(last), size - 1)
+            kept = 1 - np.clip((np.arange(len(frequencies)) - start) / max(end - start, 1e-3), 0, 1)
+        return np.asarray(kept * frequencies + (1 - kept) * frequencies / self.factor)
+
+    @property
+    def length(self) -> float:
+        """The number that cosines and sines are multiplied by."""
+        return 0.1 * math.log(self.factor) + 1 if self.kind == "yarn" and self.factor > 1 else 1.0
+
+    @property
+    def text(self) -> str:
+        """A readable description."""
+        if self.kind == "linear":
+            return f"linear with factor {self.factor:g}"
+        return f"{self.kind} with factor {self.factor:g}, {self.low:g}, {self.high:g} and length {self.original:g}"
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The settings of rotary positions.
+
+    Attributes:
+        base: the base of the frequencies.
+        size: the number of features of a head that are turned, the first ones.
+        layout: "halves" if feature i is paired with i + size / 2, "interleaved" if with its neighbour.
+        scaling: a change of the frequencies; None for none.
+        queries: whether queries are turned.
+        keys: whether keys are turned.
+        ahead: how much further the queries' positions are than the keys'.
+        sense: 1, or -1 where angles have the opposite sign.
+    """
+
+    base: float
+    size: int
+    layout: Layout = "halves"
+    scaling: Scaling | None = None
+    queries: bool = True
+    keys: bool = True
+    ahead: int = 0
+    sense: int = 1
+
+    def turn_queries(self, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return turned queries, (example, position, head, feature)."""
+        return self._turn(values, positions + self.ahead) if self.queries else values
+
+    def turn_keys(self, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return turned keys, (example, position, head, feature)."""
+        return self._turn(values, positions) if self.keys else values
+
+    def _turn(self, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        cosine, sine = _angles(self.base, self.size, self.scaling, tuple(positions.tolist()))
+        half = self.size // 2
+        turned = np.array(values)
+        if self.layout == INTERLEAVED:
+            first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+        else:
+            first, second = slice(0, half), slice(half, 2 * half)
+        x, y = values[..., first], values[..., second]
+        turned[..., first] = x * cosine - self.sense * y * sine
+        turned[..., second] = y * cosine + self.sense * x * sine
+        return turned
+
+    def of_head(self, old: int, new: int) -> Rotary:
+        """Return the settings with the same share of heads of another size."""
+        return replace(self, size=max(2, 2 * round(self.size * new / old / 2)))
+
+
+@lru_cache(maxsize=512)
+def _angles(
+    base: float, size: int, scaling: Scaling | None, positions: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the cosines and sines, (position, 1, pair)."""
+    half = size // 2
+    frequencies = base ** (-np.arange(half) * 2.0 / (2 * half))
+    length = 1.0
+    if scaling is not None:
+        frequencies, length = scaling.apply(frequencies, base, size), scaling.length
+    angles = np.array(positions, np.float64)[:, None, None] * frequencies
+    return length * np.cos(angles), length * np.sin(angles)
+
+
+@dataclass(frozen=True, eq=False)
+class PositionBias:
+    """Numbers by head and distance: those of ALiBi, or a table by buckets of distances, as in T5.
+
+    Attributes:
+        table: (bucket, head), the numbers by buckets; None for ALiBi.
+        causal: whether all buckets are for earlier keys; otherwise half of them are for later ones.
+        longest: the distance from which all are in the last bucket.
+        sense: 1, or -1 where earlier keys count as later ones.
+    """
+
+    table: np.ndarray | None = field(default=None, repr=False)
+    causal: bool = False
+    longest: int = 128
+    sense: int = 1
+
+    def of(self, heads: int, positions: int) -> np.ndarray:
+        """Return the numbers, (head, query, key)."""
+        key = (heads, positions)
+        if key not in self._kept:
+            self._kept[key] = self._computed(heads, positions)
+        return self._kept[key]
+
+    @cached_property
+    def _kept(self) -> dict[tuple[int, int], np.ndarray]:
+        return {}
+
+    def _computed(self, heads: int, positions: int) -> np.ndarray:
+        ahead = self.sense * (np.arange(positions) - np.arange(positions)[:, None])
+        if self.table is None:
+            return np.asarray(-slopes_of(heads)[:, None, None] * abs(ahead))
+        return np.asarray(np.moveaxis(self.table[self._bucket(ahead)], -1, 0))
+
+    def _bucket(self, ahead: np.ndarray) -> np.ndarray:
+        """Return the buckets of distances, as defined by Raffel et al., 2020, in their code."""
+        assert self.table is not None, "ALiBi has no buckets"
+        count = len(self.table)
+        start = np.zeros(ahead.shape, int)
+        distance = np.maximum(-ahead, 0)
+        if not self.causal:
+            count //= 2
+            start = np.where(ahead > 0, count, 0)
+            distance = abs(ahead)
+        exact = count // 2
+        far = np.log(np.maximum(distance, 1) / exact) / math.log(self.longest / exact) * (count - exact)
+        coarse = np.minimum(exact + np.maximum(far, 0).astype(int), count - 1)
+        return np.asarray(start + np.where(distance < exact, distance, coarse))
+
+    @property
+    def text(self) -> str:
+        """A readable description."""
+        if self.table is None:
+            return "that of ALiBi"
+        sides = "earlier keys" if self.causal else "both sides"
+        turned = "" if self.sense > 0 else ", of the opposite distances"
+        return f"by {len(self.table)} buckets of {sides} up to distance {self.longest}{turned}"
+
+
+def slopes_of(heads: int) -> np.ndarray:
+    """Return ALiBi's slopes, (head,), as defined by Press et al., 2022."""
+    power = 2 ** math.floor(math.log2(heads))
+    first = 2.0 ** (-8.0 / power * np.arange(1, power + 1))
+    between = 2.0 ** (-4.0 / power * np.arange(1, 2 * power + 1, 2))
+    return np.concatenate([first, between[: heads - power]])
+
+
+#: The most gains of a layer that may be those of queries and keys.
+MOST_GAINS: Final = 4
+
+
+@dataclass(frozen=True, eq=False)
+class HeadNorm:
+    """The settings of the norms of queries and keys.
+
+    Attributes:
+        query: the gain of queries, (feature,).
+        key: the gain of keys, (feature,).
+        epsilon: the number that is added to the mean of squares.
+        offset: what is added to the gains: 0, or 1.
+        late: whether the norms come after rotary positions.
+    """
+
+    query: np.ndarray = field(repr=False)
+    key: np.ndarray = field(repr=False)
+    epsilon: float = 1e-6
+    offset: float = 0.0
+    late: bool = False
+
+    def apply(self, query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return both, (…, feature), after their norms."""
+        return self._unit(query) * (self.query + self.offset), self._unit(key) * (self.key + self.offset)
+
+    def _unit(self, values: np.ndarray) -> np.ndarray:
+        return np.asarray(values / np.sqrt((values**2).mean(-1, keepdims=True) + self.epsilon))
+
+
+def gains_of(site: Site, size: int) -> list[np.ndarray]:
+    """Return the reference's weights in the site's layer that may be gains of heads of a size, (size,)."""
+    own = [weight for weight in site.recordings[0].weights if weight.layer == site.layer and weight.shape == (size,)]
+    return [weight.get().astype(np.float64) for weight in own[:MOST_GAINS]]
