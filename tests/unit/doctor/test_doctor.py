@@ -230,6 +230,8 @@ def test_versions_of_python(
     assert bool(own["python"].trouble) == bool(core)
     assert troubles("gluon").get("python", "").startswith(gluon)
     assert ("python" in troubles("gluon")) == bool(gluon)
+    monkeypatch.setattr("platform.python_version", lambda: "3.14.0")
+    assert health.core_parts()[0].note == "newer than 3.13, the newest that embgrad is tested with"
 
 
 def test_the_output_lists_old_and_new_versions(

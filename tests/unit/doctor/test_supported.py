@@ -50,6 +50,7 @@ EXTRAS = {
     ("package", "version", "trouble", "note", "mend"),
     [
         (TORCH, "2.13.0+cpu", "", "", ""),
+        (TORCH, "2.6", "", "", ""),
         (TORCH, "2.3.1", "older than 2.6, the oldest that embgrad is tested with", "", "pip install 'torch>=2.6'"),
         (
             TORCH,
