@@ -169,6 +169,14 @@ def test_packed_ids_and_their_offsets_are_an_argument_each() -> None:
 
     expect_plan(planned(bag, packed), [[1, 2, 3, 4, 5], [0, 3]], {})
 
+    def weighted(input: Any, offsets: Any, scale: Any) -> None: ...
+
+    scaled = packed.replace(extras={"scale": EXTRA, "labels": LENGTHS})
+    expect_plan(planned(weighted, scaled), [[1, 2, 3, 4, 5], [0, 3], EXTRA], {}, ("labels",))
+    expect_plan(planned(bag, scaled), [[1, 2, 3, 4, 5], [0, 3]], {}, ("scale", "labels"))
+    with refused(embgrad.errors.BatchError, "the model takes no input of that name: expected ids of shape"):
+        planned(lambda input: None, packed)
+
 
 def test_a_plan_can_be_called() -> None:
     for name in ["huggingface", "gpt2", "gluonnlp", "both", "shuffled", "keyword_only", "anything", "typed_first"]:
