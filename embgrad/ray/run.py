@@ -95,8 +95,8 @@ def gradients(
         prefix: the prefix of the new columns' names.
         method: an attribution method, or its name, see `embgrad.attribute`; None for gradients. The columns are then `ids`,
             `tokens`, `objective` and `scores`, a list with one number a position, and where the method has them
-            `baseline_objective` and `delta`. A row has the same scores in whatever batch it is run. `output` and `kind` keep
-            their defaults; of `Options`, `check`, `compile`, `override`, `add` and `edit` are for gradients alone.
+            `baseline_objective`, `delta` and `error`. A row has the same scores in whatever batch it is run. `output` and `kind`
+            keep their defaults; of `Options`, `check`, `compile`, `override`, `add` and `edit` are for gradients alone.
         **options: see `Options`.
 
     Raises:

@@ -111,7 +111,7 @@ def test_a_padded_batch_equals_each_example_alone(method: Any, batch_size: Any) 
         np.testing.assert_allclose(result.scores[example, :count][:, real], single.scores[0], rtol=0, atol=1e-13)
         assert not result.scores[example][:, ~real].any()
         assert not result.scores[example, count:].any()
-        for name in ("objective", "baseline_objective", "delta"):
+        for name in ("objective", "baseline_objective", "delta", "error"):
             of_batch, of_one = getattr(result, name), getattr(single, name)
             assert (of_batch is None) == (of_one is None)
             if of_batch is not None:

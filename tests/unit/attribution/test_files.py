@@ -19,7 +19,7 @@ from embgrad.errors import EmbgradError, FileFormatError, GoldenError, PointErro
 from tests.unit.attribution.models import BATCH, DIM, IDS, curved, linear
 
 LOGIT = embgrad.Logit(0)
-FIELDS = ("scores", "values", "objective", "baseline_objective", "delta", "ids", "mask", "types", "words_of")
+FIELDS = ("scores", "values", "objective", "baseline_objective", "delta", "error", "ids", "mask", "types", "words_of")
 
 
 def attributed(method: Any = "integrated_gradients", model: Any = None, **options: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import embgrad
 from embgrad import methods
 from embgrad.attribution.quadrature import RULES, error_along, integrals_up_to_nodes, largest_gap, nodes_and_weights
-from embgrad.attribution.refinement import MOST_STEPS, SHORTEST
+from embgrad.attribution.refinement import MOST_STEPS, SHORTEST, refine
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.attribution.language_models import causal, means, weights
 from tests.unit.attribution.models import BATCH, IDS, MASK, HalfSquare, curved, linear
@@ -118,6 +118,34 @@ def test_without_a_tolerance_the_steps_stay_and_the_error_bounds_the_sum() -> No
     assert found.provenance["method"]["steps_taken"] == [50, 50]
     assert found.error is not None
     assert abs(found.delta[0]) < found.error[0] < 0.2 * abs(found.objective[0])
+
+
+class Cubic:
+    """A line along which L is the cube of the place, of one example."""
+
+    examples, is_free, at_once = 1, True, 3
+
+    def objectives_at(self, examples: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Return L."""
+        return np.asarray(places[:, None] ** 3)
+
+    def integrals(
+        self, examples: np.ndarray, places: np.ndarray, weights: np.ndarray
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """Return the sums of the slopes."""
+        sums = (3 * places**2 * weights).sum(0)
+        return [sums], sums[:, None]
+
+
+@pytest.mark.parametrize(("allowed", "length"), [(0.0626, 1 / 2), (0.0624, 1 / 4), (0.0157, 1 / 4), (0.0155, 1 / 8)])
+def test_parts_are_halved_until_each_misses_its_share_at_most(allowed: float, length: float) -> None:
+    """By the middle of a part of length h the cube misses h³ / 4, which may be h times the whole error that is allowed."""
+    ends, none = (np.zeros((1, 1)), np.ones((1, 1))), np.zeros((1, 1))
+    made = refine(Cubic(), np.arange(1), ends, np.full((1, 1), allowed), none, "riemann_middle", 1, 1000)
+    assert made is not None
+    np.testing.assert_allclose(made.contributions[0], [1 - length**2 / 4])
+    np.testing.assert_allclose(made.error, [[length**2 / 4]])
+    assert made.taken == [1 + sum(2**number for number in range(1, round(1 - np.log2(2 * length)) + 1))]
 
 
 def winding(z: np.ndarray) -> np.ndarray:

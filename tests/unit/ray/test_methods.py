@@ -53,7 +53,7 @@ def test_a_row_has_the_scores_that_it_has_alone(items: Items, method: str) -> No
         assert row["a_objective"] == pytest.approx(expected.objective[0])
         assert row["a_ids"] == row["ids_"]
         assert "a_saliency" not in row
-        for name in ("baseline_objective", "delta"):
+        for name in ("baseline_objective", "delta", "error"):
             value = getattr(expected, name)
             assert (f"a_{name}" in row) == (value is not None)
             if value is not None:
