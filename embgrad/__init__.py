@@ -11,6 +11,7 @@ from embgrad.common.lazy import attach as _attach
 #: The public names by the modules, below this package, in which they are defined.
 _NAMES = {
     "attribution.attribute": ["attribute"],
+    "attribution.attribute_pairs": ["attribute_pairs"],
     "attribution.attribute_tokens": ["attribute_tokens"],
     "comparison.bisect": ["bisect"],
     "comparison.compare": ["compare"],

@@ -8,6 +8,7 @@ from embgrad import results as results
 from embgrad import tables as tables
 from embgrad import zoo as zoo
 from embgrad.attribution.attribute import attribute
+from embgrad.attribution.attribute_pairs import attribute_pairs
 from embgrad.attribution.attribute_tokens import attribute_tokens
 from embgrad.comparison.bisect import bisect
 from embgrad.comparison.compare import compare
@@ -49,6 +50,7 @@ __all__ = [
     "TokenBatch",
     "__version__",
     "attribute",
+    "attribute_pairs",
     "attribute_tokens",
     "bisect",
     "capture",

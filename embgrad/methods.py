@@ -1,5 +1,6 @@
 """Methods of attribution and of search, for `attribute`, `attribute_tokens`, `substitutions` and `search`."""
 
+from embgrad.attribution.attribute_pairs import IntegratedJacobians
 from embgrad.attribution.discretized import DiscretizedIntegratedGradients
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency, SmoothGrad
 from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
@@ -17,6 +18,7 @@ __all__ = [
     "HotFlip",
     "InputXGradient",
     "IntegratedGradients",
+    "IntegratedJacobians",
     "KernelShap",
     "Lime",
     "Occlusion",

@@ -110,6 +110,8 @@ class TokenMatrix:
             Elsewhere the score is 0, since nothing can contribute there; in a model that is not causal, where it is not 0, true.
         signed: whether a score may be below zero.
         summary: the method, the point and the model in words.
+        names: what the rows and the columns are, in the plural.
+        value: what the `score` of an output is.
     """
 
     example: int
@@ -119,6 +121,8 @@ class TokenMatrix:
     earlier: np.ndarray
     signed: bool
     summary: str
+    names: tuple[str, str] = ("outputs", "inputs")
+    value: str = "L"
 
     @cached_property
     def inputs(self) -> tuple[Piece, ...]:
@@ -149,7 +153,7 @@ class TokenMatrix:
                     before = GAP if side and not index else piece.before
                     pieces.append(piece._replace(score=score, before=before))
                 column += bool(piece.positions)
-        return Line(piece_name(output), f"L = {output.score:.4g}", self.example, tuple(pieces), self.signed)
+        return Line(piece_name(output), f"{self.value} = {output.score:.4g}", self.example, tuple(pieces), self.signed)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Return the scores, for `np.asarray` and all NumPy functions: the array itself, unless a copy is requested."""

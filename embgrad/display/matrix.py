@@ -93,7 +93,7 @@ def _example(matrix: TokenMatrix, name: str, numbered: bool) -> Html:
                 "label",
                 piece_name(output) if output.text.isspace() else prose(output.text),
                 for_=f"{name}-{row}",
-                title=_objective(output),
+                title=_objective(matrix, output),
             ),
         )
         for row, output in enumerate(matrix.outputs)
@@ -103,7 +103,13 @@ def _example(matrix: TokenMatrix, name: str, numbered: bool) -> Html:
         tag("style", Html("\n" + "".join(_rules(matrix, lines, name)))),
         tag("div", f"example {matrix.example}: " if numbered else "", matrix.summary, class_="h"),
         buttons,
-        tag("div", tag("b", "outputs: click one, or use the arrow keys", class_="k"), outputs, class_="o", dir="auto"),
+        tag(
+            "div",
+            tag("b", f"{matrix.names[0]}: click one, or use the arrow keys", class_="k"),
+            outputs,
+            class_="o",
+            dir="auto",
+        ),
         _texts(matrix),
         tag("div", [_figures(matrix, row, line) for row, line in enumerate(lines)], class_="n", role="status"),
         _table(matrix, name),
@@ -135,7 +141,8 @@ def _rules(matrix: TokenMatrix, lines: Sequence[Line], name: str) -> Iterator[st
 
 def _texts(matrix: TokenMatrix) -> Iterator[Html]:
     column = 0
-    titles = ["inputs"] if len(matrix.texts) == 1 else ["inputs of the encoder", "inputs of the decoder"]
+    name = matrix.names[1]
+    titles = [name] if len(matrix.texts) == 1 else [f"{name} of the encoder", f"{name} of the decoder"]
     for title, pieces in zip(titles, matrix.texts, strict=True):
         content: list[Html] = [tag("b", title, class_="k")]
         for index, piece in enumerate(pieces):
@@ -162,12 +169,12 @@ def _figures(matrix: TokenMatrix, row: int, line: Line) -> Html:
     missing = f" {rest} {'score is' if rest == 1 else 'scores are'} not finite." if rest else ""
     most = ["Largest: ", named] if named else "All scores are zero or not finite."
     full = f"; full colour is {line.largest:.4g}" if line.largest else ""
-    return tag("div", tag("b", _cut(output)), f": {_objective(output)}{full}.{missing}", tag("br"), most)
+    return tag("div", tag("b", _cut(output)), f": {_objective(matrix, output)}{full}.{missing}", tag("br"), most)
 
 
 def _table(matrix: TokenMatrix, name: str) -> Html:
     rows, columns = matrix.scores.shape
-    size = f"{rows:,} outputs × {columns:,} inputs"
+    size = f"{rows:,} {matrix.names[0]} × {columns:,} {matrix.names[1]}"
     if rows * columns > MOST_CELLS:
         return tag("div", f"the matrix, {size}, is left out for its size; matrix() returns it", class_="h")
     ends = f", full colour is {matrix.largest:.4g}" if matrix.largest else ""
@@ -191,9 +198,9 @@ def _table(matrix: TokenMatrix, name: str) -> Html:
     return tag("details", tag("summary", f"matrix: {size}{ends}"), tag("div", table), class_="m", open=True)
 
 
-def _objective(output: Piece) -> str:
+def _objective(matrix: TokenMatrix, output: Piece) -> str:
     several = f" together, {len(output.positions)} tokens" if len(output.positions) > 1 else ""
-    return f"L = {output.score:.4g}{several}, {_positions(output)}"
+    return f"{matrix.value} = {output.score:.4g}{several}, {_positions(output)}"
 
 
 def _positions(piece: Piece) -> str:

@@ -157,8 +157,9 @@ def matrix_picture(matrix: TokenMatrix, ax: Any) -> Any:
     _draw_lines_between(ax, rows, columns)
     if len(matrix.texts) > 1:
         ax.axvline(matrix.split - 0.5, color="0.2", linewidth=1.2)
-    ax.set_xlabel("input" if len(matrix.texts) == 1 else "input: of the encoder, then of the decoder")
-    ax.set_ylabel("output")
+    beside, below = (name.removesuffix("s") for name in matrix.names)
+    ax.set_xlabel(below if len(matrix.texts) == 1 else f"{below}: of the encoder, then of the decoder")
+    ax.set_ylabel(beside)
     method = matrix.summary.partition(" ")[0]
     _colour_scale(ax, matrix.largest, matrix.signed, f"score by {method}")
     return ax

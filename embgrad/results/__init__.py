@@ -20,6 +20,7 @@ __getattr__, __dir__, __all__ = _attach(
         "results.faithfulness": ["Faithfulness"],
         "results.gradients": ["EmbeddingGradients", "Word"],
         "results.memory": ["Memory"],
+        "results.pair_attribution": ["PairAttribution"],
         "results.port_records": ["Cause", "PortPoint", "PortWeights", "SettingDifference", "WeightPair"],
         "results.port_report": ["PortReport"],
         "results.row_sparse": ["RowSparse"],

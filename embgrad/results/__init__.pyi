@@ -16,6 +16,7 @@ from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.faithfulness import Faithfulness
 from embgrad.results.gradients import EmbeddingGradients, Word
 from embgrad.results.memory import Memory
+from embgrad.results.pair_attribution import PairAttribution
 from embgrad.results.port_records import Cause, PortPoint, PortWeights, SettingDifference, WeightPair
 from embgrad.results.port_report import PortReport
 from embgrad.results.row_sparse import RowSparse
@@ -41,6 +42,7 @@ __all__ = [
     "Golden",
     "Memory",
     "PaddingReport",
+    "PairAttribution",
     "ParameterGradients",
     "Point",
     "PortPoint",

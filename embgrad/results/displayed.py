@@ -10,23 +10,26 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.common.options import expect_flag
-from embgrad.display.html import cell, line_html, page
+from embgrad.display.html import cell, line_html, page, tag
 from embgrad.display.latex import latex
 from embgrad.display.lines import Line, TokenMatrix, examples_of, first_of
 from embgrad.display.matrix import matrices_html, matrices_page
+from embgrad.display.pairs import lines_between
 from embgrad.display.pictures import bars, heat_map, matrix_picture
 from embgrad.display.terminal import print_lines
 from embgrad.errors import EmbgradError, brief
 from embgrad.results.pieces import lines_of
-from embgrad.results.token_matrix import matrix_of
+from embgrad.results.token_matrix import matrix_of, pair_matrix_of
 
-__all__ = ["Displayed", "DisplayedTokens"]
+__all__ = ["Displayed", "DisplayedPairs", "DisplayedTokens"]
 
-#: The units shown by default, in order of preference: as text and as plots, and those of output tokens, as text and as matrices.
+#: The units shown by default, in order of preference: as text and as plots, those of output tokens, as text and as
+#: matrices, and those of pairs of texts.
 OF_TEXT: Final = ("spans", "words", "tokens")
 OF_PLOTS: Final = ("words", "tokens")
 OF_OUTPUTS: Final = ("spans", "tokens")
 OF_MATRICES: Final = ("tokens",)
+OF_PAIRS: Final = ("words", "tokens")
 
 #: The most examples with output tokens in a notebook's cell.
 MOST_MATRICES: Final = 3
@@ -244,3 +247,90 @@ class DisplayedTokens:
 
     def _having_outputs(self) -> list[int]:
         return [index for index, outputs in enumerate(self.outputs) if (outputs >= 0).any()]
+
+
+class DisplayedPairs:
+    """A base class of the attributions of pairs of texts."""
+
+    scores: np.ndarray
+
+    def matrix(self, pair: int = 0, *, by: str | None = None, special: bool = True) -> TokenMatrix:
+        """Return the contributions of one pair as a matrix, whose rows are of the first text and whose columns are of the second.
+
+        Padding is left out. A score of several tokens is the sum of their scores over both axes.
+
+        Args:
+            pair: the index of the pair.
+            by: the unit of rows and columns: "tokens", "words", "spans" or "sentences"; None for words, or tokens where words
+                are not known.
+            special: whether special tokens are among them.
+
+        Raises:
+            EmbgradError: there is no such pair or unit; or the tokens, or for spans the texts, are not known.
+            BatchError: `special` is neither True nor False.
+        """
+        expect_flag(special, "special")
+        return pair_matrix_of(self, pair, by, special, OF_PAIRS)
+
+    def plot(self, pair: int = 0, *, by: str | None = None, special: bool = True, ax: Any = None) -> Any:
+        """Draw one pair with Matplotlib: a heat map with a row for each token of the first text, a column for each of the second.
+
+        All cells are on one scale, for which special tokens do not count. Blue is below zero, orange above.
+
+        Args:
+            pair: the index of the pair.
+            by: see `matrix`; so is `special`.
+            ax: the axes to draw on; None makes a new figure with `matplotlib.pyplot.subplots`. It is not shown: end with
+                `plt.show()` outside of notebooks.
+
+        Returns:
+            The `matplotlib.axes.Axes`.
+
+        Raises:
+            EmbgradError: Matplotlib is not installed (`pip install 'embgrad[plot]'`), or as in `matrix`.
+        """
+        return matrix_picture(self.matrix(pair, by=by, special=special), ax)
+
+    def to_html(self, pairs: Any = None, *, by: str | None = None, special: bool = True) -> str:
+        """Return a page of HTML: for each pair lines between both texts as strong as the scores, the texts, and the matrix.
+
+        A click on a token of the first text, or an arrow key, colours the second text by its scores with that token. The page
+        needs nothing else, has no scripts, and escapes the texts; write it to a file in UTF-8.
+
+        Args:
+            pairs: the index of a pair, or a list or slice of indices; None for all.
+            by: see `matrix`; so is `special`.
+
+        Raises:
+            EmbgradError: as in `matrix`.
+        """
+        matrices = self._matrices(pairs, by, special)
+        title = " · ".join(dict.fromkeys(matrix.summary for matrix in matrices))
+        return page(
+            title, [(lines_between(each), matrices_html([each], f"embgrad-{each.example}")) for each in matrices]
+        )
+
+    def to_latex(self, pair: int = 0, *, by: str | None = None, special: bool = True) -> str:
+        """Return LaTeX of one pair, a paragraph for each token of the first text with the second text in its colours.
+
+        It is for a document with `\\usepackage{xcolor}`; see `Attribution.to_latex`. The arguments and errors are those of
+        `matrix`.
+        """
+        return latex([self.matrix(pair, by=by, special=special).lines()])
+
+    def show(self, pairs: Any = None, *, by: str | None = None, special: bool = True) -> None:
+        """Print for each token of the first text the second text in the terminal, coloured by its scores with that token.
+
+        Without colours the scores are digits, 9 for the token's largest; see `Attribution.show`. The arguments and errors are
+        those of `to_html`.
+        """
+        print_lines([matrix.lines() for matrix in self._matrices(pairs, by, special)])
+
+    def _repr_html_(self) -> str:
+        """Return the HTML that notebooks show: lines between the texts of the first pairs."""
+        shown, note = first_of([1] * len(self.scores), "to_html() returns all", MOST_MATRICES)
+        pictures = [(matrix.summary, lines_between(matrix)) for matrix in self._matrices(slice(shown), None, True)]
+        return cell([[tag("div", summary), picture] for summary, picture in pictures], notes=[note] * bool(note))
+
+    def _matrices(self, pairs: Any, by: str | None, special: bool) -> list[TokenMatrix]:
+        return [self.matrix(index, by=by, special=special) for index in examples_of(pairs, len(self.scores))]

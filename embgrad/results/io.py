@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 from embgrad.errors import EmbgradError, brief
 from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.file_format import read_results, write_results
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.pair_attribution import PairAttribution
 from embgrad.results.port_report import PortReport
 from embgrad.results.search import Search
 from embgrad.results.substitutions import Substitutions
@@ -18,10 +19,11 @@ from embgrad.results.token_attribution import TokenAttribution
 __all__ = ["Result", "expect_results", "load", "save"]
 
 #: The classes of results by the names under which files have them.
-_CLASSES: Final[dict[str, type]] = {
+_CLASSES: Final[dict[str, Callable[..., Any]]] = {
     "EmbeddingGradients": EmbeddingGradients,
     "Attribution": Attribution,
     "TokenAttribution": TokenAttribution,
+    "PairAttribution": PairAttribution.from_fields,
     "Substitutions": Substitutions,
     "Search": Search,
     "PortReport": PortReport,
@@ -31,7 +33,7 @@ _CLASSES: Final[dict[str, type]] = {
 Result: TypeAlias = EmbeddingGradients | Attribution
 
 #: The results that files hold.
-Stored: TypeAlias = Result | TokenAttribution | Substitutions | Search | PortReport
+Stored: TypeAlias = Result | TokenAttribution | PairAttribution | Substitutions | Search | PortReport
 
 
 def save(results: Stored | Mapping[str, Any], path: str | os.PathLike[str], *, durable: bool = False) -> None:
@@ -40,8 +42,9 @@ def save(results: Stored | Mapping[str, Any], path: str | os.PathLike[str], *, d
     The file appears whole or not at all.
 
     Args:
-        results: a result of `embgrad.gradients`, `embgrad.attribute`, `embgrad.attribute_tokens`, `embgrad.substitutions`,
-            `embgrad.search` or `embgrad.check_port`, or a mapping of names to results; any string is a valid name.
+        results: a result of `embgrad.gradients`, `embgrad.attribute`, `embgrad.attribute_tokens`, `embgrad.attribute_pairs`,
+            `embgrad.substitutions`, `embgrad.search` or `embgrad.check_port`, or a mapping of names to results; any string is a
+            valid name.
         path: the file's path; its folder must exist.
         durable: return only when the file would survive a power failure.
 
@@ -60,8 +63,9 @@ def load(path: str | os.PathLike[str]) -> Any:
     Nothing in the file is executed, and reading takes no more memory than the file's size justifies.
 
     Returns:
-        An `EmbeddingGradients`, an `Attribution`, a `TokenAttribution`, `Substitutions`, a `Search` or a `PortReport`; of a file
-        of several a dict by name in the order written, or `Attributions` where all are of the class `Attribution`.
+        An `EmbeddingGradients`, an `Attribution`, a `TokenAttribution`, a `PairAttribution`, `Substitutions`, a `Search` or a
+        `PortReport`; of a file of several a dict by name in the order written, or `Attributions` where all are of the class
+        `Attribution`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -86,7 +90,9 @@ def expect_results(results: object) -> Mapping[str, Result]:
 
 
 def _expect_stored(results: object) -> Mapping[str, Any]:
-    others = "embgrad.attribute_tokens, embgrad.substitutions, embgrad.search or embgrad.check_port"
+    others = (
+        "embgrad.attribute_tokens, embgrad.attribute_pairs, embgrad.substitutions, embgrad.search or embgrad.check_port"
+    )
     return _expect(results, Stored, f"expected a result of embgrad.gradients, embgrad.attribute, {others}")
 
 

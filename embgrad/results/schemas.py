@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any, Final
 
 import numpy as np
@@ -233,6 +234,65 @@ TOKEN_ATTRIBUTION: Final = Schema(
 )
 
 
+# Attributions of pairs
+
+#: The arrays of a pair beside those of its sides.
+OF_PAIRS: Final = ("scores", "similarity", "explained", "delta")
+
+
+class _PairSchema(Schema):
+    """The stored fields of a `PairAttribution`, of which two are attributions, whose arrays begin with "a_" and "b_"."""
+
+    def arrays_of(self, result: Any) -> dict[str, np.ndarray]:
+        """Return the arrays of a result by their names in a file."""
+        arrays = {name: getattr(result, name) for name in OF_PAIRS}
+        for side in "ab":
+            of_side = ATTRIBUTION.arrays_of(getattr(result, side))
+            arrays |= {f"{side}_{name}": array for name, array in of_side.items()}
+        return {name: np.asarray(array) for name, array in arrays.items()}
+
+    def entry_of(self, result: Any) -> dict[str, Any]:
+        """Return the fields of a result that are not arrays."""
+        return {side: ATTRIBUTION.entry_of(getattr(result, side)) for side in "ab"}
+
+    def fields_of(self, arrays: Arrays, entry: Mapping[str, Any]) -> Fields:
+        """Return the arguments of the class, with those of an `Attribution` as `a` and `b`, see `Schema.fields_of`."""
+        fields = super().fields_of(arrays, entry)
+        return {name: fields[name] for name in (*OF_PAIRS, *self.entry)}
+
+
+def _side(side: str) -> Callable[[Any, Arrays], Fields]:
+    def fields_of_side(entry: Any, arrays: Arrays) -> Fields:
+        if not isinstance(entry, dict):
+            raise SchemaError(f"holds {brief(entry)} as {side}: expected an object")
+        prefix = f"{side}_"
+        own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+        return ATTRIBUTION.fields_of(own, entry)
+
+    return fields_of_side
+
+
+def _arrays_of_pair(side: str) -> dict[str, Array]:
+    """Return the arrays of an attribution of one side, whose positions are those of an axis of the scores."""
+    renamed = {"example": "pair", "position": f"{side}_position"}
+    arrays = {f"{side}_{name}": copy(array) for name, array in ATTRIBUTION.arrays.items() if name != "values"}
+    for array in arrays.values():
+        array.axes = [renamed.get(axis, axis) for axis in array.axes]
+    return arrays
+
+
+PAIR_ATTRIBUTION: Final = _PairSchema(
+    {
+        "scores": Array("pair a_position b_position"),
+        **{name: Array("pair") for name in OF_PAIRS[1:]},
+        **_arrays_of_pair("a"),
+        **_arrays_of_pair("b"),
+    },
+    {side: _side(side) for side in "ab"},
+    version=7,
+)
+
+
 # Substitutions
 
 
@@ -417,6 +477,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "EmbeddingGradients": GRADIENTS,
     "Attribution": ATTRIBUTION,
     "TokenAttribution": TOKEN_ATTRIBUTION,
+    "PairAttribution": PAIR_ATTRIBUTION,
     "Substitutions": SUBSTITUTIONS,
     "Search": SEARCH,
 }

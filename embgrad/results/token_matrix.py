@@ -1,4 +1,4 @@
-"""The matrix of one example: a row for each output token, word or span, a column for each input."""
+"""Matrices of scores: of the outputs and the inputs of one example, or of the tokens of the two texts of a pair."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from embgrad.display.lines import GAP, Piece, TokenMatrix, examples_of
 from embgrad.errors import EmbgradError, brief
 from embgrad.results.pieces import pieces_of, source_text, unit_of
 
-__all__ = ["matrix_of"]
+__all__ = ["matrix_of", "pair_matrix_of"]
 
 
 def matrix_of(attribution: Any, example: Any, by: str | None, special: bool, fallback: Sequence[str]) -> TokenMatrix:
@@ -33,7 +33,7 @@ def matrix_of(attribution: Any, example: Any, by: str | None, special: bool, fal
         EmbgradError: there is no such example or unit, the attribution does not have it, the example has no outputs or no inputs
             to show, or an output is there more than once and is to be merged with others.
     """
-    (index,) = _one_of(example, len(attribution.ids))
+    index = _index_of(example, len(attribution.ids))
     alone = _restrict(attribution, index)
     if not (alone.outputs >= 0).any():
         raise EmbgradError(f"the example {index} has no output tokens: choose another example")
@@ -47,6 +47,45 @@ def matrix_of(attribution: Any, example: Any, by: str | None, special: bool, fal
     return _fill(alone, index, outputs, texts)
 
 
+def pair_matrix_of(attribution: Any, pair: Any, by: str | None, special: bool, fallback: Sequence[str]) -> TokenMatrix:
+    """Return the matrix of one pair of a `PairAttribution`.
+
+    Args:
+        attribution: the attribution.
+        pair: the index of the pair.
+        by: the unit of both axes, see `lines_of`; None for the first of `fallback` that both sides have.
+        special: whether special tokens are among them.
+        fallback: some of the units.
+
+    Raises:
+        EmbgradError: there is no such pair or unit, or a text has no tokens to show.
+    """
+    index = _index_of(pair, len(attribution.scores))
+    sides = attribution.a, attribution.b
+    unit = unit_of(sides, by, fallback)
+    rows, columns = (pieces_of(side, unit, [index], special)[0] for side in sides)
+    outputs = [piece for piece in rows if piece.positions]
+    inputs = [piece for piece in columns if piece.positions]
+    if not outputs or not inputs:
+        raise EmbgradError(f"a text of the pair {index} has no tokens but special ones: pass special=True")
+    scores = _sum_up(np.add, attribution.scores[index], [piece.positions for piece in outputs], inputs)
+    totals = scores.sum(1).tolist()
+    return TokenMatrix(
+        example=index,
+        outputs=tuple(piece._replace(score=total) for piece, total in zip(outputs, totals, strict=True)),
+        texts=(tuple(columns),),
+        scores=scores,
+        earlier=np.ones(scores.shape, bool),
+        signed=True,
+        summary=visible(
+            f"{attribution.a.provenance['objective']['of']} {attribution.similarity[index]:.4g}, "
+            f"explained {attribution.explained[index]:.4g}, {attribution.method} at {attribution.a.provenance['point']}"
+        ),
+        names=(f"{unit} of the first text", f"{unit} of the second text"),
+        value="sum",
+    )
+
+
 def _restrict(attribution: Any, example: int) -> Any:
     """Return an attribution of one of its examples."""
     of_all = {field.name: getattr(attribution, field.name) for field in fields(attribution)}
@@ -57,10 +96,15 @@ def _restrict(attribution: Any, example: int) -> Any:
     return replace(attribution, **one)
 
 
-def _one_of(example: Any, count: int) -> list[int]:
+def _index_of(example: Any, count: int) -> int:
+    """Return the index of an example, from 0.
+
+    Raises:
+        EmbgradError: it is not that of one.
+    """
     if isinstance(example, bool) or not isinstance(example, (int, np.integer)) or not -count <= example < count:
         raise EmbgradError(f"example is {brief(example)}: expected the index of an example, from 0 to {count - 1}")
-    return examples_of(example, count)
+    return examples_of(example, count)[0]
 
 
 def _outputs(alone: Any, side: Any, pieces: Sequence[Piece], unit: str) -> list[tuple[Piece, list[int]]]:

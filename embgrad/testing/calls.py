@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -194,6 +195,15 @@ def _bisect(arguments: Asked) -> Any:
 def _check_port(arguments: Asked) -> Any:
     objective = embgrad.CrossEntropy(arguments.labels)
     return embgrad.check_port(arguments.model, arguments.model, arguments.batch, objective, call=arguments.call)
+
+
+def _attribute_pairs(arguments: Asked) -> Any:
+    batches = arguments.batch, arguments.batch
+    method = embgrad.methods.IntegratedJacobians(2)
+    size = len(arguments.batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", embgrad.EmbgradWarning)  # two steps are few
+        return embgrad.attribute_pairs(arguments.model, batches, method, call=arguments.call, batch_size=size)
 
 
 def _dump(arguments: Asked) -> Any:
@@ -397,6 +407,7 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     "compare": PublicCall("compare", _compare, _BOTH | {"call"}, needs=("weights",)),
     "bisect": PublicCall("bisect", _bisect, _BOTH | {"call"}, needs=("modules", "weights")),
     "check_port": PublicCall("check_port", _check_port, _BOTH | {"call"}, needs=("modules", "weights", "override")),
+    "attribute_pairs": PublicCall("attribute_pairs", _attribute_pairs, _BOTH | {"call"}, needs=("override", "split")),
     "dump": PublicCall("dump", _dump, _BOTH | {"call"}, needs=("modules", "weights")),
     "golden": PublicCall("golden", _golden, _BOTH, needs=("weights",)),
 }

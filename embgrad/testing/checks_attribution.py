@@ -141,6 +141,22 @@ class AttributionChecks:
             without = embgrad.evaluate(model(architecture), batch.replace(ids=ids), OBJECTIVE)
             np.testing.assert_allclose(made.scores[:, position], whole - without, atol=1e-12)
 
+    @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # few steps
+    @pytest.mark.parametrize("role", ["word", "layer.1"])
+    def test_pairs_are_attributed_as_by_single_calls(self, model: Any, role: str) -> None:
+        built, batch = model("layers"), example_batch()
+        other = batch.replace(ids=batch.ids[::-1].copy())
+        method = embgrad.methods.IntegratedJacobians(3)
+        made = embgrad.attribute_pairs(built, (batch, other), method, similarity="dot", at=role)
+        single = embgrad.methods.IntegratedGradients(3)
+        expected = np.zeros_like(made.scores)
+        for number in range(len(OBJECTIVE.vector)):
+            first, second = (
+                embgrad.attribute(built, side, embgrad.Logit(number), single, at=role).scores for side in (batch, other)
+            )
+            expected += first[:, :, None] * second[:, None]
+        close(made.scores, expected, 1e-12)
+
     @pytest.mark.filterwarnings("ignore:.*contributions:embgrad.EmbgradWarning")
     @pytest.mark.parametrize(
         "method",
