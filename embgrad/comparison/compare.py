@@ -14,7 +14,7 @@ from embgrad.common.finite import not_finite
 from embgrad.common.metrics import figures_of, lengths, position_figures
 from embgrad.common.tolerance import check_tolerance, computation_dtype, unit_roundoff
 from embgrad.comparison.align import Alignment, aligned
-from embgrad.comparison.diagnosis.findings import Finding
+from embgrad.comparison.findings import Finding
 from embgrad.comparison.numbers import name_of, numbers_of, usual_tolerance
 from embgrad.comparison.result import Comparison, Comparisons
 from embgrad.errors import BatchError, EmbgradError, PointError, brief, did_you_mean, quote
@@ -29,8 +29,12 @@ ADVICE = (
     "and then backward, at which the two models diverge."
 )
 ADVICE_WITH_MODELS = (
-    "The numbers alone show no known cause. Pass models=(model_a, model_b) to test causes inside a model, or find the first "
-    "point at which the two models diverge with embgrad.bisect(model_a, model_b, batch, objective)."
+    "The numbers alone show no known cause. Pass models=(model_a, model_b) to test other requests and causes inside the models, "
+    "or find the first point at which the two models diverge with embgrad.bisect(model_a, model_b, batch, objective)."
+)
+ADVICE_WITH_BOTH = (
+    "Neither the numbers nor other requests to one model show a known cause. Pass both models, models=(model_a, model_b), to "
+    "find causes inside them."
 )
 
 ADVICE_FOR_ATTRIBUTIONS = (
@@ -81,9 +85,9 @@ def compare(
         a: the reference: a result of `embgrad.gradients` or `embgrad.attribute`, the path of a saved result, or a mapping of
             names to either.
         b: what is compared with a, in the same forms.
-        models: the models that a and b come from, with None for one that is not available. They are run again in other ways, to
-            test causes inside them: other inputs, other objectives, another GELU, other weights. They are restored afterwards;
-            while a weight is tested, the model holds another value of it.
+        models: the models that a and b come from, with None for one that is not available. Each is run again with other
+            requests, such as other inputs or another objective. With both, causes inside them are found as by `check_port`.
+            They are restored afterwards; while an offset of positions is tested, the model holds another table of them.
         tolerance: the relative L2 up to which the gradients agree; by default the rounding error to expect from the dtype and
             the depth of the models that the results record.
         call: a function that calls the models, as in `gradients`; a pair if the two are called in different ways.
@@ -180,7 +184,8 @@ def _differing_examples(a: np.ndarray, b: np.ndarray, tolerance: float | np.ndar
 def _advice(a: Result, models: tuple[Any, Any]) -> str:
     if isinstance(a, Attribution):
         return ADVICE_FOR_ATTRIBUTIONS
-    return ADVICE if models != (None, None) else ADVICE_WITH_MODELS
+    missing = sum(model is None for model in models)
+    return (ADVICE, ADVICE_WITH_BOTH, ADVICE_WITH_MODELS)[missing]
 
 
 def _has_positions(result: Result, values: np.ndarray) -> bool:

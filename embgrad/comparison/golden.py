@@ -99,8 +99,8 @@ class Golden:
         Args:
             results: a result of `embgrad.gradients` or `embgrad.attribute`, or several by name, in the form that was passed to
                 `update`.
-            models: the model that the results come from, so that causes inside it can be tested if they differ; or a pair as in
-                `embgrad.compare`, with the golden results' model first.
+            models: the model that the results come from, so that other requests to it can be tested if they differ; or a pair as
+                in `embgrad.compare`, with the golden results' model first, to find causes inside the models as well.
             tolerance: as in `embgrad.compare`; it applies to the numbers, the activations and the objective.
             call: a function that calls the model, as in `gradients`, if `models` are passed.
 

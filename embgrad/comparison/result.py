@@ -10,7 +10,7 @@ import numpy as np
 
 from embgrad.common.metrics import Figures, PositionFigures
 from embgrad.common.text import visible
-from embgrad.comparison.diagnosis.findings import Finding
+from embgrad.comparison.findings import Finding
 from embgrad.errors import did_you_mean
 from embgrad.results.io import Result
 

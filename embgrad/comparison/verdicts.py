@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from embgrad.comparison.diagnosis.findings import Finding
+from embgrad.comparison.findings import Finding
 from embgrad.display.figures import FigureRow, figure, picture, rows_html
 from embgrad.display.html import Html, cell, tag
 

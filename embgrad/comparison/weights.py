@@ -206,12 +206,17 @@ def _only(summaries: Sequence[_Summary], names: Iterable[str]) -> list[_Summary]
 
 
 def _moved(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedArray]) -> dict[str, str]:
-    """Return the weights of a whose equal lies in another layer of b, with its name; empty where most do."""
+    """Return the weights of a whose equal lies in another layer of b, with its name; none where most do.
+
+    Outside of layers it is one with another name, where all names of the two models are the same.
+    """
     layers_a, layers_b = ({weight.name: weight.layer for weight in side} for side in (a, b))
     pairs = [(match, layers_a[match.a], layers_b[match.b]) for match in matches]
     known = [(match, first, second) for match, first, second in pairs if first is not None and second is not None]
     moved = {match.a: match.b for match, first, second in known if first != second}
-    return moved if 2 * len(moved) <= len(known) else {}
+    outside = [match for match, first, second in pairs if first is None and second is None]
+    renamed = {match.a: match.b for match in outside if match.a != match.b and layers_a.keys() == layers_b.keys()}
+    return {**(moved if 2 * len(moved) <= len(known) else {}), **renamed}
 
 
 def _by_place(

@@ -7,7 +7,7 @@ __getattr__, __dir__, __all__ = _attach(
     {
         "common.metrics": ["Figures"],
         "comparison.bisect": ["Bisection"],
-        "comparison.diagnosis.findings": ["Finding"],
+        "comparison.findings": ["Finding"],
         "comparison.golden": ["Golden"],
         "comparison.result": ["Comparison", "Comparisons"],
         "engine.capture": ["Tap"],

@@ -2,7 +2,7 @@
 
 from embgrad.common.metrics import Figures
 from embgrad.comparison.bisect import Bisection
-from embgrad.comparison.diagnosis.findings import Finding
+from embgrad.comparison.findings import Finding
 from embgrad.comparison.golden import Golden
 from embgrad.comparison.result import Comparison, Comparisons
 from embgrad.display.lines import TokenMatrix

@@ -15,7 +15,7 @@ from embgrad.common.tolerance import HALVES, remembered_depth, tolerance_for
 from embgrad.comparison.align import Alignment
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["EXACT", "Case", "Match", "Measure", "objective_of"]
+__all__ = ["EXACT", "Case", "Match", "Measure", "half_of", "objective_of"]
 
 #: The number of tolerances within which a prediction equals the target up to rounding.
 EXACT: Final = 5.0
@@ -56,7 +56,6 @@ class Case:
         alignment: the partner in the target of each position of the source.
         tolerance: the relative L2 up to which the two agree.
         model: the source's model; None if it is not available.
-        other: the target's model; None if it is not available.
         call: a function that calls the source's model; None for the usual call.
         side: "a" or "b": which of the two the target is.
     """
@@ -66,7 +65,6 @@ class Case:
     alignment: Alignment
     tolerance: float
     model: Any = None
-    other: Any = None
     call: Call | None = None
     side: str = "b"
 

@@ -23,7 +23,7 @@ class Factor:
     """The numbers by which the source is multiplied.
 
     Attributes:
-        cause: a key of `embgrad.comparison.diagnosis.findings.CAUSES`.
+        cause: a key of `embgrad.comparison.findings.CAUSES`.
         text: a description.
         numbers: one for each example, float64, (example,).
         fitted: whether it was fitted to the target, rather than known beforehand.
@@ -51,9 +51,16 @@ SMALLEST_SHARE: Final = 1e-9
 LEAST_DIM: Final = 8
 
 
-def known_factors(case: Case) -> list[Factor]:
-    """Return the known factors by which the source may be multiplied."""
-    means = [factor for cause, counts in MEANS.items() for factor in _means(case, cause, counts)]
+def known_factors(case: Case, whole: Case | None = None, examples: slice = slice(None)) -> list[Factor]:
+    """Return the known factors by which the source may be multiplied.
+
+    Args:
+        case: the direction of the comparison.
+        whole: the direction with all examples, over which means are taken; None if `case` has them all.
+        examples: those of the whole that `case` has.
+    """
+    counted = whole or case
+    means = [factor.cut(examples) for cause, counts in MEANS.items() for factor in _means(counted, cause, counts)]
     sign = Factor("sign", "the sign", _all(case.source, -1.0))
     return [*means, sign, *_label_factors(case), *_lookup_factors(case)]
 

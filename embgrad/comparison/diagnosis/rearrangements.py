@@ -24,7 +24,7 @@ class Prediction:
     """A predicted value of the target.
 
     Attributes:
-        causes: keys of `embgrad.comparison.diagnosis.findings.CAUSES`; empty for the source itself.
+        causes: keys of `embgrad.comparison.findings.CAUSES`; empty for the source itself.
         text: a description of the rearrangement.
         values: float64, (example, position, dim) as the source's; NaN where nothing is predicted.
         fitted: whether something in it was fitted to the target.

@@ -20,7 +20,7 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.points import WORD
 from embgrad.objectives.objectives import CrossEntropy, Objective
 
-__all__ = ["REQUESTS", "head_shares"]
+__all__ = ["REQUESTS", "head_shares", "other_table"]
 
 #: The common offsets of position ids and of token ids: RoBERTa begins its positions at 2.
 OFFSETS: Final = (1, 2, -1, -2)
@@ -31,9 +31,9 @@ def _mask_ignored(source: Source) -> Iterator[Variant]:
     if source.batch.padded:
         text = f"that {source.target} ran without the mask"
         yield Variant(
-            ("mask-ignored",), text, batch=(_without_mask,), objective=OtherMask(source.objective, source.batch.mask)
+            ("mask-ignored",), text, batch=_without_mask, objective=OtherMask(source.objective, source.batch.mask)
         )
-        yield Variant(("mask-ignored",), f"{text}, and counts padding", batch=(_without_mask,))
+        yield Variant(("mask-ignored",), f"{text}, and counts padding", batch=_without_mask)
 
 
 def _pads_counted(source: Source) -> Iterator[Variant]:
@@ -47,8 +47,12 @@ def _types_ignored(source: Source) -> Iterator[Variant]:
     """Yield runs with segment ids of zeros, which most models take for none, and without segment ids."""
     if source.batch.types is not None and source.batch.types.any():
         text = f"that {source.target} ran without the segment ids"
-        yield Variant(("types-ignored",), text, batch=(lambda batch: batch.replace(types=np.zeros_like(batch.ids)),))
-        yield Variant(("types-ignored",), text, batch=(lambda batch: batch.replace(types=None),))
+        yield Variant(("types-ignored",), text, batch=lambda batch: batch.replace(types=np.zeros_like(batch.ids)))
+        yield Variant(("types-ignored",), text, batch=lambda batch: batch.replace(types=None))
+        if source.batch.padded:
+            text = f"that {source.target} ran with the ids alone, without the segment ids and the mask"
+            objective = OtherMask(source.objective, source.batch.mask)
+            yield Variant(("types-ignored", "mask-ignored"), text, _ids_alone, objective)
 
 
 def _padding_side(source: Source) -> Iterator[Variant]:
@@ -59,7 +63,7 @@ def _padding_side(source: Source) -> Iterator[Variant]:
         move = partial(_padded_on, side=side)
         if (move(source.batch).real != source.batch.real).any():
             text = f"that {source.target} was padded on the {side}"
-            yield Variant(("padding-side",), text, (move,), _with_moved_labels(source, side), moved=True)
+            yield Variant(("padding-side",), text, move, _with_moved_labels(source, side), moved=True)
 
 
 def _other_batch(source: Source) -> Iterator[Variant]:
@@ -81,7 +85,7 @@ def _other_batch(source: Source) -> Iterator[Variant]:
     )
     labels = getattr(source.target_objective, "labels", np.zeros(1))
     objective = source.target_objective if labels.ndim == 2 else None  # labels of positions move with the texts
-    yield Variant((cause,), text, (lambda _: target_batch,), objective, moved=True)
+    yield Variant((cause,), text, lambda _: target_batch, objective, moved=True)
 
 
 def _other_ids(source: Source) -> Iterator[Variant]:
@@ -95,13 +99,13 @@ def _other_ids(source: Source) -> Iterator[Variant]:
             f"that {source.target} looked up other rows of the same table, such as {seen[example, position]} for the id "
             f"{source.batch.ids[example, position]} at example {example}, position {position}"
         )
-        yield Variant(("other-ids",), text, batch=(lambda batch: batch.replace(ids=seen),))
+        yield Variant(("other-ids",), text, batch=lambda batch: batch.replace(ids=seen))
         return
     for offset in OFFSETS:
         ids = source.batch.ids + offset
         if ids.min() >= 0 and ids.max() < source.case.source.vocab:
             text = f"that {source.target} looked up each id {offset:+d}"
-            yield Variant(("other-ids",), text, batch=(partial(_shifted_ids, offset=offset),))
+            yield Variant(("other-ids",), text, batch=partial(_shifted_ids, offset=offset))
 
 
 def _looked_up_ids(source: Source) -> np.ndarray | None:
@@ -122,7 +126,7 @@ def _looked_up_ids(source: Source) -> np.ndarray | None:
     return None
 
 
-def _other_table(source: Source) -> Iterator[Variant]:
+def other_table(source: Source) -> Iterator[Variant]:
     """Yield a run with the target's embeddings in place of the source's, for the same ids."""
     case = source.case
     if case.source.vocab is None or case.target.vocab is None or source.at != case.target.provenance.get("point"):
@@ -137,9 +141,7 @@ def _other_table(source: Source) -> Iterator[Variant]:
     distance = float(np.linalg.norm(shown - looked_up) / (np.linalg.norm(looked_up) or 1.0))
     if distance > case.tolerance:
         text = f"the table: {source.target} looks up other values for the same ids (relative L2 {distance:.2g})"
-        yield Variant(
-            ("different-table",), text, changes={"override": {source.at: shown.astype(case.source.values.dtype)}}
-        )
+        yield Variant(("different-table",), text, override={source.at: shown.astype(case.source.values.dtype)})
 
 
 def _scaled_lookup(source: Source) -> Iterator[Variant]:
@@ -152,8 +154,8 @@ def _scaled_lookup(source: Source) -> Iterator[Variant]:
         (dim**-0.5, f"lacks the factor √{dim} after its lookup"),
     )
     for factor, what in ways:
-        change = {"override": {WORD: partial(_times, factor=factor)}}
-        yield Variant(("scaled-lookup",), f"that {source.target} {what}", changes=change, times=factor)
+        change = {WORD: partial(_times, factor=factor)}
+        yield Variant(("scaled-lookup",), f"that {source.target} {what}", override=change, times=factor)
 
 
 def _position_offset(source: Source) -> Iterator[Variant]:
@@ -189,7 +191,7 @@ REQUESTS: Final[tuple[tuple[str, Callable[[Source], Iterator[Variant]]], ...]] =
     ("padding-side", _padding_side),
     ("other-ids", _other_batch),
     ("other-ids", _other_ids),
-    ("different-table", _other_table),
+    ("different-table", other_table),
     ("scaled-lookup", _scaled_lookup),
     ("position-ids-offset", _position_offset),
     ("other-point", _other_point),
@@ -237,6 +239,10 @@ def _times(value: np.ndarray, factor: float) -> np.ndarray:
 
 def _without_mask(batch: TokenBatch) -> TokenBatch:
     return batch.replace(mask=None)
+
+
+def _ids_alone(batch: TokenBatch) -> TokenBatch:
+    return batch.replace(mask=None, types=None)
 
 
 def _shifted_ids(batch: TokenBatch, offset: int) -> TokenBatch:

@@ -11,10 +11,11 @@ import numpy as np
 from embgrad.common.metrics import figures_of
 from embgrad.comparison.diagnosis.case import EXACT, Case, Match, Measure
 from embgrad.comparison.diagnosis.factors import Factor, fitted_factor, fitted_factors
-from embgrad.comparison.diagnosis.findings import Finding
 from embgrad.comparison.diagnosis.rearrangements import STRUCTURES, Prediction, rearrangements
+from embgrad.comparison.findings import Finding
 
 __all__ = [
+    "LEAST_EXPLAINED",
     "Candidate",
     "candidates",
     "finding_of",
@@ -75,7 +76,7 @@ class Candidate:
 
     Attributes:
         case: the direction of the comparison.
-        causes: keys of `embgrad.comparison.diagnosis.findings.CAUSES`.
+        causes: keys of `embgrad.comparison.findings.CAUSES`.
         text: a description of the causes.
         measure: the accuracy.
         fitted: whether something in it was fitted to the target.
@@ -83,6 +84,7 @@ class Candidate:
         side: "a" or "b", the side that departs from the usual; "" for neither.
         chance: whether it is a product of whole numbers, the same for all examples, which may match any number by chance, as a
             fitted factor does.
+        checked: whether causes inside the models were checked where they are.
     """
 
     case: Case
@@ -93,6 +95,7 @@ class Candidate:
     factor: bool
     side: str
     chance: bool = False
+    checked: bool = False
 
 
 def rearranged(case: Case, *, twice: bool = True) -> list[Prediction]:
@@ -150,6 +153,8 @@ def accepted(candidate: Candidate) -> bool:
 
 
 def _most(candidate: Candidate) -> float:
+    if candidate.checked:
+        return MOST_OF_RUN
     if len(candidate.causes) > 1:
         return MOST_OF_PAIR
     if candidate.factor:
@@ -220,7 +225,7 @@ def finding_of(candidate: Candidate) -> Finding:
     """Return the candidate as a finding; with half precision as a cause if it is right only up to that rounding."""
     measure, case = candidate.measure, candidate.case
     causes, text = candidate.causes, candidate.text
-    if case.half and is_exact(candidate) and causes != (HALF,) and measure.remaining > EXACT * case.tolerance:
+    if case.half and is_exact(candidate) and HALF not in causes and measure.remaining > EXACT * case.tolerance:
         causes, text = (*causes, HALF), f"{text}, and {_half_text(case)}"
     return Finding(causes, text, measure.explained, measure.remaining, candidate.side)
 

@@ -21,11 +21,6 @@ class OffsetEncoder(bert.BERTEncoder):
         return super().hybrid_forward(F, inputs, states, valid_length, moved)
 
 
-class ScaledEmbedding(nn.Embedding):
-    def hybrid_forward(self, F: Any, x: Any, weight: Any) -> Any:
-        return super().hybrid_forward(F, x, weight) * math.sqrt(self._kwargs["output_dim"])
-
-
 class AlwaysDropping(nn.Dropout):
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.Dropout(x, p=self._rate, mode="always")
@@ -54,47 +49,15 @@ def _gelu(model: Any, _: Any) -> Any:
     return model
 
 
-def _first_gelu(model: Any, _: Any) -> Any:
-    _layers(model)[0].ffn.activation._approximate = True
+def _epsilon(model: Any, _: Any) -> Any:
+    for block in _every(model, nn.LayerNorm):
+        block._epsilon = 1e-3
     return model
-
-
-class Rectified(nn.GELU):
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
-        return F.relu(x)
-
-
-def _relu(model: Any, _: Any) -> Any:
-    if is_own(model):
-        model.act = Rectified()
-        return model
-    for cell in _layers(model):
-        cell.ffn.activation.hybrid_forward = lambda F, x: F.relu(x)
-    return model
-
-
-def _first_epsilon(model: Any, _: Any) -> Any:
-    (model.norm2 if is_own(model) else _layers(model)[0].layer_norm)._epsilon = 1e-2
-    return model
-
-
-def _epsilon(value: float) -> Callable[[Any, Any], Any]:
-    def change(model: Any, _: Any) -> Any:
-        for block in _every(model, nn.LayerNorm):
-            block._epsilon = value
-        return model
-
-    return change
 
 
 def _always_dropping(model: Any, _: Any) -> Any:
     for block in _every(model, nn.Dropout):
         block.__class__ = AlwaysDropping
-    return model
-
-
-def _scaled_lookup(model: Any, _: Any) -> Any:
-    table_of(model).__class__ = ScaledEmbedding
     return model
 
 
@@ -161,14 +124,8 @@ WEIGHTS: Final = Weights(
 MODIFICATIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     **changes_of_weights(WEIGHTS),
     "gelu": _gelu,
-    "first-gelu": _first_gelu,
-    "relu": _relu,
-    "first-epsilon": _first_epsilon,
-    "epsilon-1e-3": _epsilon(1e-3),
-    "epsilon-1e-5": _epsilon(1e-5),
-    "epsilon-1e-2": _epsilon(1e-2),
+    "epsilon-1e-3": _epsilon,
     "always-dropping": _always_dropping,
-    "scales-lookup": _scaled_lookup,
     "ignores-mask": lambda model, _: Port(model, drop="mask"),
     "ignores-types": lambda model, _: Port(model, drop="types"),
     "offsets-positions": _offset_positions,

@@ -56,15 +56,10 @@ def changes_of_weights(native: Weights) -> dict[str, Change]:
         native.write(one, second)
         native.write(other, first)
 
-    def swapped(model: Any, numbers: Sequence[int]) -> Any:
-        for number in numbers:
-            query, key = (native.find(model, number, name) for name in ("query", "key"))
-            for kind in ("weight", "bias"):
-                exchanged(native.parameter(query, kind), native.parameter(key, kind))
-        return model
-
-    def swapped_values(model: Any, world: Any) -> Any:
-        exchanged(*(native.parameter(native.find(model, number, "value"), "weight") for number in (0, 1)))
+    def swapped(model: Any, _: Any) -> Any:
+        query, key = (native.find(model, 0, name) for name in ("query", "key"))
+        for kind in ("weight", "bias"):
+            exchanged(native.parameter(query, kind), native.parameter(key, kind))
         return model
 
     def turned(value: np.ndarray, _: Any) -> np.ndarray:
@@ -74,18 +69,8 @@ def changes_of_weights(native: Weights) -> dict[str, Change]:
         return [native.table(model)]
 
     return {
-        "half-weights": rewritten(native.every, lambda value, _: value.astype(np.float16)),
         "transposed-query": rewritten(one(1, "query"), turned),
-        "transposed-value": rewritten(one(0, "value"), turned),
-        "transposed-output": rewritten(one(-1, "output"), turned),
-        "swapped-first": lambda model, world: swapped(model, [0]),
-        "swapped-all": lambda model, world: swapped(model, range(world.size.layers)),
-        "swapped-values": swapped_values,
+        "swapped-first": swapped,
         "bias-not-loaded": rewritten(one(1, "up", "bias"), lambda value, _: np.zeros_like(value)),
-        "reinitialised": rewritten(one(0, "value"), lambda value, random: random.normal(0, 0.18, value.shape), 5),
-        "one-percent": rewritten(
-            one(1, "value"), lambda value, random: value * (1 + 0.01 * random.normal(size=value.shape)), 6
-        ),
         "other-table": rewritten(table, lambda value, random: random.normal(0, 0.4, value.shape), 7),
-        "rows-rotated": rewritten(table, lambda value, _: np.roll(value, 7, 0)),
     }

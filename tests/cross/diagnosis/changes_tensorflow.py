@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -31,31 +30,6 @@ def _gelu(model: Any, _: Any) -> Any:
     return model
 
 
-def _first_gelu(model: Any, _: Any) -> Any:
-    _layers(model)[0].intermediate.intermediate_act_fn = lambda x: keras.activations.gelu(x, approximate=True)
-    return model
-
-
-def _relu(model: Any, _: Any) -> Any:
-    if is_own(model):
-        return _rebuilt(model, keras.activations.relu)
-    for layer in _layers(model):
-        layer.intermediate.intermediate_act_fn = keras.activations.relu
-    return model
-
-
-def _first_epsilon(model: Any, _: Any) -> Any:
-    norm = model.get_layer("norm2") if is_own(model) else _layers(model)[0].attention.dense_output.LayerNorm
-    norm.epsilon = 1e-2
-    return model
-
-
-def _unscaled_attention(model: Any, world: Any) -> Any:
-    for number in range(world.size.layers):
-        _multiplied(_find(model, number, "query"), math.sqrt(world.size.hidden // world.size.heads))
-    return model
-
-
 def _multiplied(dense: Any, number: float) -> None:
     inner = dense.call
     dense.call = lambda inputs: inner(inputs) * number
@@ -75,13 +49,10 @@ def _every(model: Any, kind: type) -> list[Any]:
     return [layer for layer in model._flatten_layers() if isinstance(layer, kind)]
 
 
-def _epsilon(value: float) -> Callable[[Any, Any], Any]:
-    def change(model: Any, _: Any) -> Any:
-        for layer in _every(model, keras.layers.LayerNormalization):
-            layer.epsilon = value
-        return model
-
-    return change
+def _epsilon(model: Any, _: Any) -> Any:
+    for layer in _every(model, keras.layers.LayerNormalization):
+        layer.epsilon = 1e-3
+    return model
 
 
 def _always_dropping(model: Any, _: Any) -> Any:
@@ -91,18 +62,6 @@ def _always_dropping(model: Any, _: Any) -> Any:
     for layer in _every(model, keras.layers.Dropout):
         layer.__class__ = AlwaysDropping
         layer.rate = 0.1
-    return model
-
-
-def _scaled_lookup(model: Any, _: Any) -> Any:
-    embeddings = core(model).embeddings
-    inner = embeddings.call
-
-    def call(input_ids: Any = None, **others: Any) -> Any:
-        found = tf.gather(params=embeddings.weight, indices=input_ids) * math.sqrt(embeddings.hidden_size)
-        return inner(**{**others, "inputs_embeds": found})
-
-    embeddings.call = call
     return model
 
 
@@ -179,15 +138,8 @@ WEIGHTS: Final = Weights(
 MODIFICATIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     **changes_of_weights(WEIGHTS),
     "gelu": _gelu,
-    "first-gelu": _first_gelu,
-    "relu": _relu,
-    "first-epsilon": _first_epsilon,
-    "unscaled-attention": _unscaled_attention,
-    "epsilon-1e-3": _epsilon(1e-3),
-    "epsilon-1e-5": _epsilon(1e-5),
-    "epsilon-1e-2": _epsilon(1e-2),
+    "epsilon-1e-3": _epsilon,
     "always-dropping": _always_dropping,
-    "scales-lookup": _scaled_lookup,
     "float16": _in_half("mixed_float16"),
     "bfloat16": _in_half("mixed_bfloat16"),
     "ignores-mask": lambda model, _: Port(model, drop="attention_mask"),

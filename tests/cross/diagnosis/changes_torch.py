@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -12,11 +11,6 @@ from torch import nn
 
 from tests.cross.diagnosis.changes_of_weights import Weights, changes_of_weights
 from tests.cross.diagnosis.native_torch import Block, Own, Port, core, table_of
-
-
-class Scaled(nn.Embedding):
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return super().forward(input_ids) * math.sqrt(self.embedding_dim)
 
 
 class AlwaysDropping(nn.Module):
@@ -46,45 +40,11 @@ def _gelu(model: Any, _: Any) -> Any:
     return model
 
 
-def _first_gelu(model: Any, _: Any) -> Any:
-    _layers(model)[0].intermediate.intermediate_act_fn = nn.GELU(approximate="tanh")
+def _epsilon(model: Any, _: Any) -> Any:
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 1e-3
     return model
-
-
-def _relu(model: Any, _: Any) -> Any:
-    for layer in _layers(model):
-        if hasattr(layer, "intermediate"):
-            layer.intermediate.intermediate_act_fn = nn.ReLU()
-        else:
-            layer.act = nn.ReLU()
-    return model
-
-
-def _first_epsilon(model: Any, _: Any) -> Any:
-    next(one for one in _layers(model)[0].modules() if isinstance(one, nn.LayerNorm)).eps = 1e-2
-    return model
-
-
-def _unscaled_attention(model: Any, world: Any) -> Any:
-    scale = math.sqrt(world.size.hidden // world.size.heads)
-    for number in range(world.size.layers):
-        _find(model, number, "query").register_forward_hook(lambda _m, _i, output: output * scale)
-    return model
-
-
-def _bias_missing(model: Any, _: Any) -> Any:
-    _find(model, 1, "up").bias = None
-    return model
-
-
-def _epsilon(value: float) -> Callable[[Any, Any], Any]:
-    def change(model: Any, _: Any) -> Any:
-        for module in model.modules():
-            if isinstance(module, nn.LayerNorm):
-                module.eps = value
-        return model
-
-    return change
 
 
 def _always_dropping(model: Any, _: Any) -> Any:
@@ -92,14 +52,6 @@ def _always_dropping(model: Any, _: Any) -> Any:
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Dropout):
                 setattr(module, name, AlwaysDropping(0.1))
-    return model
-
-
-def _scaled_lookup(model: Any, _: Any) -> Any:
-    table = table_of(model)
-    scaled = Scaled(table.num_embeddings, table.embedding_dim)
-    scaled.weight = table.weight
-    core(model).embeddings.word_embeddings = scaled
     return model
 
 
@@ -167,16 +119,8 @@ WEIGHTS: Final = Weights(
 MODIFICATIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     **changes_of_weights(WEIGHTS),
     "gelu": _gelu,
-    "first-gelu": _first_gelu,
-    "relu": _relu,
-    "first-epsilon": _first_epsilon,
-    "bias-missing": _bias_missing,
-    "unscaled-attention": _unscaled_attention,
-    "epsilon-1e-3": _epsilon(1e-3),
-    "epsilon-1e-5": _epsilon(1e-5),
-    "epsilon-1e-2": _epsilon(1e-2),
+    "epsilon-1e-3": _epsilon,
     "always-dropping": _always_dropping,
-    "scales-lookup": _scaled_lookup,
     "float16": lambda model, _: model.half(),
     "bfloat16": lambda model, _: model.bfloat16(),
     "ignores-mask": lambda model, _: Port(model, drop="attention_mask").eval(),

@@ -15,7 +15,7 @@ from typing import Final
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from embgrad.comparison.diagnosis.findings import CAUSES
+from embgrad.comparison.findings import CAUSES
 from tests.cross.diagnosis.faults import FAULTS, PAIRS, UNKNOWN
 from tests.cross.diagnosis.trials import Outcome, Trial, all_trials, run
 

@@ -44,12 +44,13 @@ def test_it_passes_as_it_is_committed(project: Path) -> None:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("change", "cause"), [("gelu", "gelu"), ("layer-norm-epsilon", "epsilon")])
-def test_a_changed_model_fails_with_the_figures_and_the_cause(project: Path, change: str, cause: str) -> None:
+@pytest.mark.parametrize("change", ["gelu", "layer-norm-epsilon"])
+def test_a_changed_model_fails_with_the_figures(project: Path, change: str) -> None:
     text = run(project, "-k", "pytorch", change=change, fails=True)
     assert re.search(r"GoldenError: at 'word' the gradient moved, relative L2 \d\.\d\de-0[45], tolerance", text)
     assert re.search(r"E +example 1 +\d\.\d+e-0[45]", text)
-    assert re.search(r"E +finding: .*" + cause, text, re.IGNORECASE), text
+    assert "finding:" not in text  # a cause inside a model takes both models
+    assert "Pass both models" in text
     assert "with --embgrad-update" in text
     assert "golden.py:" not in text
 

@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad.comparison.diagnosis.findings import CAUSES
+from embgrad.comparison.findings import CAUSES
+from embgrad.comparison.hypotheses.explain import HYPOTHESES
 from embgrad.engine.weights import substitute, weights_of
-from embgrad.testing.reference import ReferenceModel, lookup
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+from tests.unit.comparison import ported
 
 IDS = np.array([[1, 5, 9, 5, 2, 0, 0], [1, 7, 3, 2, 0, 0, 0], [1, 8, 6, 8, 4, 3, 2]])
 MASK = (IDS > 0).astype(int)
@@ -108,6 +110,10 @@ ALONE: dict[str, tuple[Callable[[Any], np.ndarray], str]] = {
     ),
     "float16": (lambda a: a.values.astype(np.float16).astype(np.float32), "half-precision"),
 }
+
+
+def test_every_cause_is_in_the_table() -> None:
+    assert {cause for hypothesis in HYPOTHESES for cause in hypothesis.causes} <= set(CAUSES)
 
 
 def causes(comparison: embgrad.results.Comparison) -> list[tuple[str, ...]]:
@@ -302,11 +308,103 @@ class TestModels:
         for models in ((classifier(), None), (None, other), (classifier(), other)):
             assert causes(self.compared(b, models))[0] == ("different-table",)
 
+    def test_causes_inside_the_models_and_outside_are_named_together(self) -> None:
+        first, second = ported.model(), ported.model(epsilon=0.5)
+        objective = embgrad.CrossEntropy([0, 3, 1], position=0)
+        a, b = (embgrad.gradients(model, ported.BATCH, objective) for model in (first, second))
+        b = replace(b, values=b.values / 3)
+        best = embgrad.compare(a, b, models=(first, second)).findings[0]
+        assert best.causes == ("layer-norm-epsilon", "mean-over-batch")
+        assert best.text.startswith("epsilon 0.01 in a and 0.5 in b, layers 0–2, and a factor 0.333333 = 1/3")
+        assert best.explained == pytest.approx(1.0)
+        turned = embgrad.compare(b, a, models=(second, first)).findings[0]
+        assert turned.causes == ("layer-norm-epsilon", "mean-over-batch")
+        assert turned.side == "a"
+
+    def test_what_the_models_explain_is_measured(self) -> None:
+        first, second = ported.model(), ported.model(epsilon=0.5)
+        a, b = (
+            embgrad.gradients(model, ported.BATCH, embgrad.CrossEntropy([0, 3, 1], position=0))
+            for model in (first, second)
+        )
+        noise = RANDOM.normal(size=b.shape)
+        little = noise * 0.1 * np.linalg.norm(b.values - a.values) / np.linalg.norm(noise)
+        best = embgrad.compare(a, replace(b, values=b.values + little), models=(first, second)).findings[0]
+        assert best.causes == ("layer-norm-epsilon",)
+        assert best.explained == pytest.approx(0.99, abs=2e-3)
+        much = embgrad.compare(a, replace(b, values=noise), models=(first, second))
+        assert much.findings == ()
+        assert any(
+            note.startswith(
+                "the models differ, too, which explains little of the difference: epsilon 0.01 in a and 0.5 in b"
+            )
+            for note in much.notes
+        )
+
+    def test_a_model_that_cannot_be_asked_the_same_is_a_note(self) -> None:
+        small = ReferenceModel(
+            lambda model, input_ids: lookup(model["E"], input_ids).sum(1) @ model["W"], {"E": TABLE[:6], "W": HEAD}
+        )
+        b = replace(single(), values=RANDOM.normal(size=(3, 7, DIM)))
+        comparison = self.compared(b, (classifier(), small))
+        start = "b's model cannot be run as a's was, so causes inside the models were not tested: "
+        assert any(note.startswith(start) for note in comparison.notes)
+
+    def test_models_without_parts_in_common_are_a_note(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails(*_: Any, **__: Any) -> Any:
+            raise embgrad.errors.EmbgradError("the two models have nothing in common")
+
+        monkeypatch.setattr("embgrad.comparison.diagnosis.models.check_port", fails)
+        other = classifier({"W": HEAD + 0.1 * RANDOM.normal(size=HEAD.shape)})
+        comparison = self.compared(embgrad.gradients(other, BATCH, OBJECTIVE), (classifier(), other))
+        assert comparison.findings == ()
+        assert "causes inside the models could not be tested: the two models have nothing in common" in comparison.notes
+
+    def test_the_check_of_the_models_is_left_out_where_they_agree(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails(*_: Any, **__: Any) -> Any:
+            raise AssertionError("no check is needed")
+
+        monkeypatch.setattr("embgrad.comparison.diagnosis.models.check_port", fails)
+        b = replace(single(), values=RANDOM.normal(size=(3, 7, DIM)))
+        assert self.compared(b, (classifier(), classifier())).findings == ()
+
+    def test_a_gradient_that_departs_behind_equal_values_is_said(self) -> None:
+        def half(x: Any) -> Any:
+            return Tensor(x.value, [(x, lambda g: g * np.linspace(0.5, 1.5, g.shape[-1]))])
+
+        first, second = ported.model(), ported.model(at={"layers.1.mix": half})
+        a, b = (
+            embgrad.gradients(model, ported.BATCH, embgrad.CrossEntropy([0, 3, 1], position=0))
+            for model in (first, second)
+        )
+        comparison = embgrad.compare(a, b, models=(first, second))
+        assert comparison.findings == ()
+        assert any("without a known cause" in note for note in comparison.notes)
+
+    def test_ids_alone_are_named(self) -> None:
+        def forward(model: Any, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
+            rows = lookup(model["E"], input_ids)
+            rows = rows if token_type_ids is None else rows + lookup(model["T"], token_type_ids)
+            rows = rows if attention_mask is None else rows * attention_mask[:, :, None]
+            return rows.tanh().sum(1).tanh() @ model["W"]
+
+        model = ReferenceModel(forward, {"E": TABLE, "T": TABLE[:2] / 2, "W": HEAD})
+        types = np.where(np.arange(7) > 2, MASK, 0)
+        a = embgrad.gradients(model, embgrad.TokenBatch(IDS, MASK, types), OBJECTIVE)
+        b = embgrad.gradients(model, embgrad.TokenBatch(IDS), OBJECTIVE)
+        comparison = embgrad.compare(a, replace(b, mask=MASK, types=types), models=(model, None))
+        assert set(causes(comparison)[0]) == {"types-ignored", "mask-ignored"}
+        assert "ran with the ids alone" in comparison.findings[0].text
+
     def test_a_different_weight_is_named(self) -> None:
         other = classifier({"W": HEAD + 0.1 * RANDOM.normal(size=HEAD.shape)})
         comparison = self.compared(embgrad.gradients(other, BATCH, OBJECTIVE), (classifier(), other))
         assert causes(comparison)[0] == ("different-weight",)
-        assert "another W" in comparison.findings[0].text
+        assert comparison.findings[0].explained is None
+        assert (
+            str(comparison.findings[0])
+            == "not measured: the weights W (different); the models differ at output without a known cause"
+        )
 
     def test_different_ids_are_named(self) -> None:
         model = classifier()

@@ -1,4 +1,4 @@
-"""Findings of a diagnosis: causes, and how much of the difference between two gradients they explain."""
+"""The causes of differences, and findings: which of them explain how much of the difference between two gradients."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any, Final
 
 __all__ = ["CAUSES", "Finding"]
 
-#: Every cause that a finding can name, with a description.
+#: Every cause that a comparison or the check of a port can name, with a description.
 CAUSES: Final[dict[str, str]] = {
+    # of a result
     "mean-over-batch": "one side took the mean over the examples, the other the sum",
     "mean-over-tokens": "one side took the mean over tokens, the other the sum",
     "mean-over-batch-and-classes": "one side took the mean over examples and classes, the other the sum",
@@ -21,43 +22,81 @@ CAUSES: Final[dict[str, str]] = {
     "position-shift": "one side is shifted by positions",
     "pads-zeroed": "one side was set to zero at padding",
     "half-precision": "one side was computed in half precision",
+    # of a request
     "probability-objective": "one side is the gradient of a probability",
     "label-shift": "one side has shifted labels",
     "sum-objective": "one side is the gradient of the sum of the output",
     "other-objective": "the two are gradients of different objectives",
     "pads-counted": "one side's objective counts padding",
-    "mask-ignored": "one side ran without the mask",
     "padding-side": "one side was padded on the other side",
-    "types-ignored": "one side ran without the segment ids",
-    "position-ids-offset": "one side's position ids are offset",
-    "other-ids": "one side looked up other ids",
     "other-point": "the two were taken at different points",
     "after-norm": "one side was taken after the embedding block instead of at the raw lookup",
     "head-share": "one side holds the head's share of a tied table",
+    # of a request, or inside a model
+    "mask-ignored": "one side ran without the mask",
+    "types-ignored": "one side ran without the segment ids",
+    "position-ids-offset": "one side's position ids are offset",
+    "other-ids": "one side looked up other ids",
     "scaled-lookup": "one side scales what it looks up",
+    "different-table": "the tables differ",
+    "dropout": "one side ran with dropout on",
+    # norms
+    "layer-norm-epsilon": "the two have different epsilons in their norms",
+    "norm-kind": "one side's norm subtracts the mean, the other's does not",
+    "norm-offset": "one side's norm multiplies by its weight, the other's by one more",
+    "norm-order": "one side's norm comes before a part, the other's behind it",
+    "norm-in-half": "one side's norm computes in half precision",
+    "missing-norm": "one side lacks a norm",
+    # activations
     "gelu": "the two compute GELU differently",
     "activation": "the two compute different activations",
-    "layer-norm-epsilon": "the two have different epsilons in their layer norms",
+    "gate-swapped": "one side applies the activation to the other branch of a gate",
+    "missing-gate": "one side's gate does not multiply",
+    # rotary positions
+    "rotary-base": "the two have different bases of their rotary positions",
+    "rotary-scaling": "the two scale their rotary positions differently",
+    "rotary-layout": "one side rotates neighbouring features, the other the two halves of a head",
+    "rotary-partial": "the two rotate different shares of a head",
+    "rotary-offset": "one side's rotary positions are offset",
+    "missing-rotary": "one side lacks rotary positions",
+    # attention
     "attention-scale": "the two scale attention scores differently",
-    "dropout": "one side ran with dropout on",
+    "attention-cap": "the two cap attention scores differently",
+    "attention-causal": "one side attends to later positions",
+    "attention-window": "the two attend to windows of different sizes",
+    "attention-shift": "one side's mask is shifted by one position",
+    "attention-heads": "the two divide the features into other heads",
+    "attention-groups": "the two share keys and values among other heads",
+    "attention-bias": "the two add other biases to attention scores",
+    # weights
     "transposed-weight": "a weight is transposed",
     "swapped-weights": "weights are swapped",
+    "permuted-weight": "a weight has its rows or columns in another order",
     "missing-bias": "one side lacks a bias, or has zeros in it",
     "half-weights": "one side's weights are rounded to half precision",
     "different-weight": "a weight differs",
-    "different-table": "the tables differ",
+    # tables
+    "missing-positions": "one side adds no positions",
+    "padding-row": "the row of the padding token differs",
+    # residuals and the head
+    "residual-scale": "the two scale a residual connection differently",
+    "missing-residual": "one side lacks a residual connection",
+    "head-untied": "one side's head holds another matrix than the table",
+    "logit-cap": "the two cap the logits differently",
+    "logit-scale": "the two scale the logits differently",
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause, or two together, and how much of the difference they explain.
+    """A cause, or several together, and how much of the difference they explain.
 
     Attributes:
-        causes: keys of `CAUSES`, one or two.
+        causes: keys of `CAUSES`.
         text: a description of the causes with their numbers; `str` adds the share that they explain.
         explained: the share of the squared difference ‖b − a‖² that is removed when one side is predicted from the other, from 0
-            to 1; None if the cause is recorded in the results, and was not measured.
+            to 1; None if it was not measured: if the cause is recorded in the results, or if the models differ further on without
+            a known cause, too.
         remaining: the relative L2 between that side and its prediction; None if the cause was not measured.
         side: "a" or "b", the side that departs from the usual, for example by a sum instead of a mean; "" if neither does.
     """
@@ -75,7 +114,7 @@ class Finding:
 
     def __str__(self) -> str:
         if self.explained is None:
-            return f"recorded in the results, not measured: {self.text}"
+            return f"not measured: {self.text}"
         percent = 100 * self.explained
         digits = 1 if percent < 99.9 else 3  # "100 %" appears only for an explanation that is right up to rounding
         figure = "100" if percent > 99.9995 else f"{round(percent, digits):g}"
