@@ -23,7 +23,7 @@ NONE_FOR_RANDOM = 0.99
 
 
 #: Of each group of trials every so-manieth is in the sample, of those that take little time.
-SAMPLED = {"fault": 16, "pair": 7, "unknown": 4, "random": 24, "noise": 20, "healthy": 3}
+SAMPLED = {"fault": 16, "pair": 7, "unknown": 2, "random": 24, "noise": 20, "healthy": 2}
 QUICK = ("torch", "gluon")
 
 
@@ -83,7 +83,7 @@ def test_every_fault_is_one_and_every_cause_has_a_fault() -> None:
 
 
 def test_a_sample_is_right(sample: tuple[Outcome, ...]) -> None:
-    assert len(sample) >= 30
+    assert len(sample) >= 20
     assert all(one.right for one in sample), told([one for one in sample if not one.right])
 
 
@@ -115,8 +115,8 @@ def test_the_right_cause_is_named_first_in_each_framework(found: tuple[Outcome, 
 @pytest.mark.slow
 def test_no_cause_is_named_for_unrelated_gradients(found: tuple[Outcome, ...]) -> None:
     controls = of(found, "random")
-    assert sum(not one.trial.with_models for one in controls) >= 100
-    assert sum(one.trial.with_models for one in of(found, "random", "noise")) >= 15
+    assert sum(not one.trial.with_models for one in controls) >= 80
+    assert sum(one.trial.with_models for one in of(found, "random", "noise")) >= 3
     assert sum(not one.named for one in controls) >= NONE_FOR_RANDOM * len(controls), told(
         [one for one in controls if one.named]
     )
