@@ -95,7 +95,7 @@ def summary(found: Sequence[Outcome]) -> list[str]:
         f"| faults that the numbers alone cannot tell: a false cause named | {_false(silent)} of {len(silent)} |"
     )
     for group, what in (
-        ("unknown", "faults that no hypothesis is about: a cause named"),
+        ("unknown", "other faults in a model: a false cause named"),
         ("random", "unrelated random gradients: a cause named"),
         ("noise", "the same gradient with noise: a cause named"),
     ):
@@ -124,7 +124,9 @@ def tables(found: Sequence[Outcome]) -> str:
     """What stands between the markers of the page."""
     faults = [(fault.name, " + ".join(fault.expected[0])) for fault in FAULTS]
     pairs = [(pair.name, " + ".join(pair.expected[0])) for pair in PAIRS]
-    unknown = [(fault.name, "none") for fault in UNKNOWN]
+    unknown = [
+        (fault.name, " or ".join(" + ".join(answer) for answer in fault.expected) or "none") for fault in UNKNOWN
+    ]
     wrong = misses(found)
     parts = [
         "### Causes",
@@ -138,7 +140,7 @@ def tables(found: Sequence[Outcome]) -> str:
         *table(found, faults, alone=True),
         "### Two faults, or one on a rearranged batch, with the models",
         *table(found, pairs, alone=False),
-        "### Faults that no hypothesis is about, with the models",
+        "### Other faults in a model, with the models: nothing false is named",
         *table([one for one in found if one.trial.group == "unknown"], unknown, alone=False),
         "### Misses",
         *(wrong or ["None."]),

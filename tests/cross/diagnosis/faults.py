@@ -324,14 +324,21 @@ PAIRS: Final = (
     Fault("sign, in another order", _one("sign"), special=_in_another_order, alone=True),
 )  # fmt: skip
 
-#: Faults that no hypothesis is about: nothing may be named.
+#: Other faults in a model: nothing may be named but what is true.
 UNKNOWN: Final = tuple(
-    Fault(name, (), Recipe(modify=(modification,)), frameworks=frameworks, kinds=kinds, silent=True)
-    for name, modification, frameworks, kinds in (
-        ("a residual dropped", "without-residual", FRAMEWORKS, _WITH_OWN),
-        ("a head silenced", "head-zeroed", FRAMEWORKS, ("classifier",)),
-        ("attention 1.7 times as sharp", "hot-attention", _DYNAMIC, ("classifier",)),
-        ("half of a branch detached", "detached", FRAMEWORKS, ("classifier",)),
+    Fault(name, expected, Recipe(modify=(modification,)), frameworks=frameworks, kinds=kinds, silent=True)
+    for name, expected, modification, frameworks, kinds in (
+        ("a residual dropped", _any("missing-residual"), "without-residual", FRAMEWORKS, _WITH_OWN),
+        ("a head silenced", (), "head-zeroed", FRAMEWORKS, ("classifier",)),
+        # The query's output is multiplied, which is called a scale of logits.
+        (
+            "attention 1.7 times as sharp",
+            _any("attention-scale", "logit-scale"),
+            "hot-attention",
+            _DYNAMIC,
+            ("classifier",),
+        ),
+        ("half of a branch detached", (), "detached", FRAMEWORKS, ("classifier",)),
     )
 )
 

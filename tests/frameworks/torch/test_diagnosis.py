@@ -202,8 +202,12 @@ def test_a_mean_beside_a_part_without_a_known_cause_is_not_measured() -> None:
 
 
 def test_a_model_that_draws_random_numbers_is_named() -> None:
-    comparison = diagnosed(lambda model: setattr(model, "act2", _Dropping()))
-    assert causes(comparison)[0] == ("dropout",)
+    model, other = plain(), plain()
+    other.act2 = _Dropping()
+    a, b = (embgrad.gradients(each, BATCH, LABELS) for each in (model, other))
+    for models in ((model, other), (None, other)):
+        comparison = embgrad.compare(a, b, models=models)
+        assert causes(comparison)[0] == ("dropout",)
     assert "b's model gives another gradient each time it is run, in evaluation mode too" in comparison.findings[0].text
 
 
