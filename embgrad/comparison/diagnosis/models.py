@@ -53,7 +53,7 @@ class Division:
 
 @dataclass(frozen=True)
 class Inside:
-    """What is known of two models that give different gradients for one request.
+    """The causes inside two models that give different gradients for one request.
 
     Attributes:
         candidates: the causes that explain the difference, together with those outside of the models.
