@@ -42,7 +42,7 @@ nitpick_ignore_regex = [
     # What results are made of and nobody makes: it has no place in the reference.
     (
         r"py:.*",
-        r"(embgrad\.(attribution\.method|common\.metrics|comparison\.bisection\.records|model_points|display|results\.pieces|token_search\.method|streaming)\..*|"
+        r"(embgrad\.(attribution\.method|common\.metrics|comparison\.bisection_records|model_points|display|results\.pieces|token_search\.method|streaming)\..*|"
         r"embgrad\.backend\.protocol\.(BoundModel|Weight)|Method|Step|Suspect|Weight)",
     ),
 ]

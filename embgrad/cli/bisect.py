@@ -40,10 +40,10 @@ def bisect(
     call = request.function()
 
     def run(objective: Any) -> Any:
-        from embgrad.comparison.bisect import bisect as bisect_models
+        import embgrad
 
         with terminal.busy("running both models, point by point …"):
-            return bisect_models(first, second, batch, objective, call_a=call, call_b=call, tolerance=tolerance)
+            return embgrad.bisect(first, second, batch, objective, call_a=call, call_b=call, tolerance=tolerance)
 
     used, bisection = with_objective(request.parsed, run)
     note_default(request, used, terminal)

@@ -119,7 +119,7 @@ def _manifest(recording: Recording, *, with_values: bool) -> dict[str, Any]:
         "dtype": recording.dtype,
         **_batch_fields(recording.batch),
         "objective": recording.objective,
-        "failure": recording.failure or None,
+        "failure": None if recording.failure is None else recording.failure.message,
         "settings": {name: vars(declared) for name, declared in recording.settings.items()} or None,
         "points": [_point(tensor) for tensor in recording.tensors.values()],
         "weights": [_weight(weight, with_values) for weight in recording.weights],

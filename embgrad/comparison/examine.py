@@ -9,9 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.comparison.floor import local_floors
-from embgrad.comparison.hypotheses.combination import moved_terms
-from embgrad.comparison.hypotheses.explain import EXPLAINING, HYPOTHESES, explain
-from embgrad.comparison.hypotheses.site import FAINT_MEMORY, Before, Explanation, Site, real_of
+from embgrad.comparison.hypotheses.site import Before, Site, real_of
 from embgrad.comparison.recording import Recording
 from embgrad.comparison.repair import repair_pairs
 from embgrad.comparison.sites import Led, Pair, can_be_led, difference, lead, name_of
@@ -23,20 +21,17 @@ from embgrad.model_points.roles import LAYER
 __all__ = [
     "Examination",
     "as_stored",
+    "differing_sites",
     "examine",
     "examine_gradients",
-    "explain_sites",
-    "faint_sites",
+    "gradient_limit",
     "layers_of",
     "permuted_before",
+    "unreached_points",
 ]
 
 #: The number of floors beyond which a tensor differs.
 BEYOND: Final = 8.0
-
-#: The number of floors beyond which a tensor that agrees may show a cause that was found elsewhere, and the most such tensors.
-FAINT: Final = 0.75
-MOST_FAINT: Final = 400
 
 #: The number of times that pairs of points are repaired, and the relative L2 from which a pair is looked at.
 MOST_REPAIRS: Final = 3
@@ -102,8 +97,8 @@ def examine(
         turned = repaired
         led = lead(turned, leader, follower, name)
     floors = local_floors(turned, leader, follower, led, roundoff)
-    random = [floor > MOST_AMPLIFIED * roundoff for floor in floors]
-    floors = [0.0 if is_random else floor for floor, is_random in zip(floors, random, strict=True)]
+    random = [MOST_AMPLIFIED * roundoff < floor < float("inf") for floor in floors]
+    floors = [floor if floor <= MOST_AMPLIFIED * roundoff else 0.0 for floor in floors]
     pairs = turned if leader is a else [pair.reversed for pair in turned]
     sites = differing_sites(pairs, recordings, led, floors, matching)
     drawn = {pair.name for pair, is_random in zip(pairs, random, strict=True) if is_random}
@@ -119,14 +114,14 @@ def examine_gradients(
     all values agree. Where it cannot be made, the first point alone at which the gradients clearly differ is known.
     """
     a, b = recordings
-    most = max(GRADIENTS_AGREE, BEYOND * GRADIENT_ROUNDOFFS * roundoff)
+    most = gradient_limit(roundoff)
     tensors = [(pair, a.tensors[pair.a].whole_gradient, b.tensors[pair.b].whole_gradient) for pair in examination.pairs]
     offs = [
         (pair.name, difference(pair.in_a(first), pair.in_b(second), a.batch.real))
         for pair, first, second in reversed(tensors)
         if first is not None and second is not None
     ]
-    unreached = _unreached(examination.pairs, a, b)
+    unreached = unreached_points(examination.pairs, a, b)
     leader, follower = (a, b) if examination.led.follower == "b" else (b, a)
     if examination.sites:
         return examination, []
@@ -150,7 +145,12 @@ def examine_gradients(
     return replace(examination, led=replace(examination.led, gradients=led.gradients)), names
 
 
-def _unreached(pairs: Sequence[Pair], a: Recording, b: Recording) -> list[str]:
+def gradient_limit(roundoff: float) -> float:
+    """Return the relative L2 up to which two gradients agree."""
+    return max(GRADIENTS_AGREE, BEYOND * GRADIENT_ROUNDOFFS * roundoff)
+
+
+def unreached_points(pairs: Sequence[Pair], a: Recording, b: Recording) -> list[str]:
     """Return the names of the points with gradients in one model alone, though both pulled the objective back, last first.
 
     Only the ids' rows and the layers' outputs count: of a tensor that examples share there is no gradient of each.
@@ -163,42 +163,6 @@ def _unreached(pairs: Sequence[Pair], a: Recording, b: Recording) -> list[str]:
         for pair, first, second in sides
         if (first.whole_gradient is None) != (second.whole_gradient is None)
         and any(role == WORD or role.startswith(f"{LAYER}.") for role in first.roles)
-    ]
-
-
-def explain_sites(examination: Examination) -> list[tuple[Site, Explanation | None]]:
-    """Return each site with its explanation, or None."""
-    explained: list[tuple[Site, Explanation | None]] = []
-    for site in examination.sites:
-        site.memory["explained"] = explained
-        explained.append((site, _drawn(site) if site.name in examination.random else explain(site)))
-    return moved_terms(explained)
-
-
-def _drawn(site: Site) -> Explanation:
-    """Return the explanation of a site at which a model draws random numbers."""
-    sentence = "b draws random numbers in evaluation mode, for example by dropout that was left on"
-    return Explanation("dropout", "b draws", ("nothing", "random numbers"), site.b, sentence=sentence)
-
-
-def faint_sites(
-    examined: Examination, recordings: tuple[Recording, Recording], matching: Matching, found: Sequence[Explanation]
-) -> list[tuple[Site, Explanation]]:
-    """Return the sites whose difference is near the floor, and that an explanation found elsewhere explains as well."""
-    if not found:
-        return []
-    known = {(explanation.cause, explanation.setting, explanation.values) for explanation in found}
-    clear = {site.name for site in examined.sites}
-    memory: dict[str, Any] = {FAINT_MEMORY: True}
-    for site in examined.sites[:1]:
-        memory |= site.memory
-    tested = [hypothesis for hypothesis in HYPOTHESES if hypothesis in memory.get(EXPLAINING, ())]
-    sites = differing_sites(examined.pairs, recordings, examined.led, examined.floors, matching, FAINT, memory)
-    explained = [(site, explain(site, tested)) for site in sites[:MOST_FAINT] if site.name not in clear]
-    return [
-        (site, explanation)
-        for site, explanation in explained
-        if explanation is not None and (explanation.cause, explanation.setting, explanation.values) in known
     ]
 
 

@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from embgrad.backend.protocol import Call
 from embgrad.common.keywords import explain_arguments
-from embgrad.comparison.causes import causes_of, share_explained
-from embgrad.comparison.examine import (
-    Examination,
-    as_stored,
-    examine,
-    examine_gradients,
-    explain_sites,
-    faint_sites,
-    layers_of,
-    permuted_before,
-)
-from embgrad.comparison.floor import ROUNDOFFS, accumulated_floors, name_of_roundoff, roundoff_for
-from embgrad.comparison.hypotheses.site import Explanation, Site
-from embgrad.comparison.recording import Recording
+from embgrad.comparison.causes import share_explained
+from embgrad.comparison.floor import ROUNDOFFS, name_of_roundoff, roundoff_for
+from embgrad.comparison.inspection import Clock, inspect_recordings
 from embgrad.comparison.report import port_weights
 from embgrad.comparison.settings import differing_settings
 from embgrad.comparison.sides import batch_of_dumps, borrow_weights, models_of, record_side
-from embgrad.comparison.sites import Pair, can_be_led, difference, pair_points
+from embgrad.comparison.sites import can_be_led
 from embgrad.comparison.unled import NOTE as UNLED
-from embgrad.comparison.weights import Matching, match_weights
 from embgrad.errors import BatchError, EmbgradError, brief, quote
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
-from embgrad.results.port_records import PortPoint
 from embgrad.results.port_report import PortReport
 from embgrad.toolkit.signature import expect_callable
 
 __all__ = ["check_port"]
-
-#: The number of floors beyond which the last point differs although every part agrees by itself.
-MOST_APART: Final = 100.0
 
 #: What to do about tokenizers that differ.
 ONE_TOKENIZER: Final = "Pass one tokenizer, or a batch of ids that both models take"
@@ -61,6 +41,9 @@ def check_port(
     floor: str | None = None,
 ) -> PortReport:
     """Check whether a model is a right port of another one, of the same framework or of another, and find why not.
+
+    `check_port` says whether a port is right, and why not; `bisect` says where two models first diverge, by more than a tolerance
+    of yours.
 
     Both models run once, and their points are paired: by roles, and by modules whose weights have equal values, whatever their
     names. Then the port runs again with the reference's values put in at every paired point, so that each part of it computes
@@ -94,7 +77,7 @@ def check_port(
     calls = call if isinstance(call, tuple) else (call, call)
     for one in calls:
         expect_callable(one)
-    clock = _Clock()
+    clock = Clock()
     texts = batch_of_dumps((reference, port)) if texts is None else texts
     batches = _batches(texts, tokenizer, max_length, models_of((reference, port)))
     with clock.of("reference"):
@@ -102,43 +85,30 @@ def check_port(
     with clock.of("port"):
         b = record_side(port, batches[1], objective, calls[1])
     a, b = borrow_weights(a, b, "a"), borrow_weights(b, a, "b")
-    with clock.of("weights"):
-        matching = match_weights(a.weights, b.weights)
-        pairs = pair_points(a, b, matching)
-    _expect_pairs(a, b, matching, pairs)
     roundoff = roundoff_for(a, b, floor)
-    examined, explained = _explained(pairs, (a, b), matching, roundoff, clock)
-    sites = examined.sites
-    found = [(site, explanation) for site, explanation in explained if explanation is not None]
-    with clock.of("gradients"):
-        examined, behind = examine_gradients(examined, (a, b), roundoff)
-    with clock.of("floor"):
-        accumulated = accumulated_floors(examined.pairs, a, roundoff)
-    with clock.of("causes"):
-        faint = faint_sites(examined, (a, b), matching, [explanation for _, explanation in found])
-        causes = causes_of([*found, *faint])
+    inspection = inspect_recordings((a, b), roundoff, clock)
+    sites, found, causes, behind = inspection.examined.sites, inspection.found, inspection.causes, inspection.behind
     with clock.of("share"):
-        share = share_explained(examined.pairs, a, b, found)
-    points = tuple(_points(examined, a, b, accumulated, behind))
+        share = share_explained(inspection.examined.pairs, a, b, found)
+    points = inspection.points
     settings = differing_settings(a.settings, b.settings, causes, all_explained=len(found) == len(sites))
-    notes = [f"{name}: {side.failure}" for name, side in (("a", a), ("b", b)) if side.failure]
+    notes = [f"{name}: {side.failure.message}" for name, side in (("a", a), ("b", b)) if side.failure]
     notes += [*a.notes, *b.notes, *([] if can_be_led(a) or can_be_led(b) else [UNLED])]
-    apart = points[-1].values > MOST_APART * max(points[-1].floor, roundoff)
-    if apart and not sites:
+    if inspection.is_apart and not sites:
         notes.append(f"the models differ at {points[-1].name!r}, and no pair of points shows where")
     if behind:
         notes.append(
             f"all values agree, and the gradient differs first at {behind[0]!r} on the way back from the objective: check for a "
             "custom backward pass or a detached tensor"
         )
-    unexplained = [site.name for site, explanation in explained if explanation is None]
+    unexplained = [site.name for site, explanation in inspection.explained if explanation is None]
     return PortReport(
-        agrees=not (sites or apart or behind),
+        agrees=not (sites or inspection.is_apart or behind),
         first=next(iter([*(site.name for site in sites), *behind]), None),
         causes=causes,
         unexplained=(*unexplained, *behind),
         settings=settings,
-        weights=port_weights(matching),
+        weights=port_weights(inspection.matching),
         points=points,
         explained=share,
         labels=(a.label, b.label),
@@ -146,20 +116,6 @@ def check_port(
         notes=tuple(notes),
         seconds=clock.seconds,
     )
-
-
-@dataclass
-class _Clock:
-    """The time that each step takes, in seconds."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def of(self, step: str) -> Iterator[None]:
-        """Measure a step."""
-        start = time.perf_counter()
-        yield
-        self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
 
 
 def _batches(
@@ -197,72 +153,3 @@ def _first_other_token(a: TokenBatch, b: TokenBatch) -> str:
         shapes = f"in arrays of shape {a.ids.shape} and {b.ids.shape}"
         return f"the tokenizers return the same ids with padding at other positions, {shapes}. {ONE_TOKENIZER}"
     return f"the tokenizers return {len(a.ids)} and {len(b.ids)} texts. Pass the same texts for a and for b"
-
-
-def _expect_pairs(a: Recording, b: Recording, matching: Matching, pairs: Sequence[Pair]) -> None:
-    if len(pairs) > 1:
-        return
-    sizes = [
-        f"{len(side.weights)} weights, {sum(int(np.prod(weight.shape)) for weight in side.weights)} numbers"
-        for side in (a, b)
-    ]
-    raise EmbgradError(
-        f"the two models have nothing in common that can be compared: a is {a.label} with {sizes[0]}, b is {b.label} with "
-        f"{sizes[1]}, and {len(matching.matches)} weights of a have a partner in b. Pass a port with the reference's weights"
-    )
-
-
-def _explained(
-    pairs: Sequence[Pair],
-    recordings: tuple[Recording, Recording],
-    matching: Matching,
-    roundoff: float,
-    clock: _Clock,
-) -> tuple[Examination, list[tuple[Site, Explanation | None]]]:
-    """Return the sites at which two models differ, with their explanations.
-
-    Where a site is unexplained, and a weight before it has its rows in another order, the order may be the fault and not a
-    choice: the examination with the features in the order in which b holds them counts if it leaves fewer unexplained.
-    """
-    with clock.of("led"):
-        examined = examine(pairs, recordings, matching, roundoff)
-    with clock.of("causes"):
-        explained = explain_sites(examined)
-    suspects = permuted_before(examined, [site for site, explanation in explained if explanation is None])
-    if not suspects:
-        return examined, explained
-    with clock.of("led"):
-        again = examine(as_stored(pairs, suspects), recordings, matching, roundoff)
-    with clock.of("causes"):
-        explained_again = explain_sites(again)
-    left, left_again = (sum(explanation is None for _, explanation in both) for both in (explained, explained_again))
-    return (again, explained_again) if left_again < left else (examined, explained)
-
-
-def _points(
-    examined: Examination, a: Recording, b: Recording, accumulated: Sequence[float], behind: Sequence[str]
-) -> Iterator[PortPoint]:
-    layer_of, led, real = layers_of(a), examined.led, a.batch.real
-    differing = {*(site.name for site in examined.sites), *behind}
-    for number, pair in enumerate(examined.pairs):
-        first, second = a.tensors[pair.a], b.tensors[pair.b]
-        gradients = [first.whole_gradient, second.whole_gradient]
-        own = pair.in_a(first.values) if led.follower == "b" else pair.in_b(second.values)
-        own_gradient = gradients[0] if led.follower == "b" else gradients[1]
-        yield PortPoint(
-            name=pair.name,
-            port_name=pair.b,
-            layer=layer_of(first.time),
-            values=difference(pair.in_a(first.values), pair.in_b(second.values), real),
-            gradient=None
-            if gradients[0] is None or gradients[1] is None
-            else difference(pair.in_a(gradients[0]), pair.in_b(gradients[1]), real),
-            floor=accumulated[number],
-            local=difference(own, led.values[number], real) if number in led.values else None,
-            local_gradient=None
-            if number not in led.gradients or own_gradient is None
-            else difference(
-                pair.in_a(own_gradient) if led.follower == "b" else pair.in_b(own_gradient), led.gradients[number], real
-            ),
-            agrees=pair.name not in differing,
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -18,14 +18,21 @@ from embgrad.engine.options import GradientOptions
 from embgrad.engine.probe import order_of, with_layout, word_resolved
 from embgrad.engine.question import Question
 from embgrad.engine.weights import weights_of
-from embgrad.errors import AmbiguousPointError, NoGradientError, ObjectiveError, OutputError, UnsupportedError
+from embgrad.errors import (
+    AmbiguousPointError,
+    EmbgradError,
+    NoGradientError,
+    ObjectiveError,
+    OutputError,
+    UnsupportedError,
+)
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.axes import Arrangement, axis_of_examples, of_lookup, of_module
 from embgrad.model_points.points import INPUT, OUTPUT, WORD, Point, split_name
 from embgrad.model_points.roles import LAYER
 from embgrad.objectives.objectives import Objective, as_objective
 
-__all__ = ["FINAL", "HeldWeight", "LiveSide", "Recording", "Tensor", "caller_of", "layer_spans"]
+__all__ = ["FINAL", "HeldWeight", "LiveSide", "Recording", "Tensor", "caller_of", "ends_of", "layer_spans"]
 
 #: The key of the model's own output.
 FINAL: Final = "output"
@@ -121,8 +128,9 @@ class Recording:
         batch: the batch that it ran on.
         dtype: the name of the dtype in which it computed.
         objective: the objective's values, (example,); None without an objective.
+        size: the magnitude of the terms whose sums these values are, see `embgrad.backend.Response`; 0 where it is not known.
         live: the model, which can be run again; None for a folder.
-        failure: the reason why there are no gradients although an objective was passed; empty where there is none.
+        failure: the reason why there are no gradients although an objective was passed; None where there is none.
         settings: the settings that its configuration declares.
         notes: what is not known of it.
     """
@@ -133,8 +141,9 @@ class Recording:
     batch: TokenBatch
     dtype: str
     objective: np.ndarray | None = None
+    size: float = 0.0
     live: LiveSide | None = field(default=None, repr=False)
-    failure: str = ""
+    failure: EmbgradError | None = None
     settings: Mapping[str, Declared] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -170,7 +179,7 @@ class LiveSide:
             for key, point in self.points.items()
             if (arrangement := self._arrangement(point)) is not None
         }
-        self._final: tuple[int, ...] | None = None
+        self._outputs: tuple[str | None, ...] = OUTPUTS
 
     @property
     def can_be_led(self) -> bool:
@@ -197,6 +206,7 @@ class LiveSide:
             batch=self.batch,
             dtype=run.compute_dtype,
             objective=responses[0].values if responses else None,
+            size=responses[0].size if responses else 0.0,
             live=self,
             failure=failure,
             settings=declared_settings(self.bound.model),
@@ -239,37 +249,43 @@ class LiveSide:
 
     def _run(
         self, keys: tuple[str, ...], changes: _Changes = _NONE, *, pullback: bool = True
-    ) -> tuple[Run, Tensor | None, str]:
+    ) -> tuple[Run, Tensor | None, EmbgradError | None]:
         """Run the model; return the run, the model's output, and the reason why there are no gradients."""
-        failure = ""
+        failure: EmbgradError | None = None
         outputs: list[np.ndarray] = []
 
         def read(named: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
             outputs.extend(np.array(output) for output in named.values())
             return ()
 
-        def attempt(run: Callable[[Request], Run], asked: Request, *, reads: bool) -> tuple[Run, Tensor | None, str]:
+        def attempt(
+            run: Callable[[Request], Run], asked: Request, *, reads: bool
+        ) -> tuple[Run, Tensor | None, EmbgradError | None]:
             asked = replace(asked, override=changes.override, add=changes.add, edit=changes.edit)
-            for name in OUTPUTS if reads else ():
+            for name in self._outputs if reads else ():
                 reading = replace(asked, objectives=(*asked.objectives, Callback(read, (name,))))
                 try:
-                    return self._finished(run(reading), outputs, failure)
+                    finished = self._finished(run(reading), outputs, failure)
                 except OutputError:  # there is no such output, or there are several; or the objective is wrong
                     continue
+                self._outputs = (name,)
+                return finished
             return self._finished(run(asked), [], failure)
 
         if self._objective is not None and pullback and not self.bound.has_gradients:
-            failure = f"the backend {self.bound.backend.name!r} computes values only"
+            failure = UnsupportedError(f"the backend {self.bound.backend.name!r} computes values only")
         elif self._objective is not None and pullback:
             question = Question(self.bound, self.batch, (self._objective,), GradientOptions(()), quiet=True)
             try:
-                return attempt(question.run, question.request(keys), reads=self.bound.supports("split"))
+                return attempt(question.run, question.request(keys, sized=True), reads=self.bound.supports("split"))
             except (NoGradientError, ObjectiveError) as error:
-                failure = str(error)
+                failure = error
         request = Request(keys, (), call=self.bound.call, pullback=False)
         return attempt(lambda asked: self.bound.run(self.batch, asked), request, reads=True)
 
-    def _finished(self, run: Run, outputs: Sequence[np.ndarray], failure: str) -> tuple[Run, Tensor | None, str]:
+    def _finished(
+        self, run: Run, outputs: Sequence[np.ndarray], failure: EmbgradError | None
+    ) -> tuple[Run, Tensor | None, EmbgradError | None]:
         values = _final_values(outputs[-1], self.batch) if outputs else None
         final = None if values is None else Tensor(FINAL, "", OUTPUT, 0, (), float("inf"), values)
         return run, final, failure
@@ -330,10 +346,7 @@ class LiveSide:
     def _weights(self) -> list[HeldWeight]:
         if not self.bound.supports("weights"):
             return []
-        ended: dict[str, float] = {}
-        for point in self.points.values():
-            if point.side == OUTPUT or point.lookup is not None:
-                ended.setdefault(point.path, float(point.time))
+        ended = ends_of(self.points.values())
         whole = max(ended.values(), default=0.0) + 1
         spans = layer_spans(self.points)
         held = []
@@ -369,8 +382,23 @@ def _final_values(output: np.ndarray, batch: TokenBatch) -> np.ndarray | None:
     return None
 
 
+def ends_of(points: Iterable[Point | Tensor]) -> dict[str, float]:
+    """Return when each module ended first, and each table was read first, by its path."""
+    ended: dict[str, float] = {}
+    for point in points:
+        if point.side != INPUT and point.key != FINAL:
+            ended.setdefault(point.path, float(point.time))
+    return ended
+
+
 def caller_of(path: str, ended: Mapping[str, float]) -> str:
-    """Return the path of the innermost called module that contains a path; "" for the model itself."""
+    """Return the path of the innermost called module that contains a path; "" for the model itself.
+
+    A saved model's scopes have a prefix before the paths that its weights' names contain.
+    """
+    scopes = [] if path in ended else [scope for scope in ended if path and scope.endswith(f"/{path}")]
+    if scopes:
+        return min(scopes, key=len)
     while path and path not in ended:
         path = path[: max(path.rfind(mark) for mark in MARKS)] if any(mark in path for mark in MARKS) else ""
     return path

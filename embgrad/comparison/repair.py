@@ -11,7 +11,7 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS
 from embgrad.comparison.recording import FINAL, Recording, Tensor
-from embgrad.comparison.sites import Pair, difference
+from embgrad.comparison.sites import Pair, difference, in_order
 from embgrad.model_points.points import INPUT
 
 __all__ = ["repair_pairs"]
@@ -72,7 +72,7 @@ def repair_pairs(
         return None
     last = max(range(len(pairs)), key=lambda number: pairs[number].time)
     left = [pair for number, pair in enumerate(changed) if number not in dropped - {last}]
-    return sorted(left, key=lambda pair: (pair.time, pair.name)) if left != list(pairs) else None
+    return in_order(left, leader) if left != list(pairs) else None
 
 
 def _compensated(

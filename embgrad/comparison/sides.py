@@ -24,11 +24,11 @@ from embgrad.comparison.dump_format import (
     fingerprint,
     read_manifest,
 )
-from embgrad.comparison.recording import FINAL, HeldWeight, LiveSide, Recording, Tensor, caller_of, layer_spans
+from embgrad.comparison.recording import FINAL, HeldWeight, LiveSide, Recording, Tensor, caller_of, ends_of, layer_spans
 from embgrad.comparison.settings import Declared
-from embgrad.errors import BatchError, FileFormatError, brief
+from embgrad.errors import BatchError, EmbgradError, FileFormatError, brief
 from embgrad.inputs.batch import TokenBatch
-from embgrad.model_points.points import INPUT, OUTPUT, WORD, split_name
+from embgrad.model_points.points import OUTPUT, WORD, split_name
 
 __all__ = ["batch_of_dumps", "borrow_weights", "is_dump", "models_of", "read_dump", "record_side"]
 
@@ -68,9 +68,8 @@ def record_side(side: Any, batch: TokenBatch, objective: Any, call: Call | None)
     recording = read_dump(side, batch)
     if objective is None or any(tensor.gradient is not None for tensor in recording.tensors.values()):
         return recording
-    return replace(
-        recording, failure=recording.failure or "the dump holds no gradients, so that values alone are compared"
-    )
+    failure = EmbgradError("the dump holds no gradients, so that values alone are compared")
+    return replace(recording, failure=recording.failure or failure)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +137,7 @@ def read_dump(folder: str | os.PathLike[str], batch: TokenBatch | None = None) -
     tensors = dict(sorted(tensors.items(), key=lambda entry: entry[1].time))
     weights, fingerprints = _weights(path, manifest["weights"], tensors)
     objective = manifest.get("objective")
-    settings = manifest["settings"]
+    failure, settings = manifest.get("failure"), manifest["settings"]
     recording = Recording(
         label=manifest.get("label", f"dump {path.name}"),
         tensors=tensors,
@@ -146,7 +145,7 @@ def read_dump(folder: str | os.PathLike[str], batch: TokenBatch | None = None) -
         batch=own,
         dtype=manifest.get("dtype", sites.dtype),
         objective=None if objective is None else np.array(objective, np.float64),
-        failure=manifest.get("failure", ""),
+        failure=EmbgradError(failure) if failure else None,
         settings={name: Declared(entry["value"], entry.get("where", name)) for name, entry in settings.items()},
     )
     return _Fingerprinted(**vars(recording), fingerprints=fingerprints) if fingerprints else recording
@@ -294,10 +293,7 @@ def _weights(
     file = path / WEIGHTS
     header = _header(file) if file.exists() else Header({}, {})
     entries: Sequence[Mapping[str, Any]] = [{"name": name} for name in header.entries] if listed is None else listed
-    ended: dict[str, float] = {}
-    for tensor in tensors.values():
-        if tensor.side != INPUT and tensor.key != FINAL:
-            ended.setdefault(tensor.path, tensor.time)
+    ended = ends_of(tensors.values())
     spans, whole = layer_spans(tensors), max(ended.values(), default=0.0) + 1
     held, printed = [], []
     for entry in entries:

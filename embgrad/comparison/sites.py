@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -14,7 +14,7 @@ from embgrad.comparison.recording import FINAL, HeldWeight, Recording, Tensor
 from embgrad.comparison.weights import Match, Matching
 from embgrad.model_points.points import INPUT, OUTPUT
 
-__all__ = ["Led", "Pair", "can_be_led", "difference", "lead", "name_of", "pair_points"]
+__all__ = ["Led", "Pair", "can_be_led", "difference", "in_order", "lead", "name_of", "pair_points"]
 
 #: The relative L2 up to which an output is the product of an input with a matrix.
 PRODUCT: Final = 1e-2
@@ -92,7 +92,13 @@ def pair_points(a: Recording, b: Recording, matching: Matching) -> list[Pair]:
     for pair in pairs:
         features = b"" if pair.features_a is None else pair.features_a.tobytes()
         unique.setdefault((pair.a, pair.b, features), pair)
-    return _with_unique_names(sorted(unique.values(), key=lambda pair: (pair.time, pair.name)))
+    return _with_unique_names(in_order(unique.values(), a))
+
+
+def in_order(pairs: Iterable[Pair], recording: Recording) -> list[Pair]:
+    """Return pairs of points in the order in which their first side, which this recording is of, computed them."""
+    order = {key: number for number, key in enumerate(recording.tensors)}
+    return sorted(pairs, key=lambda pair: (pair.time, order[pair.a], pair.name))
 
 
 def _with_unique_names(pairs: Sequence[Pair]) -> list[Pair]:

@@ -406,7 +406,8 @@ def _mostly_equal(summary: _Summary, other: _Summary, values: np.ndarray, theirs
         for x, y in ((mine, its), (mine.T, its.T)):
             if min(x.shape) < 2 or not _is_distinct(x):
                 continue
-            rows = np.linalg.norm(y.astype(np.float64) - x, axis=1) > EQUAL * (np.linalg.norm(x, axis=1) + 1e-30)
+            off = np.linalg.norm(y.astype(np.float64) - x, axis=1)
+            rows = ~(off <= EQUAL * (np.linalg.norm(x, axis=1) + 1e-30))  # so that rows with NaN count
             if 0 < rows.sum() < MOSTLY * len(rows):
                 relation = f"different in {int(rows.sum())} of {len(rows)} rows"
                 distance = _relative(mine, its)
@@ -508,8 +509,8 @@ def _index_of_rows(summaries: Iterable[_Summary]) -> Rows:
 
 
 def _oriented(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield a weight's matrices, and their transposes, whose rows are long enough to be recognised."""
-    for matrix in matrices_of(values, in_order=True):
+    """Yield a weight's matrices, and their transposes, whose rows can be recognised: not those of zeros or ones alone."""
+    for matrix in matrices_of(values, in_order=True) if _is_distinct(values) else ():
         for turned in (matrix, matrix.T):
             if turned.shape[1] >= LEAST_ROW and turned.shape[0] > 1:
                 yield turned

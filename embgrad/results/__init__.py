@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = _attach(
     __name__,
     {
         "common.metrics": ["Figures"],
-        "comparison.bisect": ["Bisection"],
+        "comparison.bisection_records": ["Bisection"],
         "comparison.findings": ["Finding"],
         "comparison.golden": ["Golden"],
         "comparison.result": ["Comparison", "Comparisons"],

@@ -1,7 +1,7 @@
 """The classes of `embgrad.results` and their types: `__init__.py` imports each when it is first used."""
 
 from embgrad.common.metrics import Figures
-from embgrad.comparison.bisect import Bisection
+from embgrad.comparison.bisection_records import Bisection
 from embgrad.comparison.findings import Finding
 from embgrad.comparison.golden import Golden
 from embgrad.comparison.result import Comparison, Comparisons

@@ -79,15 +79,15 @@ def main(folder: Path, file: Path) -> None:
 
 
 def _described(found: Any) -> dict[str, Any]:
-    steps = [step for step in found.steps if step.forward is not None]
+    steps = found.steps
     return {
         "first": found.first,
         "direction": found.direction,
         "module": found.module,
-        "piece": found.piece,
+        "text": found.text,
         "steps": [step.name for step in steps],
-        "forward": max(step.forward.relative_l2 for step in steps),
-        "differing": [parameter.canonical for parameter in found.parameters if parameter.differs],
+        "forward": max(step.forward for step in steps),
+        "differing": [weight.a for weight in found.parameters if weight.differs],
     }
 
 

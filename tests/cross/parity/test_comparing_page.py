@@ -19,7 +19,7 @@ def test_the_page_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     )
     activation = "that the activation is GELU by the error function in a and GELU by the tanh approximation in b"
     assert f"100 % of the difference is {activation}, layers 0–5, and a factor 0.5 = 1/2" in with_the_models
-    assert "encoder.layer.0.intermediate activation" in parted
+    assert "bert.encoder.layer.0.intermediate\n" in parted
     assert "The values diverge at 'layer.0'" in parted
     assert activation in pinned
     assert re.search(r"the golden file was made with .*tensorflow \d.*, and these results with .*torch \d", pinned)

@@ -14,14 +14,13 @@ from embgrad.comparison.examine import (
     Examination,
     as_stored,
     examine,
-    explain_sites,
-    faint_sites,
     layers_of,
     permuted_before,
 )
 from embgrad.comparison.floor import LEAST_FLOOR, ROUNDOFFS
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS
 from embgrad.comparison.hypotheses.site import Explanation
+from embgrad.comparison.inspection import explain_sites, faint_sites
 from embgrad.comparison.recording import FINAL
 from embgrad.comparison.settings import Declared
 from embgrad.comparison.sites import Pair

@@ -413,3 +413,20 @@ def test_three_numbers_do_not_show_a_factor() -> None:
 
 def test_anything_is_as_far_from_zeros_as_they_are_long() -> None:
     assert single(np.zeros((4, 6)), 1e-3 * numbers(4, 6)).distance == 1
+
+
+def test_matrices_of_zeros_or_ones_are_no_parts_of_each_other() -> None:
+    """The biases of a Keras attention are such: a row for each head."""
+    biases = {f"layers.{n}.{name}.b": np.zeros((2, 8)) for n in range(2) for name in ("query", "key", "value")}
+    kernels = {name.replace(".b", ".W"): RANDOM.normal(size=(8, 16)) for name in biases}
+    matching = matched({**kernels, **biases}, {**kernels, **biases})
+    assert matching.parts == {}
+    assert all(match.a == match.b and match.relation == "equal" for match in matching.matches)
+    assert len(matching.matches) == 12
+
+
+def test_a_weight_with_nan_belongs_to_the_weight_with_its_other_rows() -> None:
+    values = RANDOM.normal(size=(6, 5))
+    broken = values.copy()
+    broken[2, 0] = np.nan
+    assert single(values, broken).relation == "different in 1 of 6 rows"
