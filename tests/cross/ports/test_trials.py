@@ -50,7 +50,7 @@ def test_shares_are_written_between_the_marks_of_a_page(tmp_path: Path) -> None:
 | Listed | Number | Right | Missed | Wrong | Site right |
 | --- | --- | --- | --- | --- | --- |
 | one fault | 3 | 1 | 1 | 1 | 2 |
-| two faults at once | 1 | 1 | 0 | 0 | 1 |
+| two faults at once | 1 | 1 | 0 | 1 | 1 |
 | right ports | 0 | 0 | 0 | 0 | 0 |
 
 <!-- end -->

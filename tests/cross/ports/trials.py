@@ -157,8 +157,9 @@ def with_shares(page: str, outcomes: Sequence[Outcome]) -> str:
     lines = ["| Listed | Number | Right | Missed | Wrong | Site right |", "| --- | --- | --- | --- | --- | --- |"]
     for kind, label in KINDS.items():
         own = [outcome for outcome in outcomes if outcome.kind == kind]
-        right, wrong = sum(one.right for one in own), sum(one.wrong and not one.right for one in own)
-        numbers = (len(own), right, len(own) - right - wrong, wrong, sum(one.site for one in own))
+        missed = sum(not one.right and not one.wrong for one in own)
+        right, wrong, site = (sum(getattr(one, name) for one in own) for name in ("right", "wrong", "site"))
+        numbers = (len(own), right, missed, wrong, site)
         lines.append(f"| {label} | {' | '.join(map(str, numbers))} |")
     table = "\n".join(lines)
     return TABLE.sub(lambda match: f"{match[1]}\n{table}\n\n{match[2]}", page)
