@@ -92,8 +92,7 @@ class Track:
 
     def forward(self, at: int) -> Divergence:
         """Return the divergence of the values at a point."""
-        key = self.pairs[at].a if at < len(self.pairs) else None
-        before = (number for number in reversed(range(at)) if self.pairs[number].a != key)
+        before = (number for number in reversed(range(at)) if self.names[number] != self.names[at])
         return Divergence(at, next(before, None), True)
 
     def _differing(self) -> Iterator[int]:
@@ -347,7 +346,7 @@ class Track:
             relation = "different"
         if relation == "different" and (held := self._held(match.b)) is not None:
             relation = f"equal to {held}"
-        if relation == "equal" and match.transposed and self._same_framework:
+        if relation == "equal" and match.transposed and self._twins.get(match.a) == match.b:
             relation = "transposed"
         if relation == "equal" and (other := self._swapped_with(match)) is not None:
             relation = f"swapped with {other}"

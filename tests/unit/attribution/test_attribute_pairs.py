@@ -272,6 +272,15 @@ def test_the_matrix_has_a_row_for_each_token_of_the_first_text() -> None:
     assert matrix.lines()[0].summary == f"sum = {made.a.scores[1, 0]:.4g}"
 
 
+def test_a_text_of_special_tokens_alone_has_no_matrix_without_them() -> None:
+    first = TokenBatch([[2, 5]], tokens=[["[CLS]", "[SEP]"]])
+    second = TokenBatch([[2, 7]], tokens=[["[CLS]", "cat"]])
+    made = attribute_pairs(linear(), (first, second))
+    with pytest.raises(EmbgradError, match="a text of the pair 0 has no tokens but special ones: pass special=True"):
+        made.matrix(special=False)
+    assert made.matrix().scores.shape == (2, 2)
+
+
 def test_the_page_draws_a_line_for_each_larger_score_in_its_colour() -> None:
     made = attribute_pairs(linear(), (A, B), tokenizer=Tokenizer())
     page = made.to_html(0)

@@ -42,6 +42,16 @@ def same(first: np.ndarray | None, second: np.ndarray | None) -> bool:
     return first.dtype == second.dtype and np.array_equal(first, second)
 
 
+def test_a_folder_keeps_the_reason_why_there_are_no_gradients(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    assert read_dump(folder).failure is None
+    manifest["failure"] = "the head is detached"
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    failure = read_dump(folder).failure
+    assert failure is not None
+    assert failure.message == "the head is detached"
+
+
 def test_a_folder_restores_the_recording(folder: Path) -> None:
     batch = embgrad.TokenBatch(IDS)
     live, read = LiveSide(model(), batch, OBJECTIVE).record(), read_dump(folder)
