@@ -46,6 +46,13 @@ OF_METHODS: Final = {
     "keep_special": "embgrad.methods.IntegratedGradients(keep_special=...), or another with a baseline",
 }
 
+#: The same of the method of pairs.
+OF_PAIRS: Final = {
+    **dict.fromkeys(("steps", "n_steps"), "embgrad.methods.IntegratedJacobians(steps=...)"),
+    **dict.fromkeys(("baseline", "baselines", "reference"), "embgrad.methods.IntegratedJacobians(baseline=...)"),
+    **dict.fromkeys(("rule", "keep_special"), "embgrad.methods.IntegratedJacobians({}=...)"),
+}
+
 #: The same of the methods of a search.
 OF_SEARCHES: Final = {
     **dict.fromkeys(("seed", "steps", "candidates"), "embgrad.methods.GCG({}=...), or another that has it"),
@@ -54,6 +61,10 @@ OF_SEARCHES: Final = {
     **dict.fromkeys(("learning_rate", "weight_decay"), "embgrad.methods.PEZ({}=...)"),
     "top": "embgrad.methods.GCG(top=...)",
 }
+
+
+#: These tables by the beginning of the function's name, of which the first counts.
+BY_FUNCTION: Final = {"attribute_pairs": OF_PAIRS, "attribute": OF_METHODS, "search": OF_SEARCHES}
 
 
 class ArgumentError(EmbgradError, TypeError):
@@ -89,13 +100,10 @@ def _unknown(function: str, name: str, known: list[str]) -> str:
     instead = INSTEAD.get(name)
     if instead is not None:
         return f"{function} takes no {name!r}: {instead}"
-    if function.startswith("attribute") and name in OF_METHODS:
+    of_methods = next((table for start, table in BY_FUNCTION.items() if function.startswith(start)), {})
+    if name in of_methods:
         own = "samples" if name in ("n_samples", "nt_samples") else name
-        return f"{function} takes no {name!r}, which belongs to the method: pass method={OF_METHODS[name].format(own)}"
-    if function == "search" and name in OF_SEARCHES:
-        return (
-            f"{function} takes no {name!r}, which belongs to the method: pass method={OF_SEARCHES[name].format(name)}"
-        )
+        return f"{function} takes no {name!r}, which belongs to the method: pass method={of_methods[name].format(own)}"
     return f"{function} takes no {name!r}: expected one of {quote(known, 20)}.{did_you_mean(name, known)}"
 
 
