@@ -26,6 +26,7 @@ _NAMES = {
     "errors": ["EmbgradError", "EmbgradWarning"],
     "inputs.batch": ["TokenBatch"],
     "inputs.encode": ["encode"],
+    "objectives.distances": ["BinaryCrossEntropy", "CosineSimilarity", "SquaredError"],
     "objectives.log_probability": ["LogProbability"],
     "objectives.native": ["NativeObjective"],
     "objectives.objectives": [

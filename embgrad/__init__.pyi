@@ -23,6 +23,7 @@ from embgrad.engine.perturbed import perturbed
 from embgrad.errors import EmbgradError, EmbgradWarning
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import encode
+from embgrad.objectives.distances import BinaryCrossEntropy, CosineSimilarity, SquaredError
 from embgrad.objectives.log_probability import LogProbability
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import CrossEntropy, Logit, Margin, Objective, Probability, Projection, Scalar, Sum
@@ -33,6 +34,8 @@ from embgrad.token_search.substitutions import substitutions
 from embgrad.version import __version__
 
 __all__ = [
+    "BinaryCrossEntropy",
+    "CosineSimilarity",
     "CrossEntropy",
     "EmbgradError",
     "EmbgradWarning",
@@ -46,6 +49,7 @@ __all__ = [
     "Probability",
     "Projection",
     "Scalar",
+    "SquaredError",
     "Sum",
     "TokenBatch",
     "__version__",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from embgrad.errors import ObjectiveError
+from embgrad.objectives.distances import BinaryCrossEntropy, CosineSimilarity, SquaredError
 from embgrad.objectives.log_probability import LogProbability
 from embgrad.objectives.objective import Objective
 from embgrad.objectives.objectives import CrossEntropy, Logit, Margin, Probability, Projection, Sum
@@ -14,7 +15,11 @@ __all__ = ["CLASSES", "rebuilt"]
 
 #: The objectives that a result's provenance and the command line can name.
 CLASSES: Final[Mapping[str, type[Objective]]] = {
-    cls.__name__: cls for cls in (CrossEntropy, LogProbability, Logit, Margin, Probability, Projection, Sum)
+    cls.__name__: cls
+    for cls in (
+        *(CrossEntropy, LogProbability, Logit, Margin, Probability, Projection, Sum),
+        *(BinaryCrossEntropy, CosineSimilarity, SquaredError),
+    )
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from embgrad.common.arrays import to_numpy
-from embgrad.errors import EmbgradError, ObjectiveError, brief, did_you_mean
+from embgrad.errors import EmbgradError, ObjectiveError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import IGNORED
 from embgrad.objectives.native import NativeObjective, expect_of_outputs
@@ -22,6 +22,7 @@ from embgrad.objectives.selection import (
     entries,
     expect_inside,
     expect_one_per_example,
+    expect_output_of,
     one_hot,
     whole,
 )
@@ -201,7 +202,7 @@ class CrossEntropy(Objective):
     def __init__(self, labels: Any, of: str = "logits", *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
         self.labels = np.atleast_1d(whole(labels, "labels"))
-        self.of = _check_of(of)
+        self.of = expect_output_of(of)
 
     def _argument_names(self) -> tuple[str, ...]:
         return ("labels", "of", *super()._argument_names())
@@ -230,7 +231,7 @@ class CrossEntropy(Objective):
         if rows.classes == 1:
             raise ObjectiveError(
                 "the output has one entry for each example: a cross-entropy over one class is always 0; for a single logit use "
-                "Sum(), or give a callable with the binary cross-entropy"
+                "Sum(), or embgrad.BinaryCrossEntropy(labels)"
             )
         if self.labels.ndim == 1:
             return choose_entries(self.labels, rows, "label")
@@ -270,7 +271,7 @@ class Probability(Objective):
     def __init__(self, label: Any, of: str = "logits", *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
         self.label = whole(label, "label")
-        self.of = _check_of(of)
+        self.of = expect_output_of(of)
 
     def _argument_names(self) -> tuple[str, ...]:
         return ("label", "of", *super()._argument_names())
@@ -343,7 +344,7 @@ def as_objective(objective: Any) -> Objective | NativeObjective:
         return NativeObjective(objective, scalar=False)
     raise ObjectiveError(
         f"the objective is {objective!r}: expected CrossEntropy, LogProbability, Logit, Margin, Probability, "
-        "Sum, Projection, Scalar, or "
+        "Sum, Projection, BinaryCrossEntropy, SquaredError, CosineSimilarity, Scalar, or "
         f"a function of the model's output that gives one number for each example{_instead(objective)}"
     )
 
@@ -381,18 +382,6 @@ def at_index(index: int, count: int) -> Iterator[None]:
         if count > 1:
             error.args = (f"at index {index} of the objectives: {error.message}",)
         raise
-
-
-def _check_of(of: Any) -> str:
-    """Return the content of an output, "logits" or "probabilities".
-
-    Raises:
-        ObjectiveError: it is neither.
-    """
-    if not isinstance(of, str) or of not in ("logits", "probabilities"):
-        hint = did_you_mean(str(of), ("logits", "probabilities"))
-        raise ObjectiveError(f"of is {of!r}: expected 'logits' or 'probabilities'.{hint}")
-    return of
 
 
 def _expect_probabilities(rows: Rows) -> None:

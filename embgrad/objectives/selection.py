@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from embgrad.common.arrays import to_numpy, whole_numbers
-from embgrad.errors import ObjectiveError, brief
+from embgrad.errors import ObjectiveError, brief, did_you_mean
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "entries",
     "expect_inside",
     "expect_one_per_example",
+    "expect_output_of",
     "one_hot",
     "resolve_positions",
     "whole",
@@ -153,6 +154,18 @@ def expect_one_per_example(argument: np.ndarray, count: int, name: str) -> None:
     """Raise an error if an argument's first axis does not have the number of examples."""
     if argument.shape[0] != count:
         raise ObjectiveError(f"{name} has {len(argument)} entries: expected {count}, one for each example")
+
+
+def expect_output_of(of: Any) -> str:
+    """Return the content of an output, "logits" or "probabilities".
+
+    Raises:
+        ObjectiveError: it is neither.
+    """
+    if not isinstance(of, str) or of not in ("logits", "probabilities"):
+        hint = did_you_mean(str(of), ("logits", "probabilities"))
+        raise ObjectiveError(f"of is {of!r}: expected 'logits' or 'probabilities'.{hint}")
+    return of
 
 
 def whole(value: Any, name: str) -> np.ndarray:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 import embgrad
 from embgrad import (
+    BinaryCrossEntropy,
+    CosineSimilarity,
     CrossEntropy,
     Logit,
     LogProbability,
@@ -20,6 +22,7 @@ from embgrad import (
     Probability,
     Projection,
     Scalar,
+    SquaredError,
     Sum,
     TokenBatch,
 )
@@ -187,13 +190,19 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "sum": Sum,
     "projection": lambda: Projection(drawn(9, CLASSES)),
     "projection an example": lambda: Projection(drawn(9, EXAMPLES, CLASSES)),
+    "binary cross entropy": lambda: BinaryCrossEntropy(drawn(8, EXAMPLES, CLASSES) > 0),
+    "squared error": lambda: SquaredError(drawn(8, EXAMPLES, CLASSES)),
+    "cosine": lambda: CosineSimilarity(drawn(9, CLASSES)),
+    "cosine an example": lambda: CosineSimilarity(drawn(9, EXAMPLES, CLASSES)),
 }
+#: The beginnings of the names of those that take one row for each example.
+OF_ONE_ROW = ("binary", "squared", "cosine")
 
 
 def objectives_and_outputs() -> Iterator[tuple[Objective, tuple[int, ...], Any]]:
     labels = np.random.default_rng(1).integers(0, CLASSES, (EXAMPLES, POSITIONS))
     labels[0, 2] = labels[1, 1] = -100
-    summed = [build for name, build in OBJECTIVES.items() if not name.startswith(("cross", "prob"))]
+    summed = [build for name, build in OBJECTIVES.items() if not name.startswith(("cross", "prob", *OF_ONE_ROW))]
     for build in OBJECTIVES.values():
         yield build(), (EXAMPLES, CLASSES), RIGHT
         for position in (0, -1, [1, 2, 0]):
@@ -396,7 +405,7 @@ PER_POSITION = drawn(0, EXAMPLES, POSITIONS, CLASSES)
         (CrossEntropy([-100, 0, 0]), ROWS, ["label -100 at example 0 is out of range"]),
         (CrossEntropy([[0], [1], [2]]), ROWS, ["labels have shape (3, 1)", "one label for each example"]),
         (CrossEntropy(np.eye(3, 5).astype(int)), ROWS, ["labels have shape (3, 5)", "one label for each example"]),
-        (CrossEntropy([0, 0, 0]), ROWS[:, :1], ["one entry for each example", "Sum()", "binary cross-entropy"]),
+        (CrossEntropy([0, 0, 0]), ROWS[:, :1], ["one entry for each example", "Sum()", "BinaryCrossEntropy"]),
         (CrossEntropy([0, 0, 0]), ROWS[:, 0], ["one entry for each example"]),
         (CrossEntropy([0, 1, 2]), PER_POSITION, ["labels have shape (3,)", "labels of shape (3, 4)", "position=..."]),
         (CrossEntropy(np.full((3, 4), 5)), PER_POSITION, ["label 5 at example 0, position 0 is out of range"]),
@@ -508,6 +517,9 @@ def test_the_rows_that_count_give_what_the_whole_output_gives(seed: int) -> None
         (Logit([0, 1]), "index has 2 entries"),
         (Probability([0, 1]), "label has 2 entries"),
         (Projection(np.ones((2, 2))), "vector has 2 entries"),
+        (BinaryCrossEntropy([0, 1]), "labels has 2 entries"),
+        (SquaredError([0, 1]), "target has 2 entries"),
+        (CosineSimilarity(np.ones((2, 2))), "vector has 2 entries"),
         (Sum(position=[0, 1]), "position has 2 entries"),
     ],
 )
@@ -631,6 +643,13 @@ EACH: dict[str, Callable[..., Objective]] = {
     "Projection": lambda **options: Projection(np.arange(15.0).reshape(3, 5), **options),
     "Projection of all": lambda **options: Projection(np.arange(5.0), **options),
     "Sum": lambda **options: Sum(**options),
+    "BinaryCrossEntropy": lambda **options: BinaryCrossEntropy(np.eye(3, 5), **options),
+    "BinaryCrossEntropy of probabilities": lambda **options: BinaryCrossEntropy(
+        np.eye(3, 5), "probabilities", **options
+    ),
+    "SquaredError": lambda **options: SquaredError(np.eye(3, 5), **options),
+    "CosineSimilarity": lambda **options: CosineSimilarity(np.arange(15.0).reshape(3, 5), **options),
+    "CosineSimilarity with all": lambda **options: CosineSimilarity(np.arange(5.0), **options),
 }
 
 
