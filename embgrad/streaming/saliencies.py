@@ -10,8 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.common.metrics import length
 from embgrad.common.safetensors import read_tensors, write_tensors
 from embgrad.common.schema import OBJECT, Array, SchemaError, expect_arrays, expect_names
+from embgrad.common.text import visible
 from embgrad.errors import FileFormatError
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.schema import check_tokens
@@ -50,6 +52,14 @@ class Saliencies:
     tokens: tuple[tuple[str, ...], ...] | None
     words_of: np.ndarray | None
     provenance: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        source = self.provenance
+        shape = " × ".join(map(str, self.norm.shape))
+        return visible(
+            f"Saliencies({shape}, at {source.get('point')!r} of {source.get('model')} ({source.get('backend')}), norm "
+            f"{length(self.norm):.4g})"
+        )
 
     @property
     def nbytes(self) -> int:

@@ -424,6 +424,10 @@ def test_saliencies_are_those_of_the_results() -> None:
         assert isinstance(saved, embgrad.results.Saliencies)
         for name in ("norm", "dot"):
             np.testing.assert_array_equal(getattr(saved, name), full.saliency(name))
+        shape = " × ".join(map(str, full.ids.shape))
+        norm = f"{np.linalg.norm(saved.norm):.4g}"
+        model_name = full.provenance["model"]
+        assert repr(saved) == f"Saliencies({shape}, at 'word' of {model_name} (reference), norm {norm})"
         for name in ("objective", "ids"):
             np.testing.assert_array_equal(getattr(saved, name), getattr(full, name))
 
