@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def unscaled(b: Any) -> None:
     ("fault", "module", "relation"),
     [
         # Each holds the weights of the other, so that it is their product that differs.
-        (swap, "self_attention", "swapped with tf_bert_model/bert/encoder/layer_._2/attention/self/key/kernel:0"),
+        (swap, "self_attention", "swapped with …/bert/encoder/layer_._2/attention/self/key/kernel:0"),
         (turn, "attention.dense_output.dense", "transposed"),
         (epsilon, "attention.dense_output.LayerNorm", None),
         (tanh_gelu, "intermediate", None),
@@ -97,7 +98,8 @@ def test_faults_in_weights_and_settings_are_located(
     assert (found.first, found.direction) == ("layer.2", "forward")
     assert str(found.module).startswith("bert.encoder.layer.2.")
     assert str(found.module).endswith(module)
-    assert [one.relation for one in found.parameters if one.differs][:1] == ([relation] if relation else [])
+    relations = [re.sub(r"tf_bert_model\w*", "…", one.relation) for one in found.parameters if one.differs]
+    assert relations[:1] == ([relation] if relation else [])
 
 
 # Keras models, whose layers are counted on from one copy to the next
