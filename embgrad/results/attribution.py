@@ -15,7 +15,7 @@ from embgrad.display.pictures import error_by_steps
 from embgrad.errors import EmbgradError, brief, did_you_mean
 from embgrad.inputs.checks import Text
 from embgrad.results.displayed import Displayed
-from embgrad.results.file_format import write_results
+from embgrad.results.file_format import Saved, write_results
 from embgrad.results.scores import Scores
 from embgrad.results.spans import Merge, Span, sentences_of, spans_of
 from embgrad.results.words import Word, words_of_examples
@@ -24,7 +24,7 @@ __all__ = ["Attribution", "Attributions"]
 
 
 @dataclass(frozen=True, eq=False)
-class Attribution(Scores, Displayed):
+class Attribution(Scores, Displayed, Saved):
     """The contributions of positions to each example's objective L, by one method.
 
     Attributes:
@@ -153,18 +153,6 @@ class Attribution(Scores, Displayed):
 
     def _by_name(self) -> Mapping[str, Attribution]:
         return {"": self}
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the attribution to a safetensors file, which `embgrad.load` reads back bit for bit.
-
-        Args:
-            path: the file's path; its folder must exist.
-
-        Raises:
-            EmbgradError: the provenance cannot be stored as JSON.
-            OSError: the file cannot be written.
-        """
-        write_results({"": self}, path, single=True)
 
 
 class Attributions(Displayed, Mapping[str, Attribution]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -17,7 +18,7 @@ from embgrad.results.port_schema import PORT_REPORT
 from embgrad.results.schema import EXPECTED, Fields, Schema
 from embgrad.results.schemas import SCHEMAS as OF_TEXTS
 
-__all__ = ["FORMAT", "Stored", "plain", "read_results", "write_results"]
+__all__ = ["FORMAT", "Saved", "Stored", "plain", "read_results", "write_results"]
 
 #: The version of the file format; a reader refuses a later one. A single `EmbeddingGradients` is written as version 1, which
 #: every embgrad reads, and several as version 2; an `Attribution` takes version 3, in which each entry names its class, a
@@ -75,6 +76,22 @@ def write_results(named: Mapping[str, Any], path: object, *, single: bool, durab
         entries.append(f"{json.dumps(head)[:-1]}, {entry[1:]}" if head else entry)
     text = f"{entries[0][1:]}" if single else f'"results": [{", ".join(entries)}]}}'
     write_tensors(target, arrays, {"embgrad": f'{{"format": {version}, {text}'}, durable=durable)
+
+
+class Saved:
+    """A base class of results that a file can hold."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the result to a safetensors file, which `embgrad.load` reads back bit for bit.
+
+        Args:
+            path: the file's path; its folder must exist.
+
+        Raises:
+            EmbgradError: the provenance cannot be stored as JSON.
+            OSError: the file cannot be written.
+        """
+        write_results({"": self}, path, single=True)
 
 
 def read_results(path: object) -> tuple[dict[str, Stored], bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +13,13 @@ from embgrad.common.metrics import length
 from embgrad.common.text import visible
 from embgrad.results.attribution import Attribution
 from embgrad.results.displayed import DisplayedPairs
-from embgrad.results.file_format import write_results
+from embgrad.results.file_format import Saved
 
 __all__ = ["PairAttribution"]
 
 
 @dataclass(frozen=True, eq=False)
-class PairAttribution(DisplayedPairs):
+class PairAttribution(DisplayedPairs, Saved):
     """The contributions of pairs of tokens, one of each text, to the similarity of two texts.
 
     Attributes:
@@ -66,15 +65,3 @@ class PairAttribution(DisplayedPairs):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Return the scores, for `np.asarray` and all NumPy functions: the array itself, unless a copy is requested."""
         return as_asked(self.scores, dtype, copy)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the attribution to a safetensors file, which `embgrad.load` reads back bit for bit.
-
-        Args:
-            path: the file's path; its folder must exist.
-
-        Raises:
-            EmbgradError: the provenance cannot be stored as JSON.
-            OSError: the file cannot be written.
-        """
-        write_results({"": self}, path, single=True)

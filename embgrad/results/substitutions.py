@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -15,7 +14,7 @@ from embgrad.common.token_text import token_text
 from embgrad.display.colours import shade
 from embgrad.display.html import FAINT, SMALL, Html, cell, colour, tag
 from embgrad.display.lines import examples_of, first_of
-from embgrad.results.file_format import write_results
+from embgrad.results.file_format import Saved
 
 __all__ = ["Substitution", "Substitutions", "lines_of"]
 
@@ -44,7 +43,7 @@ class Substitution(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Substitutions:
+class Substitutions(Saved):
     """The ids that would change each example's objective L most, for each position, by the first-order estimate.
 
     A position that was not searched, such as padding, has no ids. Where there is no id, and after a position's last, `ids` is -1
@@ -142,18 +141,6 @@ class Substitutions:
         """Return the HTML that notebooks show: the first examples."""
         shown, note = first_of(self.searched.sum(1), "show() prints all")
         return cell([_table_html(self, example) for example in range(shown)], notes=[note] * bool(note))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the result to a safetensors file, which `embgrad.load` reads back bit for bit.
-
-        Args:
-            path: the file's path; its folder must exist.
-
-        Raises:
-            EmbgradError: the provenance cannot be stored as JSON.
-            OSError: the file cannot be written.
-        """
-        write_results({"": self}, path, single=True)
 
     def __repr__(self) -> str:
         source = self.provenance

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +14,14 @@ from embgrad.errors import EmbgradError, brief
 from embgrad.inputs.checks import Text
 from embgrad.results.attribution import Attribution
 from embgrad.results.displayed import DisplayedTokens
-from embgrad.results.file_format import write_results
+from embgrad.results.file_format import Saved
 from embgrad.results.scores import Scores
 
 __all__ = ["TokenAttribution"]
 
 
 @dataclass(frozen=True, eq=False)
-class TokenAttribution(Scores, DisplayedTokens):
+class TokenAttribution(Scores, DisplayedTokens, Saved):
     """The contributions of tokens to the log-probabilities of output tokens, by one method.
 
     Examples may have different numbers of output tokens; the entries of the missing ones are -1 in `outputs`, `output_ids` and
@@ -147,15 +146,3 @@ class TokenAttribution(Scores, DisplayedTokens):
             parts=None if decoder else self.parts,
             error=None if error is None else of_each(error),
         )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the attribution to a safetensors file, which `embgrad.load` reads back bit for bit.
-
-        Args:
-            path: the file's path; its folder must exist.
-
-        Raises:
-            EmbgradError: the provenance cannot be stored as JSON.
-            OSError: the file cannot be written.
-        """
-        write_results({"": self}, path, single=True)
