@@ -6,7 +6,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from embgrad.attribution.baselines import baseline_values, check_baseline
 from embgrad.attribution.completeness import RANDOM, SHARE
-from embgrad.attribution.method import expect_choice, expect_count, plain
+from embgrad.attribution.method import describe_arguments, expect_choice, expect_count
 from embgrad.attribution.passes import Passes, passes_through
 from embgrad.attribution.quadrature import RULES, nodes_and_weights
 from embgrad.backend.protocol import BoundModel, Call
@@ -29,7 +29,7 @@ from embgrad.engine.company import Company
 from embgrad.engine.evaluate import evaluate_each
 from embgrad.engine.options import GradientOptions, expect_one_name
 from embgrad.engine.question import Question
-from embgrad.engine.run import reduce_run, run_located
+from embgrad.engine.run import point_values, reduce_run, run_located
 from embgrad.errors import (
     BatchError,
     EmbgradWarning,
@@ -318,17 +318,19 @@ class _Encoder:
 
     def _find_output(self) -> tuple[str | None, tuple[int, ...]]:
         """Return the name of the output with the encoding, and its shape for the first text."""
-        usual = (None, "sentence_embedding") if self.pooling is None else (None, "sequence")
-        names = usual if self.output is None else (self.output,)
-        for name in names:
-            try:
-                question = Question(self.bound, self.batch[:1], (Sum(output=name),), _PLAIN, pullback=False, quiet=True)
-                run, _ = run_located(question)
-                return name, run.objectives[0].shape or ()
-            except OutputError:
-                if name == names[-1] or self.output is not None:
-                    raise
-        raise AssertionError("one of the names was tried")
+        usual = "sentence_embedding" if self.pooling is None else "sequence"
+        if self.output is not None:
+            return self.output, self._shape_of(self.output)
+        try:
+            return None, self._shape_of(None)
+        except OutputError:  # there are several
+            return usual, self._shape_of(usual)
+
+    def _shape_of(self, output: str | None) -> tuple[int, ...]:
+        """Return the shape of an output for the first text."""
+        question = Question(self.bound, self.batch[:1], (Sum(output=output),), _PLAIN, pullback=False, quiet=True)
+        run, _ = run_located(question)
+        return run.objectives[0].shape or ()
 
     @cached_property
     def origins(self) -> np.ndarray:
@@ -337,9 +339,13 @@ class _Encoder:
 
     def encode(self, texts: np.ndarray) -> list[_Encoding]:
         """Return the encodings of some texts and of their baselines, and the contributions to their differences."""
+        ends, contributions = self.ends(texts), self.contributions(texts, np.eye(self.width))
+        return [_Encoding(*ends[text], contributions[:, row]) for row, text in enumerate(texts.tolist())]
+
+    def ends(self, texts: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Return by text its encoding, and that of its baseline, float64, (number,) each."""
         vectors, origins = self._vectors(texts, None), self._vectors(texts, self.origins[texts])
-        contributions = self.contributions(texts, np.eye(self.width))
-        return [_Encoding(vectors[row], origins[row], contributions[:, row]) for row in range(len(texts))]
+        return dict(zip(texts.tolist(), zip(vectors, origins, strict=True), strict=True))
 
     def _vectors(self, texts: np.ndarray, values: np.ndarray | None) -> np.ndarray:
         """Return the encodings of texts, with these values at the point, float64, (text, number)."""
@@ -410,8 +416,7 @@ class _Encoder:
         with explain_errors(self.bound, question.batch):
             run, located = run_located(question, product)
         point = located[self.at]
-        read = run.points[point.key if point.key in run.points else self.at]
-        scores = reduce_run(read, point.arrangement)
+        scores = reduce_run(point_values(run, self.at, point), point.arrangement)
         if any(array is None for array in scores):
             raise NoGradientError(
                 f"the encoding does not depend on the point {self.at!r}: no path in the graph leads from it to the point. Check "
@@ -451,10 +456,7 @@ class _Encoder:
             provenance={
                 **copy.deepcopy(dict(state.provenance)),
                 "objective": {"class": "Similarity", "of": name, "output": self._named[0], "pooling": self.pooling},
-                "method": {
-                    "class": type(self.method).__name__,
-                    **{entry.name: plain(getattr(self.method, entry.name)) for entry in fields(self.method)},
-                },
+                "method": describe_arguments(self.method),
                 "batch_size": self.passes.size,
             },
             texts=batch.texts,
@@ -520,11 +522,10 @@ def _in_few_directions(encoders: Sequence[_Encoder]) -> Iterator[tuple[_Encoding
     have to lie outside. That is measured by directions drawn at random: where they find something, all directions are taken.
     """
     texts = [encoder.equals for encoder in encoders]
-    vectors = [encoder._vectors(np.arange(len(encoder.batch)), None) for encoder in encoders]
-    origins = [encoder._vectors(np.arange(len(encoder.batch)), encoder.origins) for encoder in encoders]
+    ends = [encoder.ends(np.unique(own)) for encoder, own in zip(encoders, texts, strict=True)]
     nearly = [functools.lru_cache(maxsize=MOST_PAIRS)(encoder.nearly) for encoder in encoders]
     random = np.random.default_rng(0)
-    for pair in range(len(vectors[0])):
+    for pair in range(len(texts[0])):
         chosen = [int(own[pair]) for own in texts]
         spanned = np.concatenate([near(text) for near, text in zip(nearly, chosen, strict=True)], axis=1)
         directions = _orthonormal(spanned)
@@ -542,8 +543,8 @@ def _in_few_directions(encoders: Sequence[_Encoder]) -> Iterator[tuple[_Encoding
                 for encoder, text in zip(encoders, chosen, strict=True)
             )
         a, b = (
-            _Encoding(vector[pair], origin[pair], contributions)
-            for vector, origin, contributions in zip(vectors, origins, inside, strict=True)
+            _Encoding(*known[text], contributions)
+            for known, text, contributions in zip(ends, chosen, inside, strict=True)
         )
         yield a, b
 

@@ -17,7 +17,7 @@ from embgrad.common.options import lists_choices
 from embgrad.errors import EmbgradError, brief, did_you_mean, quote
 
 __all__ = [
-    *("Contributions", "GradientMethod", "Method", "choose_method"),
+    *("Contributions", "GradientMethod", "Method", "choose_method", "describe_arguments"),
     *("expect_choice", "expect_count", "expect_number", "plain"),
 ]
 
@@ -76,8 +76,7 @@ class Method(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return the class name and the arguments as JSON-compatible values."""
-        arguments = {entry.name: plain(getattr(self, entry.name)) for entry in fields(self)}  # type: ignore[arg-type]
-        return {"class": type(self).__name__, **arguments}
+        return describe_arguments(self)
 
 
 def _mean(made: Sequence[Contributions]) -> Contributions:
@@ -128,6 +127,14 @@ class GradientMethod(Method):
         """Return the scores of positions, float64, (example, position)."""
         wide = values.astype(np.float64, copy=False)
         return lengths(wide) if self.by_length else np.asarray(wide.sum(-1))
+
+
+def describe_arguments(method: Any) -> dict[str, Any]:
+    """Return the class name and the arguments of a method, a data class, as JSON-compatible values."""
+    return {
+        "class": type(method).__name__,
+        **{entry.name: plain(getattr(method, entry.name)) for entry in fields(method)},
+    }
 
 
 def plain(value: Any) -> Any:

@@ -21,7 +21,7 @@ from embgrad.engine.encoder_decoders import with_decoder
 from embgrad.engine.evaluate import evaluate_each
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.question import Question
-from embgrad.engine.run import reduce_run, run_located, run_question
+from embgrad.engine.run import point_values, reduce_run, run_located, run_question
 from embgrad.engine.sub_batches import compare_sub_batch
 from embgrad.errors import NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
@@ -202,7 +202,7 @@ class TokenPasses:
         scores = []
         for name in self.names:
             point = located[name]
-            read = run.points[point.key if point.key in run.points else name]
+            read = point_values(run, name, point)
             _expect_logits(run.objectives[0].shape, read)
             if question.pullback:
                 scores.append(self._expect_all(name, reduce_run(read, point.arrangement), weighed))

@@ -38,7 +38,7 @@ from embgrad.objectives.objectives import at_index
 from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = [
-    *("expect_examples_first", "locate_for", "objective_with", "objectives_of", "reduce_run"),
+    *("expect_examples_first", "locate_for", "objective_with", "objectives_of", "point_values", "reduce_run"),
     *("run_located", "run_question"),
 ]
 
@@ -63,6 +63,11 @@ def run_question(question: Question) -> list[dict[str, EmbeddingGradients]]:
         with at_index(index, count):
             results.append(_results_of(question, run_of_objective, index, located))
     return results
+
+
+def point_values(run: Run, name: str, point: Located) -> PointValues:
+    """Return the values and gradients of a run at a point, which it has by its key, or by the name "word"."""
+    return run.points[point.key if point.key in run.points else name]
 
 
 def _of_objective(run: Run, index: int, count: int) -> Run:
@@ -92,7 +97,7 @@ def _results_of(
     results: dict[str, EmbeddingGradients] = {}
     for name in question.options.names:
         point = located[name]
-        values = run.points[point.key if point.key in run.points else name]
+        values = point_values(run, name, point)
         if names_of[point.key] > 1:  # each result owns its arrays
             values = deepcopy(values)
         results[name] = assemble(

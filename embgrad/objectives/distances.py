@@ -10,7 +10,7 @@ from embgrad.common.arrays import to_numpy
 from embgrad.errors import ObjectiveError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.objective import Objective
-from embgrad.objectives.selection import Rows, expect_one_per_example, expect_output_of
+from embgrad.objectives.selection import Rows, expect_one_per_example, expect_output_of, of_rows
 
 __all__ = ["BinaryCrossEntropy", "CosineSimilarity", "SquaredError"]
 
@@ -68,8 +68,7 @@ class _OfOneRow(Objective):
                 f"{self._name} has shape {getattr(self, self._name).shape}: the output has {rows.classes} entries in a row, so "
                 f"expected ({rows.count}, {rows.classes})"
             )
-        chosen = numbers[rows.examples]
-        return chosen if rows.columns is None else np.take_along_axis(chosen, rows.columns, 1)
+        return of_rows(numbers, rows)
 
 
 class BinaryCrossEntropy(_OfOneRow):

@@ -23,6 +23,7 @@ from embgrad.objectives.selection import (
     expect_inside,
     expect_one_per_example,
     expect_output_of,
+    of_rows,
     one_hot,
     whole,
 )
@@ -102,10 +103,7 @@ class Projection(Objective):
             )
         if self.vector.ndim == 2:
             expect_one_per_example(self.vector, rows.count, "vector")
-        shape = (len(rows.values), rows.classes)
-        slopes = self.vector[rows.examples] if self.vector.ndim == 2 else np.broadcast_to(self.vector, shape)
-        if rows.columns is not None:
-            slopes = np.take_along_axis(slopes, rows.columns, 1)
+        slopes = of_rows(self.vector, rows)
         return (rows.values * slopes).sum(1), slopes
 
 

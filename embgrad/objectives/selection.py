@@ -20,6 +20,7 @@ __all__ = [
     "expect_inside",
     "expect_one_per_example",
     "expect_output_of",
+    "of_rows",
     "one_hot",
     "resolve_positions",
     "whole",
@@ -148,6 +149,13 @@ def one_hot(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     hot = np.zeros_like(values)
     hot[np.arange(len(chosen)), chosen] = 1
     return hot
+
+
+def of_rows(argument: np.ndarray, rows: Rows) -> np.ndarray:
+    """Return an argument's numbers for each row, (row, entry): (entry,) for all, or (example, entry)."""
+    shape = (len(rows.values), rows.classes)
+    chosen = argument[rows.examples] if argument.ndim == 2 else np.broadcast_to(argument, shape)
+    return chosen if rows.columns is None else np.take_along_axis(chosen, rows.columns, 1)
 
 
 def expect_one_per_example(argument: np.ndarray, count: int, name: str) -> None:
