@@ -92,7 +92,13 @@ class Track:
 
     def forward(self, at: int) -> Divergence:
         """Return the divergence of the values at a point."""
-        before = (number for number in reversed(range(at)) if self.names[number] != self.names[at])
+        key = self.pairs[at].a if at < len(self.pairs) else None
+        # Of the pairs of this same point of a, an earlier one counts where the models agree, as at the last layer that both have.
+        before = (
+            number
+            for number in reversed(range(at))
+            if self.pairs[number].a != key or (self.names[number] != self.names[at] and not self._is_off(number))
+        )
         return Divergence(at, next(before, None), True)
 
     def _differing(self) -> Iterator[int]:
