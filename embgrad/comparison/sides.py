@@ -145,7 +145,7 @@ def read_dump(folder: str | os.PathLike[str], batch: TokenBatch | None = None) -
         batch=own,
         dtype=manifest.get("dtype", sites.dtype),
         objective=None if objective is None else np.array(objective, np.float64),
-        failure=EmbgradError(failure) if failure else None,
+        failure=EmbgradError(f"no gradients came when the dump was written: {failure}") if failure else None,
         settings={name: Declared(entry["value"], entry.get("where", name)) for name, entry in settings.items()},
     )
     return _Fingerprinted(**vars(recording), fingerprints=fingerprints) if fingerprints else recording

@@ -49,7 +49,7 @@ def test_a_folder_keeps_the_reason_why_there_are_no_gradients(folder: Path) -> N
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     failure = read_dump(folder).failure
     assert failure is not None
-    assert failure.message == "the head is detached"
+    assert failure.message == "no gradients came when the dump was written: the head is detached"
 
 
 def test_a_folder_restores_the_recording(folder: Path) -> None:
