@@ -18,13 +18,15 @@ from embgrad.results.displayed import Displayed
 from embgrad.results.file_format import Saved, write_results
 from embgrad.results.scores import Scores
 from embgrad.results.spans import Merge, Span, sentences_of, spans_of
+from embgrad.results.table_rows import attribution_columns
+from embgrad.results.tabular import Columns, Tabular, stack
 from embgrad.results.words import Word, words_of_examples
 
 __all__ = ["Attribution", "Attributions"]
 
 
 @dataclass(frozen=True, eq=False)
-class Attribution(Scores, Displayed, Saved):
+class Attribution(Scores, Displayed, Tabular, Saved):
     """The contributions of positions to each example's objective L, by one method.
 
     Attributes:
@@ -154,8 +156,11 @@ class Attribution(Scores, Displayed, Saved):
     def _by_name(self) -> Mapping[str, Attribution]:
         return {"": self}
 
+    def _columns(self, by: str, special: bool) -> Columns:
+        return attribution_columns(self, by, special)
 
-class Attributions(Displayed, Mapping[str, Attribution]):
+
+class Attributions(Displayed, Tabular, Mapping[str, Attribution]):
     """Attributions of one batch by several methods, by name.
 
     Args:
@@ -191,6 +196,9 @@ class Attributions(Displayed, Mapping[str, Attribution]):
 
     def _by_name(self) -> Mapping[str, Attribution]:
         return self._attributions
+
+    def _columns(self, by: str, special: bool) -> Columns:
+        return stack("method", {name: attribution_columns(each, by, special) for name, each in self.items()})
 
     def plot_convergence(self, *, ax: Any = None) -> Any:
         """Draw the error of completeness, the size of `delta`, by the number of steps, with a line for each example; both are in

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from embgrad.common.text import visible
 from embgrad.errors import EmbgradError, did_you_mean
+from embgrad.results.table_rows import metric_columns, share_columns
+from embgrad.results.tabular import TabularByChoice
 
 __all__ = ["Faithfulness"]
 
@@ -27,7 +29,7 @@ POINTS: Final = 101
 
 
 @dataclass(frozen=True, eq=False)
-class Faithfulness:
+class Faithfulness(TabularByChoice):
     """The faithfulness of attributions by several methods. L is the objective, n an example's number of removable tokens.
 
     Arrays are float64; their first axes are the methods, in the order of `methods`, and the examples.
@@ -56,6 +58,8 @@ class Faithfulness:
         provenance: the backend, the model, the objective and the options, as JSON-compatible values; `texts` is the number of
             shortened texts that were run.
     """
+
+    _TABLES: ClassVar[Mapping[str, Any]] = {"examples": metric_columns, "shares": share_columns}
 
     methods: tuple[str, ...]
     shares: np.ndarray

@@ -16,13 +16,14 @@ from embgrad.errors import EmbgradError, PointError, did_you_mean
 from embgrad.model_points.points import split_name
 from embgrad.results.certificate import Certificate
 from embgrad.results.row_sparse import RowSparse, scatter, scatter_each
-from embgrad.results.words import Word, words_of_examples
+from embgrad.results.tabular import Columns, TabularGradients
+from embgrad.results.words import Word, expect_vectors, words_of_examples
 
 __all__ = ["EmbeddingGradients", "Word"]
 
 
 @dataclass(frozen=True, eq=False)
-class EmbeddingGradients:
+class EmbeddingGradients(TabularGradients):
     """The gradient of an objective at a point of the forward pass: the output of a table lookup, or a hidden state.
 
     Attributes:
@@ -168,11 +169,7 @@ class EmbeddingGradients:
         Raises:
             EmbgradError: the tokens are not known, the point's shape is not (example, position, dim), or `kind` is neither.
         """
-        if self.values.ndim != 3 or self.values.shape[:2] != self.ids.shape:
-            raise EmbgradError(
-                f"the point {self.provenance.get('point')!r} has the shape {self.values.shape}: expected (example, position, "
-                "dim), since only such points have words"
-            )
+        expect_vectors(self, self.values.shape[:-1])
         if self.tokens is None:
             raise EmbgradError(
                 "the tokens of this result are not known: build the batch with embgrad.encode(texts, tokenizer), or pass "
@@ -181,6 +178,12 @@ class EmbeddingGradients:
         scores = self.saliency(kind).astype(np.float64)
         merge = length if kind == "norm" else np.sum
         return words_of_examples(self.tokens, self.words_of, self.real, scores, merge)
+
+    def _columns(self, by: str, special: bool, kind: str = "norm") -> Columns:
+        from embgrad.results.table_rows import saliency_columns  # few results become tables
+
+        expect_vectors(self, self.values.shape[:-1])
+        return saliency_columns(self, self.saliency(kind), kind, by, special)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result to a safetensors file, which `embgrad.load` reads back bit for bit.

@@ -14,12 +14,14 @@ from embgrad.common.text import visible
 from embgrad.results.attribution import Attribution
 from embgrad.results.displayed import DisplayedPairs
 from embgrad.results.file_format import Saved
+from embgrad.results.table_rows import pair_columns
+from embgrad.results.tabular import Columns, Tabular
 
 __all__ = ["PairAttribution"]
 
 
 @dataclass(frozen=True, eq=False)
-class PairAttribution(DisplayedPairs, Saved):
+class PairAttribution(DisplayedPairs, Tabular, Saved):
     """The contributions of pairs of tokens, one of each text, to the similarity of two texts.
 
     Attributes:
@@ -61,6 +63,9 @@ class PairAttribution(DisplayedPairs, Saved):
             f"{source.get('point')!r} of {source.get('model')} ({source.get('backend')}), norm {length(self.scores):.4g}, "
             f"|delta| ≤ {np.abs(self.delta).max():.2g})"
         )
+
+    def _columns(self, by: str, special: bool) -> Columns:
+        return pair_columns(self, by, special)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Return the scores, for `np.asarray` and all NumPy functions: the array itself, unless a copy is requested."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,12 +17,14 @@ from embgrad.results.history import History
 from embgrad.results.search_changes import Change, changes_of
 from embgrad.results.search_display import DisplayedSearch, count_of
 from embgrad.results.search_figures import SearchFigures, figures_of
+from embgrad.results.table_rows import change_columns, example_columns
+from embgrad.results.tabular import TabularByChoice
 
 __all__ = ["History", "Search"]
 
 
 @dataclass(frozen=True, eq=False)
-class Search(DisplayedSearch):
+class Search(DisplayedSearch, TabularByChoice):
     """The texts that a search found.
 
     Attributes:
@@ -38,6 +40,8 @@ class Search(DisplayedSearch):
         provenance: the versions, the model, the objective, the method with its arguments, the goal, and more, as
             JSON-compatible values.
     """
+
+    _TABLES: ClassVar[Mapping[str, Any]] = {"changes": change_columns, "examples": example_columns}
 
     before: TokenBatch
     batch: TokenBatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from embgrad.display.colours import shade
 from embgrad.display.html import FAINT, SMALL, Html, cell, colour, tag
 from embgrad.display.lines import examples_of, first_of
 from embgrad.results.file_format import Saved
+from embgrad.results.table_rows import substitution_columns
+from embgrad.results.tabular import TabularByChoice
 
 __all__ = ["Substitution", "Substitutions", "lines_of"]
 
@@ -43,7 +45,7 @@ class Substitution(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Substitutions(Saved):
+class Substitutions(TabularByChoice, Saved):
     """The ids that would change each example's objective L most, for each position, by the first-order estimate.
 
     A position that was not searched, such as padding, has no ids. Where there is no id, and after a position's last, `ids` is -1
@@ -59,6 +61,8 @@ class Substitutions(Saved):
         names: the tokens of `ids` by id, as the tokenizer writes them; None where no tokenizer is known.
         provenance: the versions, the model, the objective, the goal, and more, as JSON-compatible values.
     """
+
+    _TABLES: ClassVar[Mapping[str, Any]] = {"tokens": substitution_columns}
 
     ids: np.ndarray
     scores: np.ndarray

@@ -16,12 +16,14 @@ from embgrad.results.attribution import Attribution
 from embgrad.results.displayed import DisplayedTokens
 from embgrad.results.file_format import Saved
 from embgrad.results.scores import Scores
+from embgrad.results.table_rows import token_attribution_columns
+from embgrad.results.tabular import Columns, Tabular
 
 __all__ = ["TokenAttribution"]
 
 
 @dataclass(frozen=True, eq=False)
-class TokenAttribution(Scores, DisplayedTokens, Saved):
+class TokenAttribution(Scores, DisplayedTokens, Tabular, Saved):
     """The contributions of tokens to the log-probabilities of output tokens, by one method.
 
     Examples may have different numbers of output tokens; the entries of the missing ones are -1 in `outputs`, `output_ids` and
@@ -97,6 +99,9 @@ class TokenAttribution(Scores, DisplayedTokens, Saved):
             f"TokenAttribution({' × '.join(map(str, self.shape))}, {self.method}{contrast} at {source.get('point')!r} of "
             f"{source.get('model')} ({source.get('backend')}), norm {length(self.scores):.4g})"
         )
+
+    def _columns(self, by: str, special: bool) -> Columns:
+        return token_attribution_columns(self, by, special)
 
     def of_output(self, index: int, *, decoder: bool = False) -> Attribution:
         """Return the contributions to one output token of each example as an `Attribution`, with its `words`, `plot` and so on.

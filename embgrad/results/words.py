@@ -8,7 +8,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["SPECIAL", "Word", "is_special", "words_of_examples"]
+from embgrad.errors import EmbgradError
+
+__all__ = ["SPECIAL", "Word", "expect_vectors", "is_special", "words_of_examples"]
 
 #: Special tokens, each of which is a word, such as "[CLS]" and "</s>".
 SPECIAL: Final = re.compile(r"\[[A-Za-z]+\]|<[^<>]+>")
@@ -45,6 +47,23 @@ def is_special(result: Any, example: int, position: int) -> bool:
         return bool(result.parts[example, position] < 0)
     token = "" if result.tokens is None else result.tokens[example][position]
     return bool(SPECIAL.fullmatch(token)) and token.lower() not in OF_TEXT
+
+
+def expect_vectors(result: Any, shape: tuple[int, ...]) -> None:
+    """Check that the point of gradients has one vector for each token.
+
+    Args:
+        result: the gradients, or what is kept of them.
+        shape: the point's shape without its last axis.
+
+    Raises:
+        EmbgradError: it has not.
+    """
+    if shape != result.ids.shape:
+        raise EmbgradError(
+            f"the point {result.provenance.get('point')!r} has the shape {shape} without its last axis: expected "
+            f"{result.ids.shape}, (example, position), since only such points have a score for each token or word"
+        )
 
 
 def words_of_examples(

@@ -16,6 +16,7 @@ from embgrad.results.io import load
 from embgrad.results.row_sparse import RowSparse
 from embgrad.streaming.manifest import Manifest, Shard, file_digest, read_manifest
 from embgrad.streaming.saliencies import Saliencies, load_saliencies
+from embgrad.streaming.tables import TabularResults
 from embgrad.streaming.totals import Total, load_tables
 
 __all__ = ["Kept", "StreamFolder", "open_stream", "read_shard", "table_of", "tables_of"]
@@ -41,7 +42,7 @@ def open_stream(folder: str | os.PathLike[str]) -> StreamFolder:
     return StreamFolder(path, read_manifest(path))
 
 
-class StreamFolder:
+class StreamFolder(TabularResults):
     """The results in a folder, in the source's order, read shard by shard.
 
     Iterating yields the results of `embgrad.stream`, bit for bit. A shard that is missing or was modified raises
@@ -121,6 +122,9 @@ class StreamFolder:
                     for name, result in stored.items():
                         totals[name].add(result.table())
         return table_of(totals, self._manifest.single)
+
+    def _from_the_first(self) -> Iterator[Any]:
+        return iter(self)
 
     def _for_users(self, stored: Kept) -> Any:
         return stored[self._manifest.names[0]] if self._manifest.single else dict(stored)

@@ -17,6 +17,9 @@ from embgrad.common.text import visible
 from embgrad.errors import FileFormatError
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.schema import check_tokens
+from embgrad.results.table_rows import saliency_columns
+from embgrad.results.tabular import Columns, TabularGradients, expect_choice
+from embgrad.results.words import expect_vectors
 
 __all__ = ["Saliencies", "load_saliencies", "save_saliencies"]
 
@@ -34,7 +37,7 @@ _FIELDS: Final = ("tokens", "provenance")
 
 
 @dataclass(frozen=True, eq=False)
-class Saliencies:
+class Saliencies(TabularGradients):
     """The stored part of a result with `keep="saliency"`.
 
     Attributes:
@@ -60,6 +63,16 @@ class Saliencies:
             f"Saliencies({shape}, at {source.get('point')!r} of {source.get('model')} ({source.get('backend')}), norm "
             f"{length(self.norm):.4g})"
         )
+
+    @property
+    def real(self) -> np.ndarray:
+        """A bool array, shape (example, position): true at real positions, everywhere without a mask."""
+        return np.ones(self.ids.shape, bool) if self.mask is None else self.mask.astype(bool)
+
+    def _columns(self, by: str, special: bool, kind: str = "norm") -> Columns:
+        expect_choice(kind, "kind", ("norm", "dot"))
+        expect_vectors(self, self.norm.shape)
+        return saliency_columns(self, getattr(self, kind), kind, by, special)
 
     @property
     def nbytes(self) -> int:

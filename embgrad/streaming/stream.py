@@ -34,6 +34,7 @@ from embgrad.streaming.objectives import Labelled, Objectives, PerBatch
 from embgrad.streaming.run import Plan, State, results_of
 from embgrad.streaming.sorting import expect_window
 from embgrad.streaming.source import Source
+from embgrad.streaming.tables import TabularResults
 from embgrad.streaming.totals import Total
 from embgrad.streaming.writer import Writer
 
@@ -170,7 +171,7 @@ def _close_all() -> None:
                 stack.callback(writing.close)
 
 
-class Stream(Iterator[Any]):
+class Stream(TabularResults, Iterator[Any]):
     """The iterator of results that `embgrad.stream` returns. It may be closed, used with `with`, or simply dropped.
 
     Several threads may iterate over it: each waits for its turn, and gets the next result.
@@ -284,11 +285,25 @@ class Stream(Iterator[Any]):
             raise EmbgradError("keep='saliency' keeps no table gradients: expected keep='table' or keep='all'")
         if self._to is not None:
             return self.finish().table()
-        if self._results is not None or self._ended:
-            raise EmbgradError("the stream has yielded results, which the sum would miss: call table() on a new stream")
+        self._expect_unread("sum", "table()")
         self._state.totals = {name: Total() for name in self._plan.options.names}
         self._exhaust()
         return table_of(self._state.totals, self._plan.options.single)
+
+    def _from_the_first(self) -> Iterator[Any]:
+        self._expect_unread("tables", "to_pandas() or to_arrow()")
+        return self
+
+    def _expect_unread(self, what: str, call: str) -> None:
+        """Check that no result was taken.
+
+        Raises:
+            EmbgradError: one was.
+        """
+        if self._results is not None or self._ended:
+            raise EmbgradError(
+                f"the stream has yielded results, which the {what} would miss: call {call} on a new stream"
+            )
 
     def _exhaust(self) -> None:
         self._state.quiet = True

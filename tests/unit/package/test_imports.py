@@ -15,7 +15,7 @@ import pytest
 
 import embgrad
 
-LIBRARIES = ("tokenizers", "rich", "matplotlib", "pyarrow")
+LIBRARIES = ("tokenizers", "rich", "matplotlib", "pyarrow", "pandas")
 FRAMEWORKS = (
     *("torch", "tensorflow", "mxnet", "gluonnlp", "transformers", "keras", "keras_hub", "tf_keras", "jax", "flax"),
     *("equinox", "ray", "onnx", "onnxruntime", *LIBRARIES),
@@ -49,6 +49,7 @@ ALLOWED = {
     CORE / "display" / "pictures.py": {"matplotlib"},
     CORE / "display" / "terminal.py": {"rich"},  # where it is installed
     CORE / "results" / "faithfulness.py": {"matplotlib"},
+    CORE / "results" / "tabular.py": {"pandas", "pyarrow"},
     CORE / "pytest_plugin.py": {"pytest", "_embgrad_pytest"},
     **{CORE / "testing" / f"{name}.py": {"pytest"} for name in ("conformance", "examples")},
     **{path: {"pytest"} for path in (CORE / "testing").glob("checks_*.py")},
