@@ -15,6 +15,7 @@ from embgrad.cli.options import GradientRequest, Inputs, OneModel, of_method, of
 from embgrad.cli.request import load_with_batch, note_default, with_objective
 from embgrad.cli.result_lines import legend_of, result_lines
 from embgrad.cli.run import OK
+from embgrad.cli.table import TableOptions, write_table
 from embgrad.cli.terminal import Terminal
 from embgrad.common.text import visible
 from embgrad.inputs.batch import TokenBatch
@@ -56,6 +57,7 @@ def attribute(
         of_points("--at", metavar="POINT", help="The point: word (the default), embeddings, layer.0, layer.-1, …"),
     ] = "word",
     files: Files,
+    table: TableOptions,
 ) -> int:
     """Compute how much each word contributes to the objective, by one or several methods, and print the words coloured by sign.
 
@@ -63,20 +65,28 @@ def attribute(
     embgrad attribute -m FOLDER -t "A gripping film." --method integrated-gradients --set steps=50 --set baseline=mask
     embgrad attribute -m FOLDER -f texts.txt --method saliency --method occlusion --objective "Logit(1)" --html page.html
     embgrad attribute -m FOLDER -t "A gripping film." -o a.safetensors
+    embgrad attribute -m FOLDER -f reviews.txt --method input-x-gradient --to scores.parquet
     """
     methods = methods_from(method or DEFAULT, argument or ())
     models.single()
     files.expect(printed="words")
+    table.expect()
     request.expect()
+    if table.to is not None and files.output is None and files.html is None:
+        return write_table(table, methods, models, inputs, request, at, terminal)
     loaded, batch, tokenizer = load_with_batch(models, inputs, request, terminal)
     with terminal.busy(f"attributing in {loaded.framework} …"):
         used, results = _compute(loaded.model, batch, request, methods, at, tokenizer)
     note_default(request, used, terminal)
     files.write(results)
+    table.write(results)
     _print(results, terminal)
     files.say_written(terminal)
+    table.say_written(terminal)
     answer = {name: describe(result) for name, result in results.items()}
-    terminal.give({"framework": loaded.framework, "results": answer, "file": files.output, "page": files.html})
+    terminal.give(
+        {"framework": loaded.framework, "results": answer, "file": files.output, "page": files.html, "table": table.to}
+    )
     return OK
 
 

@@ -14,7 +14,17 @@ from typing import Any, Final
 
 from embgrad.errors import EmbgradError, brief
 
-__all__ = ["MOST_JSON", "check_path", "once", "open_regular", "read_bounded", "read_json", "write_whole"]
+__all__ = [
+    "MOST_JSON",
+    "check_path",
+    "naming",
+    "once",
+    "open_regular",
+    "open_whole",
+    "read_bounded",
+    "read_json",
+    "write_whole",
+]
 
 #: The most bytes of a checkpoint's JSON files: an index of shards has about 90 bytes for each weight.
 MOST_JSON: Final = 2**24
@@ -51,33 +61,51 @@ def write_whole(path: str | Path, data: bytes, *, durable: bool = False) -> None
     Raises:
         OSError: the folder cannot be written to.
     """
-    target = Path(path)
+    with naming(path), open_whole(path, durable=durable) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Let errors of the system name this path, and not a temporary file or none."""
     try:
-        if target.exists() and not target.is_file() and not target.is_dir():
-            target.write_bytes(data)  # a device or a pipe, which must not be replaced by a file
-        else:
-            _write_beside(target, data, durable)
+        yield
     except OSError as error:
         if error.errno is None:
             raise
-        raise type(error)(
-            error.errno, error.strerror, str(target)
-        ) from error  # name the target, not the temporary file
+        raise type(error)(error.errno, error.strerror, str(path)) from error
 
 
-def _write_beside(target: Path, data: bytes, durable: bool) -> None:
+@contextlib.contextmanager
+def open_whole(path: str | Path, *, durable: bool = False) -> Iterator[BufferedWriter]:
+    """Open a file to write, which appears under its name when the block ends, and not at all if the block raises an error.
+
+    Args:
+        path: the file's path.
+        durable: end only when the file would survive a power failure.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file() and not target.is_dir():
+        with target.open("wb") as file:  # a device or a pipe, which must not be replaced by a file
+            yield file
+        return
     # A name may have the system's maximal length: leave room for the prefix and suffix.
     name = os.fsencode(target.name)[:MOST_NAME].decode("utf-8", "ignore")
     temporary = target.parent / f".{name}.{secrets.token_hex(8)}.part"
-    # Use the default permissions of new files, and never open a file that exists already.
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    with naming(target):
+        # Use the default permissions of new files, and never open a file that exists already.
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
         with _as_file(handle) as file:
-            file.write(data)
+            yield file
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        os.replace(temporary, target)
+        with naming(target):
+            os.replace(temporary, target)
         if durable:
             _sync_folder(target.parent)
     except BaseException:

@@ -21,7 +21,7 @@ __all__ = [
 #: and truth values that may be missing are masked arrays.
 Columns = Mapping[str, np.ndarray]
 
-#: What a row of scores stands for.
+#: The units of the rows of scores.
 UNITS: Final = ("tokens", "words")
 
 
@@ -124,7 +124,7 @@ def expect_choice(value: Any, name: str, choices: Sequence[str]) -> None:
 
 
 def expect_units(by: Any, special: Any) -> None:
-    """Check what rows of scores stand for.
+    """Check the unit of rows, and whether special tokens have any.
 
     Raises:
         EmbgradError: `by` is neither "tokens" nor "words".
