@@ -19,7 +19,8 @@ from embgrad.results.file_format import Saved, write_results
 from embgrad.results.scores import Scores
 from embgrad.results.spans import Merge, Span, sentences_of, spans_of
 from embgrad.results.table_rows import attribution_columns
-from embgrad.results.tabular import Columns, Tabular, stack
+from embgrad.results.tabular import Columns, Tabular, columns_of_tokens, stack
+from embgrad.results.word_means import WordMeans, word_means
 from embgrad.results.words import Word, words_of_examples
 
 __all__ = ["Attribution", "Attributions"]
@@ -152,6 +153,19 @@ class Attribution(Scores, Displayed, Tabular, Saved):
                 "tokenizers.Tokenizer or a fast tokenizer of Hugging Face, AutoTokenizer.from_pretrained(..., use_fast=True)"
             )
         return self.texts, self.offsets, self.parts
+
+    def by_word(self, *, min_count: int = 1, confidence: float = 0.95, special: bool = False) -> WordMeans:
+        """Return the mean score of each word over the examples, with counts and confidence intervals, the highest first.
+
+        Args:
+            min_count: words that occur less often are left out.
+            confidence: the confidence of the intervals, see `WordMeans`.
+            special: whether special tokens are among the words.
+
+        Raises:
+            EmbgradError: the tokens are not known, or an option is not valid.
+        """
+        return word_means([columns_of_tokens(self, "words", special)], min_count, confidence)
 
     def _by_name(self) -> Mapping[str, Attribution]:
         return {"": self}

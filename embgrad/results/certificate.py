@@ -67,6 +67,18 @@ class Certificate:
     padding: float | None = None
     unrun: Mapping[str, str] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        wrong = sum(not slope.holds for slope in self.slopes)
+        parts = [f"{len(self.slopes)} slopes, {f'{wrong} wrong' if wrong else 'all hold'}"]
+        for name in ("scatter", "independence", "neighbours", "order", "padding"):
+            if (figure := getattr(self, name)) is not None:
+                parts.append(f"{name} {figure:.2g}")
+        if self.untested:
+            parts.append(f"{len(self.untested)} examples not tested")
+        if self.unrun:
+            parts.append(f"not run: {', '.join(self.unrun)}")
+        return f"Certificate({', '.join(parts)})"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as JSON-compatible values."""
         return asdict(self)

@@ -122,6 +122,12 @@ class PortWeights:
     alone_a: tuple[str, ...] = ()
     alone_b: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return (
+            f"PortWeights({len(self.matches)} pairs, {len(self.different)} of them different, {len(self.parts)} fused or split, "
+            f"without a partner {len(self.alone_a)} of the reference and {len(self.alone_b)} of the port)"
+        )
+
     @property
     def different(self) -> tuple[WeightPair, ...]:
         """The pairs whose values differ."""

@@ -18,7 +18,8 @@ from embgrad.errors import FileFormatError
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.schema import check_tokens
 from embgrad.results.table_rows import saliency_columns
-from embgrad.results.tabular import Columns, TabularGradients, expect_choice
+from embgrad.results.tabular import Columns, TabularGradients, columns_of_tokens, expect_choice
+from embgrad.results.word_means import WordMeans, word_means
 from embgrad.results.words import expect_vectors
 
 __all__ = ["Saliencies", "load_saliencies", "save_saliencies"]
@@ -73,6 +74,12 @@ class Saliencies(TabularGradients):
         expect_choice(kind, "kind", ("norm", "dot"))
         expect_vectors(self, self.norm.shape)
         return saliency_columns(self, getattr(self, kind), kind, by, special)
+
+    def by_word(
+        self, *, kind: str = "norm", min_count: int = 1, confidence: float = 0.95, special: bool = False
+    ) -> WordMeans:
+        """Return the mean score of each word over the examples, see `EmbeddingGradients.by_word`."""
+        return word_means([columns_of_tokens(self, "words", special, kind=kind)], min_count, confidence)
 
     @property
     def nbytes(self) -> int:

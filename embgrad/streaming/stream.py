@@ -21,6 +21,7 @@ from embgrad.backend.registry import bind
 from embgrad.common.files import check_path
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
+from embgrad.common.text import visible
 from embgrad.engine.options import check_options, expect_one_name
 from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean
 from embgrad.model_points.points import WORD
@@ -197,6 +198,11 @@ class Stream(TabularResults, Iterator[Any]):
         except BaseException:
             self._stack.close()
             raise
+
+    def __repr__(self) -> str:
+        what = "gradients" if self._plan.method is None else type(self._plan.method).__name__
+        names = ", ".join(map(repr, self._plan.options.names))
+        return visible(f"Stream({what} at {names}, keep={self._plan.keep!r}, {self.examples} examples done)")
 
     @property
     def is_idle(self) -> bool:
