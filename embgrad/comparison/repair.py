@@ -40,7 +40,8 @@ def repair_pairs(
     moved to the later point of the leader that holds what the follower computed, or of the follower that holds what the leader
     computed; where there is no such point, and one output is a known function of the other, the pair is dropped. So is a pair
     whose values differ although those of the next pairs agree when both models run by themselves, as where one table holds the
-    sum of two of the other model.
+    sum of two of the other model. An order of features that the weights show and the values do not is that of a permuted weight,
+    and is left out.
 
     Args:
         pairs: the pairs, the leader's first.
@@ -49,13 +50,16 @@ def repair_pairs(
         leader: the side whose values were put in.
         follower: the side that was led.
     """
+    real = leader.batch.real
     changed = list(pairs)
     dropped = set(_compensated(pairs, differing, leader, follower))
-    real = leader.batch.real
     for number in differing:
         pair, values = pairs[number], arrived[number]
         tensor = leader.tensors[pair.a]
-        if pair.b == FINAL or tensor.side == INPUT or pair.features_a is not None or pair.features_b is not None:
+        if pair.features_a is not None or pair.features_b is not None:
+            changed[number] = _in_own_order(pair, tensor, values, real)
+            continue
+        if pair.b == FINAL or tensor.side == INPUT:
             continue
         own = difference(tensor.values, values, real)
         later = _nearest(_later(leader, tensor), values, real, NEARER * own)
@@ -73,6 +77,20 @@ def repair_pairs(
     last = max(range(len(pairs)), key=lambda number: pairs[number].time)
     left = [pair for number, pair in enumerate(changed) if number not in dropped - {last}]
     return in_order(left, leader) if left != list(pairs) else None
+
+
+def _in_own_order(pair: Pair, tensor: Tensor, arrived: np.ndarray, real: np.ndarray) -> Pair:
+    """Return a pair without the order of features that weights have in another order, where the values themselves have none."""
+    order = pair.features_b if pair.features_a is None else pair.features_a
+    values = tensor.values
+    if (pair.features_a is not None and pair.features_b is not None) or len(order) != values.shape[-1]:
+        return pair
+    own = arrived if pair.features_b is None else arrived[..., np.argsort(order)]
+    if own.shape != values.shape or difference(values, own, real) >= NEARER * difference(
+        pair.in_a(values), arrived, real
+    ):
+        return pair
+    return replace(pair, features_a=None, features_b=None)
 
 
 def _compensated(

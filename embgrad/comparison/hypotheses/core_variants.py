@@ -44,7 +44,7 @@ def variants(site: Site, core: Core, *, rare: bool = True) -> Iterator[Core]:
         core: the core that is changed.
         rare: whether every number of features and positions is tried, and every tensor.
     """
-    declared = declared_by(site, 1)
+    declared = _declared(site)
     yield from _of_scores(declared, core)
     if core.crosses:
         yield replace(core, mask=replace(core.mask, padding=not core.mask.padding))
@@ -55,6 +55,12 @@ def variants(site: Site, core: Core, *, rare: bool = True) -> Iterator[Core]:
     yield from _of_heads(declared, core)
     yield from (replace(core, norm=norm) for norm in _norms(core.norm))
     yield from _of_sources(site, core, rare)
+
+
+def _declared(site: Site) -> Mapping[str, Any]:
+    """Return what b declares, and what a declares where b declares nothing: either may compute what only the other declares."""
+    mine, its = declared_by(site, 0), declared_by(site, 1)
+    return {**mine, **{name: value for name, value in its.items() if value is not None}}
 
 
 def with_settings_of(core: Core, other: Core) -> Iterator[Callable[[Core], Core]]:
@@ -101,7 +107,7 @@ def _masks(site: Site, mask: Mask, rare: bool) -> Iterator[Mask]:
     if mask.causal:
         yield from (replace(mask, shift=shift) for shift in (-1, 0, 1))
     yield replace(mask, window=None)
-    window = number_in(declared_by(site, 1), "window")
+    window = number_in(_declared(site), "window")
     longest = site.real.shape[1]
     nearest = [size for size in range(1, min(longest, MOST_WINDOWS)) if rare or size & (size - 1) == 0]
     for size in dict.fromkeys([*([] if window is None else [round(window), round(window) // 2]), *nearest]):

@@ -89,8 +89,8 @@ def _distance(mask: Any) -> Any:
 
 
 def _real(mask: Any) -> Any:
-    """Return which keys are real: the last query sees these."""
-    return mask[:, -1:]
+    """Return which keys are real: some query sees these."""
+    return ops.any(mask, axis=1, keepdims=True)
 
 
 def all_seen(mask: Any) -> Any:

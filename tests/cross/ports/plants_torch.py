@@ -125,8 +125,8 @@ def _mask(seen: torch.Tensor) -> torch.Tensor:
 
 
 def _real(mask: torch.Tensor) -> torch.Tensor:
-    """Return which keys are real: the last query sees these."""
-    return mask[:, :, -1:] == 0
+    """Return which keys are real: some query sees these."""
+    return (mask == 0).any(2, keepdim=True)
 
 
 def _distance(mask: torch.Tensor) -> torch.Tensor:
