@@ -216,7 +216,25 @@ def _moved(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedA
     moved = {match.a: match.b for match, first, second in known if first != second}
     outside = [match for match, first, second in pairs if first is None and second is None]
     renamed = {match.a: match.b for match in outside if match.a != match.b and layers_a.keys() == layers_b.keys()}
-    return {**(moved if 2 * len(moved) <= len(known) else {}), **renamed}
+    return {**(moved if 2 * len(moved) <= len(known) else {}), **renamed, **_strayed(matches, a, b)}
+
+
+def _strayed(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedArray]) -> dict[str, str]:
+    """Return the weights of a whose equal lies in the module of b that has the largest weight of another module of a."""
+    held_a, held_b = ({weight.name: weight for weight in side} for side in (a, b))
+    largest: dict[str, tuple[int, str]] = {}
+    for match in matches:
+        weight, other = held_a[match.a], held_b[match.b]
+        size = int(np.prod(weight.shape))
+        if size > largest.get(weight.module, (0, ""))[0]:
+            largest[weight.module] = size, other.module
+    owners = {module: own for own, (_, module) in largest.items()}
+    return {
+        match.a: match.b
+        for match in matches
+        for own, module in [(held_a[match.a].module, held_b[match.b].module)]
+        if owners.get(module, own) != own and largest[own][1] != module
+    }
 
 
 def _by_place(

@@ -38,6 +38,7 @@ class AttentionCore:
         "attention-bias",
         "swapped-weights",
         "permuted-weight",
+        "transposed-weight",
         "missing-norm",
         "layer-norm-epsilon",
         "norm-offset",
@@ -70,21 +71,37 @@ class AttentionCore:
         return found
 
     def _explained(self, site: Site, deep: bool) -> list[Explanation]:
+        found = self._cores(site, deep)
+        if found is None and deep:
+            found = self._from_shared(site)
+        return [] if found is None else _explanations(*found)
+
+    def _from_shared(self, site: Site) -> tuple[Core, Core] | None:
+        """Return the cores of both models from the tensors that both have, of which b's may be the one that is found first."""
+        shared = replace(site, before=[before for before in site.before if before.shared], memory={})
+        found = self._cores(shared, True) if len(shared.before) < len(site.before) else None
+        if found is not None:
+            return found
+        back = self._cores(replace(shared, a=site.b, b=site.a, settings=site.settings[::-1]), True)
+        return None if back is None else (back[1], back[0])
+
+    def _cores(self, site: Site, deep: bool) -> tuple[Core, Core] | None:
+        """Return the cores that reproduce the outputs of a and b; None where none are found."""
         known: list[tuple[Places, Places]] = site.memory.setdefault("attention cores", [])
         most = most_off(site)
         again = [core for places, _ in known if (core := places.at(site)) is not None]
         a = next((core for core in again if site.off(core.predicted, from_a=True) <= most), None)
         a = fitted_core(site) if a is None and deep else a
         if a is None:
-            return []
+            return None
         ported = [core for _, places in known if (core := places.at(site)) is not None]
         b = ported_core(site, a, ported, deep=deep)
         if b is None:
-            return []
+            return None
         if b not in ported:
             first, second = Places.of(site, a), Places.of(site, b)
             known += [(first, second)] if first is not None and second is not None else []
-        return _explanations(a, b)
+        return a, b
 
 
 def _explanations(a: Core, b: Core) -> list[Explanation]:

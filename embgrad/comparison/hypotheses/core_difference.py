@@ -49,6 +49,8 @@ def _of_sources(a: Core, b: Core) -> Iterator[Difference]:
             same = mine.features is None or (mine.features == its.features).all()
             if not same and role == "query":
                 yield Difference("permuted-weight", "the fused projection is split into", ("one order", "another"))
+            if mine.matrix is not None and not np.array_equal(mine.matrix, its.matrix):
+                yield Difference("transposed-weight", f"{mine.label} is", ("applied as it is", "transposed"))
         elif its.name == f"{mine.name}:{INPUT}":
             yield Difference("missing-norm", f"{last_part(mine.name)} is", ("applied", "missing"))
         else:

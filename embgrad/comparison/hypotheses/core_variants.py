@@ -203,6 +203,12 @@ def _of_sources(site: Site, core: Core, rare: bool) -> Iterator[Core]:
     for query, key, value in itertools.permutations(roles):
         if (query, key, value) != roles and _is_possible(core, query, key, value):
             yield replace(core, query=query, key=key, value=value)
+    values = {before.name: before.values for before in site.before}
+    for name, source in zip(("query", "key", "value"), roles, strict=True):
+        matrix, bias = source.matrix, source.bias
+        if matrix is not None and matrix.shape[0] == matrix.shape[1]:
+            product = values[source.name] @ matrix.T + (0.0 if bias is None else bias)
+            yield replace(core, **{name: replace(source, values=product, matrix=matrix.T)})  # type: ignore[arg-type]
     if core.query.name == core.key.name == core.value.name:
         whole = next(source for source in sources(site, len(site.before)) if source.name == core.query.name)
         for _, query, key, value in splits(whole, core.heads, core.size):
