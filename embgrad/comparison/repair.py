@@ -81,14 +81,13 @@ def repair_pairs(
 
 def _in_own_order(pair: Pair, tensor: Tensor, arrived: np.ndarray, real: np.ndarray) -> Pair:
     """Return a pair without the order of features that weights have in another order, where the values themselves have none."""
-    order = pair.features_b if pair.features_a is None else pair.features_a
+    order, in_b = (pair.features_a, False) if pair.features_b is None else (pair.features_b, True)
     values = tensor.values
-    if (pair.features_a is not None and pair.features_b is not None) or len(order) != values.shape[-1]:
+    if order is None or (in_b and pair.features_a is not None) or len(order) != values.shape[-1]:
         return pair
-    own = arrived if pair.features_b is None else arrived[..., np.argsort(order)]
-    if own.shape != values.shape or difference(values, own, real) >= NEARER * difference(
-        pair.in_a(values), arrived, real
-    ):
+    own = np.take(arrived, np.argsort(order), -1) if in_b else arrived
+    apart = difference(pair.in_a(values), arrived, real)
+    if own.shape != values.shape or difference(values, own, real) >= NEARER * apart:
         return pair
     return replace(pair, features_a=None, features_b=None)
 

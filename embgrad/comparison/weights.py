@@ -220,21 +220,22 @@ def _moved(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedA
 
 
 def _strayed(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedArray]) -> dict[str, str]:
-    """Return the weights of a whose equal lies in the module of b that has the largest weight of another module of a."""
+    """Return the weights that two modules exchange while each keeps its largest, with the names of their equals in b."""
     held_a, held_b = ({weight.name: weight for weight in side} for side in (a, b))
+    sizes = {weight.name: int(np.prod(weight.shape)) for weight in a}
     largest: dict[str, tuple[int, str]] = {}
     for match in matches:
-        weight, other = held_a[match.a], held_b[match.b]
-        size = int(np.prod(weight.shape))
-        if size > largest.get(weight.module, (0, ""))[0]:
-            largest[weight.module] = size, other.module
-    owners = {module: own for own, (_, module) in largest.items()}
-    return {
-        match.a: match.b
+        own, module = held_a[match.a].module, held_b[match.b].module
+        largest[own] = max(largest.get(own, (0, "")), (sizes[match.a], module), key=lambda entry: entry[0])
+    partners = {own: module for own, (_, module) in largest.items()}
+    owners = {module: own for own, module in partners.items()}
+    strayed = {
+        (own, owners[module], sizes[match.a]): match
         for match in matches
         for own, module in [(held_a[match.a].module, held_b[match.b].module)]
-        if owners.get(module, own) != own and largest[own][1] != module
+        if own != module and module in owners and partners[own] != module and own == owners[partners[own]]
     }
+    return {match.a: match.b for (own, other, size), match in strayed.items() if (other, own, size) in strayed}
 
 
 def _by_place(

@@ -12,6 +12,7 @@ from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_difference import differences
 from embgrad.comparison.hypotheses.core_fit import fitted_core
 from embgrad.comparison.hypotheses.core_search import Places, ported_core
+from embgrad.comparison.hypotheses.dropping import is_dropped_in, left_on
 from embgrad.comparison.hypotheses.site import FAINT_MEMORY, Explanation, Site
 from embgrad.comparison.hypotheses.sources import most_off
 from embgrad.comparison.hypotheses.unprojected import projected, unprojected
@@ -33,6 +34,7 @@ class AttentionCore:
         "attention-window",
         "attention-shift",
         "mask-ignored",
+        "dropout",
         "attention-heads",
         "attention-groups",
         "attention-bias",
@@ -71,34 +73,36 @@ class AttentionCore:
         return found
 
     def _explained(self, site: Site, deep: bool) -> list[Explanation]:
-        found = self._cores(site, deep)
-        if found is None and deep:
-            found = self._from_shared(site)
-        return [] if found is None else _explanations(*found)
+        a, b = self._cores(site, deep)
+        if b is None and deep:
+            if a is not None and is_dropped_in(a, site.b):
+                return [left_on(site, "b", "a")]
+            a, b = self._from_shared(site)
+            if a is None and b is not None and is_dropped_in(b, site.a):
+                return [left_on(site, "a", "b")]
+        return [] if a is None or b is None else _explanations(a, b)
 
-    def _from_shared(self, site: Site) -> tuple[Core, Core] | None:
+    def _from_shared(self, site: Site) -> tuple[Core | None, Core | None]:
         """Return the cores of both models from the tensors that both have, of which b's may be the one that is found first."""
         shared = replace(site, before=[before for before in site.before if before.shared], memory={})
-        found = self._cores(shared, True) if len(shared.before) < len(site.before) else None
-        if found is not None:
-            return found
-        back = self._cores(replace(shared, a=site.b, b=site.a, settings=site.settings[::-1]), True)
-        return None if back is None else (back[1], back[0])
+        a, b = self._cores(shared, True) if len(shared.before) < len(site.before) else (None, None)
+        if b is not None:
+            return a, b
+        b, other = self._cores(replace(shared, a=site.b, b=site.a, settings=site.settings[::-1]), True)
+        return other, b
 
-    def _cores(self, site: Site, deep: bool) -> tuple[Core, Core] | None:
-        """Return the cores that reproduce the outputs of a and b; None where none are found."""
+    def _cores(self, site: Site, deep: bool) -> tuple[Core | None, Core | None]:
+        """Return the cores that reproduce the outputs of a and b; None for those that are not found."""
         known: list[tuple[Places, Places]] = site.memory.setdefault("attention cores", [])
         most = most_off(site)
         again = [core for places, _ in known if (core := places.at(site)) is not None]
         a = next((core for core in again if site.off(core.predicted, from_a=True) <= most), None)
         a = fitted_core(site) if a is None and deep else a
         if a is None:
-            return None
+            return None, None
         ported = [core for _, places in known if (core := places.at(site)) is not None]
         b = ported_core(site, a, ported, deep=deep)
-        if b is None:
-            return None
-        if b not in ported:
+        if b is not None and b not in ported:
             first, second = Places.of(site, a), Places.of(site, b)
             known += [(first, second)] if first is not None and second is not None else []
         return a, b

@@ -125,11 +125,20 @@ class Core:
 
     def part(self, part: Part) -> np.ndarray:
         """Return some of its outputs, (example, query, head, feature)."""
+        return np.asarray((self.weights(part) @ self.taken(part)).transpose(0, 2, 1, 3))
+
+    def taken(self, part: Part) -> np.ndarray:
+        """Return the values that some heads take, (example, head, key, feature)."""
+        heads = np.array(self.order or self.usual_order)[part.heads, 1]
+        taken = self._split(self.value, part.examples, np.arange(self.real.shape[1]), heads)
+        return np.asarray(taken.transpose(0, 2, 1, 3))
+
+    def weights(self, part: Part) -> np.ndarray:
+        """Return the weights of the values in some outputs, (example, head, query, key)."""
         heads, shared = np.array(self.order or self.usual_order)[part.heads].T
         positions = np.arange(self.real.shape[1])
         query = self._split(self.query, part.examples, part.rows, heads)
         key = self._split(self.key, part.examples, positions, shared)
-        value = self._split(self.value, part.examples, positions, shared)
         if self.norm is not None and not self.norm.late:
             query, key = self.norm.apply(query, key)
         if self.rotary is not None:
@@ -142,17 +151,14 @@ class Core:
         if self.bias is not None:
             scores = scores + self.bias.of(self.heads, len(positions))[part.heads][:, part.rows]
         seen = self.mask.seen(self.real[part.examples], part.rows)
-        hidden = np.where(
-            seen.any(-1, keepdims=True), -np.inf, 0.0
-        )  # a query that sees no key takes the mean of all values
-        scores = np.where(seen[:, None], scores, hidden[:, None])
+        sees = np.asarray(seen.any(-1, keepdims=True))[:, None]
+        scores = np.where(seen[:, None], scores, np.where(sees, -np.inf, 0.0))
         most = scores.max(-1, keepdims=True)
         weights = np.exp(scores - most)
         total = weights.sum(-1, keepdims=True)
         if self.sink is not None:
             total = total + np.exp(self.sink[part.heads, None, None] - most)
-        weights /= total
-        return np.asarray((weights @ value.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3))
+        return np.asarray(weights / (np.where(sees, total, np.inf) if self.mask.blank else total))
 
     def _split(self, source: Source, examples: np.ndarray, positions: np.ndarray, heads: np.ndarray) -> np.ndarray:
         """Return some heads at some positions, (example, position, head, feature)."""

@@ -106,6 +106,7 @@ def _masks(site: Site, mask: Mask, rare: bool) -> Iterator[Mask]:
     yield replace(mask, padding=not mask.padding)
     if mask.causal:
         yield from (replace(mask, shift=shift) for shift in (-1, 0, 1))
+        yield replace(mask, shift=-1, blank=True)  # the first query sees nothing
     yield replace(mask, window=None)
     window = number_in(_declared(site), "window")
     longest = site.real.shape[1]

@@ -6,10 +6,11 @@ from typing import Final
 
 import numpy as np
 
+from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.hypotheses.sources import sources
 
-__all__ = ["Dropout"]
+__all__ = ["Dropout", "is_dropped_in", "left_on"]
 
 #: The most tensors before a site that may have been dropped from.
 MOST: Final = 12
@@ -20,6 +21,9 @@ NEAR: Final = 1e-3
 #: The shares of features that dropout drops.
 LEAST_RATE: Final = 0.005
 MOST_RATE: Final = 0.75
+
+#: The condition number of values up to which they determine their weights.
+MOST_CONDITION: Final = 1e3
 
 
 class Dropout:
@@ -35,12 +39,44 @@ class Dropout:
                 continue
             for name, other, step in (("b", "a", b - a), ("a", "b", a - b)):
                 if _is_dropped(site.rows(source.values), step):
-                    sentence = (
-                        f"{name} draws random numbers in evaluation mode: dropout was left on, and is off in {other}"
-                    )
-                    values = ("off", "left on") if name == "b" else ("left on", "off")
-                    return [Explanation("dropout", "dropout is", values, site.b, sentence=sentence)]
+                    return [left_on(site, name, other)]
         return []
+
+
+def left_on(site: Site, name: str, other: str) -> Explanation:
+    """Return the explanation that one model drops features and the other does not."""
+    sentence = f"{name} draws random numbers in evaluation mode: dropout was left on, and is off in {other}"
+    values = ("off", "left on") if name == "b" else ("left on", "off")
+    return Explanation("dropout", "dropout is", values, site.b, sentence=sentence)
+
+
+def is_dropped_in(core: Core, wanted: np.ndarray) -> bool:
+    """Return whether an output is a core's, with some weights of the values dropped at random.
+
+    The weights are those that give the output: the heads' values determine them where a query sees few keys for the features of a
+    head.
+
+    Args:
+        core: the core without dropout.
+        wanted: the output, (example, position, head × feature).
+    """
+    if core.joined != "by head":
+        return False
+    weights, values = core.weights(core.whole), core.taken(core.whole)
+    outputs = core.whole.of(wanted, core.size).transpose(0, 2, 1, 3)
+    usual, steps = [], []
+    for example, query in np.argwhere(core.real[:, : outputs.shape[2]]):
+        seen = np.flatnonzero(weights[example, :, query].any(0))
+        if not 0 < 2 * len(seen) <= core.size or np.linalg.cond(values[example][:, seen]).max() > MOST_CONDITION:
+            continue  # a token that stands twice has one value, so that only the sum of its weights is known
+        inverse = np.linalg.pinv(values[example][:, seen])
+        found = (outputs[example, :, query, None] @ inverse)[:, 0]
+        again = (found[:, None] @ values[example][:, seen])[:, 0]
+        if np.linalg.norm(again - outputs[example, :, query]) > NEAR * np.linalg.norm(again):
+            return False
+        usual.append(weights[example, :, query, seen].T.ravel())
+        steps.append(found.ravel() - usual[-1])
+    return bool(usual) and _is_dropped(np.concatenate(usual), np.concatenate(steps))
 
 
 def _is_dropped(values: np.ndarray, step: np.ndarray) -> bool:

@@ -110,7 +110,7 @@ def one_ahead(mask: Any) -> Any:
 
 
 def only_before(mask: Any) -> Any:
-    return ops.logical_and((_distance(mask) >= 1)[None], _real(mask))
+    return ops.logical_and((_distance(mask) >= 1)[None], mask)
 
 
 def unpadded(mask: Any) -> Any:

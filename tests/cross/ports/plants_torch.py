@@ -150,7 +150,7 @@ def one_ahead(mask: torch.Tensor) -> torch.Tensor:
 
 
 def only_before(mask: torch.Tensor) -> torch.Tensor:
-    return _mask((_distance(mask) >= 1) & _real(mask))
+    return _mask((_distance(mask) >= 1) & (mask == 0))
 
 
 def unpadded(mask: torch.Tensor) -> torch.Tensor:

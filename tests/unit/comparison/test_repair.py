@@ -175,3 +175,28 @@ def test_the_last_pair_is_never_dropped() -> None:
     without = {"x": APART["x"], "up:input#0": APART["up:input#0"], "up:output#0": APART["up:output#0"]}
     other = {"x": INSIDE["x"], "dense:input#0": INSIDE["dense:input#0"], "dense:output#0": INSIDE["dense:output#0"]}
     assert repaired(without, other, pairs) is None
+
+
+ORDER = RANDOM.permutation(6)
+
+
+#: The last layer with its weight's rows in another order, and its input in the usual one.
+SHUFFLED: Steps = {**APART, "down:output#0": lambda at: at["down:input#0"] @ V[np.argsort(ORDER)]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "order"), [(APART, SHUFFLED, (None, ORDER)), (SHUFFLED, APART, (ORDER, None))]
+)
+def test_an_order_that_only_a_weight_has_is_left_out(
+    first: Steps, second: Steps, order: tuple[np.ndarray | None, np.ndarray | None]
+) -> None:
+    pairs = [PAIRS[0], Pair("down:input", "down:input#0", "down:input#0", *order, time=4.0), PAIRS[-1]]
+    (_, found, _) = repaired(first, second, pairs) or []
+    assert (found.name, found.features_a, found.features_b) == ("down:input", None, None)
+
+
+def test_an_order_that_the_values_have_as_well_is_kept() -> None:
+    turned: Steps = {**SHUFFLED, "down:input#0": lambda at: at["act:output#0"][..., np.argsort(ORDER)]}
+    pairs = [PAIRS[0], Pair("down:input", "down:input#0", "down:input#0", None, ORDER, time=4.0), PAIRS[-1]]
+    assert repaired(APART, turned, pairs) is None
+    assert repaired(APART, {**turned, "act:output#0": lambda at: 2 * relu(at["up:output#0"])}, pairs) is None

@@ -430,3 +430,16 @@ def test_a_weight_with_nan_belongs_to_the_weight_with_its_other_rows() -> None:
     broken = values.copy()
     broken[2, 0] = np.nan
     assert single(values, broken).relation == "different in 1 of 6 rows"
+
+
+def test_a_vector_that_two_modules_exchange_stays_with_its_matrix() -> None:
+    w, v = numbers(2, 6, 6)
+    first, second = numbers(2, 6)
+    a = {"key.W": w, "key.b": first, "value.W": v, "value.b": second}
+    b = {"k.W": w, "k.b": second, "v.W": v, "v.b": first}
+    matching = matched(a, b)
+    assert names(matching) == {"key.W": "k.W", "key.b": "k.b", "value.W": "v.W", "value.b": "v.b"}
+    relations = {match.a: match.relation for match in matching.matches}
+    assert (relations["key.b"], relations["value.b"]) == ("equal to value.b", "equal to key.b")
+    fused = {"attention.w": w, "attention.wb": first, "attention.v": v, "attention.vb": second}
+    assert names(matched(a, fused)) == dict(zip(a, fused, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from embgrad import TokenBatch
 from embgrad.comparison.hypotheses.attention import AttentionCore
 from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.recording import Tensor
 from tests.unit.comparison.hypotheses.attended import (
     BEFORE,
     HEADS,
@@ -37,18 +39,18 @@ def everywhere(row: int, column: int) -> bool:
     return True
 
 
-def bucket(distance: int) -> int:
-    """Return the bucket of a distance, of eight buckets up to distance 128: four for each side, two of them exact."""
+def bucket(distance: int, longest: int) -> int:
+    """Return the bucket of a distance, of eight buckets up to a longest one: four for each side, two of them exact."""
     start, distance = (4 if distance > 0 else 0), abs(distance)
-    return start + (distance if distance < 2 else min(2 + int(math.log(distance / 2) / math.log(128 / 2) * 2), 3))
+    return start + (distance if distance < 2 else min(2 + int(math.log(distance / 2) / math.log(longest / 2) * 2), 3))
 
 
 def alibi(head: int, distance: int) -> float:
     return -abs(distance) * [1 / 4, 1 / 16, 1 / 64, 1 / 256][head]
 
 
-def from_table(head: int, distance: int) -> float:
-    return float(TABLE[bucket(distance), head])
+def from_table(head: int, distance: int, longest: int = 128) -> float:
+    return float(TABLE[bucket(distance, longest), head])
 
 
 # The reference's settings, the port's, and the cause with its text.
@@ -254,6 +256,81 @@ def test_norms_of_heads_that_are_no_points_are_found_by_their_weights() -> None:
 
     assert named(attended()) == "the norms of queries and keys are applied in a and missing in b"
     assert named(output(1e-3)) == "epsilon 1e-06 in a and 0.001 in b"
+
+
+def test_the_other_model_is_reproduced_first_where_the_reference_is_not() -> None:
+    gains = {"layers.0.bias.weight": TABLE}
+    first, second = (
+        {"bias": partial(from_table, longest=longest), "seen": everywhere, "scale": 1.0} for longest in (16, 128)
+    )
+    found = only(site_of(attended(**first), attended(**second), BEFORE, real=REAL, weights=gains))
+    assert (found.cause, found.values) == (
+        "attention-bias",
+        tuple(f"by 8 buckets of both sides up to distance {longest}" for longest in (16, 128)),
+    )
+
+
+def shared_in_part(site: Site, *names: str) -> Site:
+    """Return a site at which tensors with these names are the reference's alone."""
+    return replace(site, before=[replace(before, shared=before.name not in names) for before in site.before])
+
+
+def test_norms_whose_outputs_the_reference_alone_has_are_computed_again() -> None:
+    gains = {"layers.0.q_norm.weight": 1 + RANDOM.random(SIZE), "layers.0.k_norm.weight": 1 + RANDOM.random(SIZE)}
+
+    def normed(values: np.ndarray, gain: np.ndarray) -> np.ndarray:
+        heads = values.reshape(*values.shape[:2], -1, SIZE)
+        return np.asarray(heads / np.sqrt((heads**2).mean(-1, keepdims=True) + 1e-6) * gain).reshape(values.shape)
+
+    first, second = gains.values()
+    own = {"q_norm": normed(QUERY, first), "k_norm": normed(KEY, second)}
+    a = attended(*own.values(), rotary={"base": 10000.0})
+    b = attended(normed(QUERY, second), normed(KEY, first), rotary={"base": 10000.0})
+    site = shared_in_part(site_of(a, b, {**own, **BEFORE}, real=REAL, weights=gains), *own)
+    assert only(site).text == "the gain of the queries' norm is that of queries in a and that of keys in b"
+
+
+def test_a_projection_that_the_reference_alone_outputs_is_found_transposed() -> None:
+    x, matrices = RANDOM.normal(size=QUERY.shape), RANDOM.normal(size=(3, 32, 32)) / 6
+    query, key, value = x[None] @ matrices[:, None]
+    before = {"q": query, "k": key, "v": value, "q:input": x}
+    weights = {f"layers.0.{name}.weight": matrix for name, matrix in zip("qkv", matrices, strict=True)}
+    b = attended(x @ matrices[0].T, key, value)
+    site = shared_in_part(site_of(attended(query, key, value), b, before, real=REAL, weights=weights), "q", "k", "v")
+    entries = {f"{path}#0": Tensor(f"{path}#0", path[:-6], "input", 0, (), 0.5, x) for path in INPUTS}
+    recording = replace(site.recordings[0], tensors={**entries, **site.recordings[0].tensors})
+    found = only(replace(site, recordings=(recording, site.recordings[1])))
+    assert (found.cause, found.text) == (
+        "transposed-weight",
+        "layers.0.q.weight is applied as it is in a and transposed in b",
+    )
+
+
+INPUTS = [f"layers.0.{name}:input" for name in "qkv"]
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_weights_of_values_that_are_dropped_at_random_are_named(side: str) -> None:
+    real = np.ones((2, 9), bool)
+    value = RANDOM.normal(size=KEY.shape)
+
+    def output(*, dropped: bool) -> np.ndarray:
+        random, outputs = np.random.default_rng(4), np.zeros(QUERY.shape)
+        for example, row in np.ndindex(2, 9):
+            for head in range(HEADS):
+                shared = slice(head // 2 * SIZE, (head // 2 + 1) * SIZE)
+                scores = KEY[example, : row + 1, shared] @ QUERY[example, row, head * SIZE :][:SIZE] * SIZE**-0.5
+                weights = np.exp(scores) / np.exp(scores).sum()
+                kept = random.random(row + 1) > 0.2
+                weights = np.where(kept, weights / 0.8, 0) if dropped else weights
+                outputs[example, row, head * SIZE : (head + 1) * SIZE] = weights @ value[example, : row + 1, shared]
+        return outputs
+
+    outputs = [output(dropped=name == side) for name in "ab"]
+    before = {**BEFORE, "layers.0.attention.v": value}
+    (found,) = AttentionCore().explain(site_of(outputs[0], outputs[1], before, real=real))
+    assert found.cause == "dropout"
+    assert found.text.startswith(f"{side} draws random numbers")
 
 
 def test_texts_that_are_padded_on_the_left_are_explained() -> None:

@@ -38,9 +38,10 @@ def test_scores_are_scaled_and_capped() -> None:
     np.testing.assert_allclose(replace(core, cap=0.5).predicted[0, 1, 0], 1 / (1 + np.exp(-score)))
 
 
-def test_a_query_that_sees_no_key_takes_the_mean_of_all_values() -> None:
-    core = two([1.0, 2.0], [0.0, np.log(3)], [0.0, 1.0], mask=Mask(causal=True, shift=-1))
-    np.testing.assert_allclose(core.predicted.ravel(), [1 / 2, 0])
+@pytest.mark.parametrize(("blank", "first"), [(False, 3 / 2), (True, 0)])
+def test_a_query_that_sees_no_key_takes_the_mean_of_all_values_or_nothing(blank: bool, first: float) -> None:
+    core = two([1.0, 2.0], [0.0, np.log(3)], [1.0, 2.0], mask=Mask(causal=True, shift=-1, blank=blank))
+    np.testing.assert_allclose(core.predicted.ravel(), [first, 1])
 
 
 def test_a_bias_is_added_to_scores() -> None:
