@@ -13,6 +13,7 @@ import numpy as np
 from embgrad.attribution.attribute import method_from
 from embgrad.attribution.baselines import NEEDS_DIRECTION, absent_positions, check_baseline, id_of, is_auto
 from embgrad.attribution.completeness import ADVICE, RANDOM, SHARE
+from embgrad.attribution.continuations import compare_continuations
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency
 from embgrad.attribution.method import Method
 from embgrad.attribution.path_methods import IntegratedGradients
@@ -70,9 +71,9 @@ def attribute_tokens(
     training: bool = False,
     batch_size: int | None = None,
 ) -> TokenAttribution:
-    """Return how much each token before an output token contributes to the output token's log-probability.
+    """Return how much each token before an output contributes to the output's log-probability; an output is a token or a span.
 
-    All output tokens share a forward pass; each takes a pullback of its own, which is reduced to a number for each position
+    All outputs share a forward pass; each takes a pullback of its own, which is reduced to a number for each position
     when it arrives, so that memory does not grow with the number of output tokens. Examples that are padded on the left are moved
     to the left for the pass, so that a causal model computes for each the same as for the example alone.
 
@@ -81,12 +82,16 @@ def attribute_tokens(
             `max_length` and `call`.
         batch: texts with their continuations, see `gradients`; with `generate` the prompts. For an encoder-decoder the further
             input `decoder_input_ids` holds the output tokens, after the token with which its decoder starts.
-        targets: the output tokens: None for every real token after an example's first, with `generate` for the generated ones; a
-            position or positions of all examples, or a list of positions for each example, where negative ones count back from
-            the last real token; or a slice of each example's real tokens. In an encoder-decoder these are the decoder's.
-        contrast: another id, or the text of another token, for all output tokens, or one for each, (output,) or (example,
-            output): L is then how much more likely the output token is than this one, log p(output) - log p(contrast). Yin and
-            Neubig, "Interpreting language models with contrastive explanations", 2022.
+        targets: the outputs. None is every real token after an example's first, with `generate` the generated ones, and a slice
+            is each token of a slice of an example's real tokens. A position is a token, for all examples, where a negative one
+            counts back from the last real token. A text is a span: its tokens together, whose L is the sum of their
+            log-probabilities. In a list, a slice and None are a span as well: `[slice(4, None)]` is one output, the continuation
+            from the fifth token on. A list of lists has outputs for each example. In an encoder-decoder they are the decoder's.
+        contrast: another id, or the text of other tokens, for all outputs, or one for each, (output,) or (example, output); or
+            ids of several tokens, (example, output, token). L is then how much more likely the output is than this in its place,
+            log p(output) - log p(contrast). If one of them has several tokens, the contrast is read from a pass of its own, in
+            which it stands after the tokens before the output, whatever its length. Yin and Neubig, "Interpreting language models
+            with contrastive explanations", 2022.
         method: `Saliency`, `InputXGradient`, `IntegratedGradients` or `Occlusion`, or a name, such as "integrated_gradients".
             `Occlusion` changes input tokens, and still asks for the same output tokens.
         generate: continue the prompts by the model's own method `generate` first: the number of new tokens, for greedy
@@ -127,8 +132,12 @@ def attribute_tokens(
     side_move = move if decoder is None else decoder_move
     passes = TokenPasses(bound, moved, _move(wanted, side_move), _names(bound, moved, at), size, training)
     contributions = next(function for cls, function in _METHODS.items() if isinstance(chosen, cls))
-    moved_methods = _with_moved_baseline(chosen, move).by_baseline()
-    made = _mean([contributions(single, passes, known) for single in moved_methods])
+
+    def compute(methods: Sequence[Method], passes: TokenPasses) -> Made:
+        return _mean([contributions(single, passes, known) for single in methods])
+
+    methods = _with_moved_baseline(chosen, move).by_baseline()
+    made = compare_continuations(passes, methods, compute) if wanted.needs_continuations else compute(methods, passes)
     return _result(made, chosen, passes, wanted, tokens, decoder, (move, decoder_move), known)
 
 
@@ -163,7 +172,8 @@ def _expect_decoder(bound: BoundModel, batch: TokenBatch) -> None:
 def _move(targets: Targets, move: Alignment | None) -> Targets:
     if move is None or not move.shifts.any():
         return targets
-    return replace(targets, positions=np.where(targets.present, targets.positions - move.shifts[:, None], NONE))
+    shifts = np.expand_dims(move.shifts, tuple(range(1, targets.positions.ndim)))
+    return replace(targets, positions=np.where(targets.positions != NONE, targets.positions - shifts, NONE))
 
 
 def _with_moved_baseline(method: Method, move: Alignment) -> Method:
@@ -232,7 +242,11 @@ def _by_gradient(method: Method, passes: TokenPasses, tokenizer: Any) -> Made:
     def product(key: str, gradient: np.ndarray, value: np.ndarray) -> np.ndarray:
         return np.asarray(np.einsum("...d,...d->...", gradient, value, dtype=np.float64)[..., None])
 
-    reduce: Reduce = norm if isinstance(method, Saliency) else product
+    def whole(key: str, gradient: np.ndarray, value: np.ndarray) -> np.ndarray:
+        return gradient.astype(np.float64)
+
+    of_saliency = whole if passes.paired else norm  # the norm of a difference is not the difference of the norms
+    reduce: Reduce = of_saliency if isinstance(method, Saliency) else product
     done = [passes.score(rows, reduce, quiet=number > 0) for number, rows in enumerate(passes.pieces(1))]
     scores = [np.concatenate(arrays, 1) for arrays in zip(*(part.scores for part in done), strict=True)]
     objectives = np.concatenate([part.objectives for part in done], 1)
@@ -299,7 +313,8 @@ def _result(
     side = named if named_decoder is None else named_decoder
     scores = [np.swapaxes(array, 0, 1) for array in made.scores]
     absent = ~targets.present
-    sums = sum(array.sum(-1) for array in scores)
+    own = None if made.contrast is None else np.swapaxes(made.contrast, 0, 1)
+    sums = sum(array.sum(-1) for array in (scores if own is None else [*scores, own]))
     before = None if made.before is None else np.where(absent, np.nan, made.before.T)
     objective = np.where(absent, np.nan, made.objectives.T)
     delta = None if before is None else np.where(absent, np.nan, sums - (objective - before))
@@ -307,12 +322,6 @@ def _result(
     _warn_of_missed(delta, objective, before, method, passes, made)
     by_side = [move.move_back(array) for move, array in zip(moves, scores, strict=False) if move is not None]
     _warn_of_later(by_side[-1], targets)
-    output_tokens = None
-    if side.tokens is not None:
-        output_tokens = tuple(
-            tuple(row[position] for position in positions[positions != NONE].tolist())
-            for row, positions in zip(side.tokens, targets.positions, strict=True)
-        )
     return TokenAttribution(
         scores=_clear(by_side[0], absent, batch.real),
         outputs=targets.positions,
@@ -326,7 +335,7 @@ def _result(
         types=None if batch.types is None else batch.types.copy(),
         tokens=named.tokens,
         words_of=None if batch.words is None else batch.words.copy(),
-        output_tokens=output_tokens,
+        output_tokens=None if side.tokens is None else _output_tokens(side.tokens, targets),
         provenance={
             **copy.deepcopy(made.provenance),
             "objective": {"class": "LogProbability", "contrast": targets.contrast is not None},
@@ -342,7 +351,18 @@ def _result(
         offsets=None if batch.offsets is None else batch.offsets.copy(),
         parts=None if batch.parts is None else batch.parts.copy(),
         error=error,
+        contrast_scores=own,
     )
+
+
+def _output_tokens(tokens: Sequence[Sequence[str]], targets: Targets) -> Any:
+    """Return the texts of the output tokens, for each example a tuple with a text, or with a tuple of texts, for each output."""
+    several = targets.positions.ndim > 2
+    made = []
+    for row, spans in zip(tokens, targets.spans, strict=True):
+        texts = [tuple(row[at] for at in span[span != NONE].tolist()) for span in spans if (span != NONE).any()]
+        made.append(tuple(texts) if several else tuple(text for (text,) in texts))
+    return tuple(made)
 
 
 def _clear(scores: np.ndarray, absent: np.ndarray, real: np.ndarray) -> np.ndarray:
@@ -355,13 +375,13 @@ def _warn_of_later(scores: np.ndarray, targets: Targets) -> None:
 
     Smaller scores than rounding leaves, as differences of L have, become zero.
     """
-    later = (np.arange(scores.shape[-1]) >= targets.positions[..., None]) & targets.present[..., None]
+    later = (np.arange(scores.shape[-1]) >= targets.last[..., None]) & targets.present[..., None]
     scores[later & (np.abs(scores) <= ROUNDING * np.abs(scores).max(-1, keepdims=True))] = 0
     dependent = np.argwhere((scores != 0) & later)
     if len(dependent):
         example, output, position = dependent[0].tolist()
         warnings.warn(
-            f"the log-probability of the output token at position {targets.positions[example, output]} of example {example} "
+            f"the log-probability of the output token at position {targets.last[example, output]} of example {example} "
             f"depends on position {position}: the model is not causal, and its logits before a token may know the token. Use a "
             "causal language model, or embgrad.attribute with embgrad.LogProbability(..., shift=False)",
             EmbgradWarning,

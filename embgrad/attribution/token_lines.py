@@ -48,6 +48,8 @@ class Made:
         error: a bound of the error of completeness, likewise, see `Attribution`.
         notes: further entries of the method's description in the provenance.
         flat: the examples that need another baseline than zeros, bool, (example,).
+        contrast: the contributions of the tokens of continuations that outputs are compared with, (output, example, token); None
+            where there are none.
     """
 
     scores: list[np.ndarray]
@@ -57,6 +59,7 @@ class Made:
     error: np.ndarray | None = None
     notes: dict[str, Any] = field(default_factory=dict)
     flat: np.ndarray | None = None
+    contrast: np.ndarray | None = None
 
 
 def integrate_tokens(method: IntegratedGradients, passes: TokenPasses, tokenizer: Any) -> Made:
@@ -148,7 +151,7 @@ class _TokenLine:
             everyone = np.arange(self.examples)
             at_scales = [self.objectives_at(everyone, np.full(self.examples, scale)).T for scale in SCALES]
             flat &= self._are_flat(np.stack(at_scales))
-        return flat
+        return self.passes.in_pairs(flat)
 
     def _are_flat(self, objectives: np.ndarray) -> np.ndarray:
         flat = is_flat(objectives, self.own, self.before, self.rounding)
@@ -247,7 +250,7 @@ def _refine(method: IntegratedGradients, line: _TokenLine, taken: np.ndarray) ->
     """Refine the lines of examples with an output token whose error is too large, in `line` and `taken`."""
     assert method.tolerance is not None
     difference = line.own - line.before
-    allowed = method.tolerance * np.abs(difference)
+    allowed = method.tolerance * line.passes.sizes(difference)
     rounding = line.rounding * (np.abs(line.own) + np.abs(line.before))
     missed = np.flatnonzero((line.error > allowed + rounding).any(0))
     if not missed.size:

@@ -37,7 +37,7 @@ class Scored:
 
     Attributes:
         objectives: L, float64, (output, row).
-        scores: for each point the reduced gradients, (output, row, position).
+        scores: for each point the reduced gradients, (output, row, position), or (output, row, position, number).
         provenance: the provenance of the pass.
     """
 
@@ -57,6 +57,7 @@ class TokenPasses:
         names: the points whose values are the inputs: of the batch's ids, and in an encoder-decoder of the decoder's ids.
         batch_size: how many rows one pass runs at most; None for as many as have `MOST_POSITIONS` positions.
         training: whether the model runs in training mode.
+        paired: whether the second half of the batch's examples are those of the first with continuations to compare with.
     """
 
     bound: BoundModel
@@ -65,6 +66,7 @@ class TokenPasses:
     names: tuple[str, ...]
     batch_size: int | None
     training: bool = False
+    paired: bool = False
 
     @cached_property
     def sides(self) -> list[TokenBatch]:
@@ -128,6 +130,17 @@ class TokenPasses:
         """Return whether a pass may run any examples, each as often as is needed."""
         return self._company is Company.FREE
 
+    def in_pairs(self, examples: np.ndarray) -> np.ndarray:
+        """Return the examples that are chosen, bool, (example,), with the others of their pairs."""
+        return np.asarray(examples | (np.roll(examples, len(examples) // 2) & self.paired))
+
+    def sizes(self, differences: np.ndarray) -> np.ndarray:
+        """Return the sizes of differences of L, (output, example), to which errors compare: of a pair half of its difference."""
+        if not self.paired:
+            return np.asarray(np.abs(differences))
+        first, second = np.split(differences, 2, axis=1)
+        return np.tile(np.abs(first - second) / 2, 2)
+
     @cached_property
     def _company(self) -> Company:
         """See `Passes.company`.
@@ -167,7 +180,7 @@ class TokenPasses:
         Args:
             rows: the numbers of the rows, see `pieces`.
             reduce: takes the key of the point, the gradient and the value there, (row, position, dim), and returns what is
-                kept, (row, position, 1).
+                kept, (row, position, 1), or more numbers for each position.
             values: the values at the points, to put in place of the model's own; None to leave those.
             quiet: whether warnings about the batch were given before.
             weighed: the rows whose gradients count, bool, (row,); those of the others are 0, whatever they are. None for all.

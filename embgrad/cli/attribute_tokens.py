@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Annotated
 
 import typer
@@ -51,28 +52,32 @@ def attribute_tokens(
         ),
     ] = None,
     target: Annotated[
-        list[int] | None,
+        list[str] | None,
         of_tokens(
             "--target",
-            metavar="POSITION",
-            help="The position of an output token, from 0; negative ones count back from the last. May be repeated. By default "
-            "every token after the first, or those that the model generated.",
+            metavar="POSITION|START:STOP|TEXT",
+            help="An output: the position of a token, from 0, where negative ones count back from the last; or several tokens "
+            "together, as a slice such as -3: or as their text. May be repeated. By default every token after the first, or "
+            "those that the model generated.",
         ),
     ] = None,
     contrast: Annotated[
         str | None,
         of_tokens(
-            "--contrast", metavar="TOKEN", help="Another token, or its id: why is the output more likely than this one?"
+            "--contrast",
+            metavar="TEXT",
+            help="Another text of one or several tokens, or an id: why is the output more likely than this one in its place?",
         ),
     ] = None,
     request: Annotated[GradientRequest, "batch_size", "training", "call"],
     files: Files,
 ) -> int:
-    """Compute how much each token before an output token contributed to its log-probability, and print the texts in colours.
+    """Compute how much each token before an output contributed to its log-probability, and print the texts in colours.
 
     \b
     embgrad attribute-tokens -m FOLDER -t "The keys to the cabinet" --generate 5 --html page.html
     embgrad attribute-tokens -m FOLDER -t "The keys to the cabinet are" --target -1 --contrast " is"
+    embgrad attribute-tokens -m FOLDER -t "The keys are on the table" --target "on the table" --contrast " in my bag"
     """
     methods = methods_from([method], argument or ())
     models.single()
@@ -83,7 +88,7 @@ def attribute_tokens(
         result = attributed(
             loaded.model,
             batch,
-            target or None,
+            [_target(entry) for entry in target] if target else None,
             int(contrast) if contrast is not None and contrast.isdecimal() else contrast,
             next(iter(methods.values())),
             generate=generate,
@@ -100,3 +105,10 @@ def attribute_tokens(
     files.say_written(terminal)
     terminal.give({"framework": loaded.framework, "result": describe(result), "file": files.output, "page": files.html})
     return OK
+
+
+def _target(text: str) -> int | slice | str:
+    """Return an output: a position, a slice of positions, or else the text of its tokens."""
+    if match := re.fullmatch(r"(-?\d+)?:(-?\d+)?", text):
+        return slice(*(None if end is None else int(end) for end in match.groups()))
+    return int(text) if re.fullmatch(r"-?\d+", text) else text

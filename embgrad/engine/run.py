@@ -211,7 +211,7 @@ def run_located(question: Question, reduce: Reduce | None = None) -> tuple[Run, 
     Args:
         question: the question.
         reduce: applied to each gradient when it arrives, see `Request.reduce`, in the axes that users see where the point is
-            known before the run; its result has one entry on the last axis. See `reduce_run`.
+            known before the run; its result may have another length on the last axis. See `reduce_run`.
 
     Raises:
         EmbgradError: as `gradients` raises.
@@ -376,13 +376,15 @@ def _arrange(reduce: Reduce, located: Mapping[str, Located] | None) -> Reduce:
         if arrangement.keeps_axes:  # its size may be that of the examples that located it
             return reduce(key, gradient, value)
         reduced = reduce(key, arrangement.to_user_axes(gradient), arrangement.to_user_axes(value))
-        return _without_dim(arrangement).to_native_axes(reduced)
+        return _with_dim(arrangement, reduced.shape[-1]).to_native_axes(reduced)
 
     return in_user_axes
 
 
 def reduce_run(values: PointValues, arrangement: Arrangement) -> list[np.ndarray | None]:
-    """Return the reduced gradients of a run for each set of cotangents, (example, position); None where none reaches the point.
+    """Return the reduced gradients of a run for each set of cotangents; None where none reaches the point.
+
+    They are (example, position), or (example, position, number) where the function returned several numbers for a position.
 
     Raises:
         UnsupportedError: all examples share the point's tensor.
@@ -391,13 +393,17 @@ def reduce_run(values: PointValues, arrangement: Arrangement) -> list[np.ndarray
         raise UnsupportedError(
             f"the point has the shape {arrangement.native} in the model: expected one vector for each example and position"
         )
-    without = _without_dim(arrangement)
     number = itertools.count()  # of the sets for which a result was stored
-    return [None if array is None else without.to_user_axes(array[next(number)])[..., 0] for array in values.gradients]
+    arrays = [None if array is None else array[next(number)] for array in values.gradients]
+    reduced = [
+        None if array is None else _with_dim(arrangement, array.shape[-1]).to_user_axes(array) for array in arrays
+    ]
+    return [array if array is None or array.shape[-1] > 1 else array[..., 0] for array in reduced]
 
 
-def _without_dim(arrangement: Arrangement) -> Arrangement:
-    return replace(arrangement, native=(*arrangement.native[:-1], 1), shape=(*arrangement.shape[:-1], 1))
+def _with_dim(arrangement: Arrangement, dim: int) -> Arrangement:
+    """Return the arrangement of an array with another length of the last axis."""
+    return replace(arrangement, native=(*arrangement.native[:-1], dim), shape=(*arrangement.shape[:-1], dim))
 
 
 def _run_resolved(question: Question, reduce: Reduce | None, error: PointError) -> Run:

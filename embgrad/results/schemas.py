@@ -178,14 +178,30 @@ ATTRIBUTION: Final = Schema(
 
 
 def _expect_outputs(arrays: Arrays) -> None:
-    """Refuse outputs that are not positions, with -1 after an example's last."""
+    """Refuse outputs that are not positions, with -1 after an example's last output and after an output's last token."""
     outputs = arrays["outputs"]
-    for name in ("output_ids", "contrast_ids"):
-        if name in arrays and ((arrays[name] >= 0) != (outputs >= 0)).any():
+    if max(outputs.ndim, arrays.get("contrast_ids", outputs).ndim) > 3:
+        raise SchemaError(
+            "holds outputs of more than three axes: expected (example, output) or (example, output, token)"
+        )
+    present = [arrays[name] >= 0 for name in ("outputs", "output_ids", "contrast_ids") if name in arrays]
+    firsts = [array if array.ndim == 2 else array[..., 0] for array in present]
+    for name, first in zip(("output_ids", "contrast_ids"), firsts[1:], strict=False):
+        if (first != firsts[0]).any() or (name == "output_ids" and (present[1] != present[0]).any()):
             raise SchemaError(f"holds {name} that are not -1 where there is no output, and 0 or more elsewhere")
     width = arrays.get("decoder_ids", arrays["ids"]).shape[1]
-    if outputs.max() >= width or (np.diff((outputs >= 0).astype(int)) > 0).any():
+    of_tokens = [array for array in present if array.ndim == 3]
+    if (
+        outputs.max() >= width
+        or (np.diff(firsts[0].astype(int)) > 0).any()
+        or any((np.diff(array.astype(int)) > 0).any() for array in of_tokens)
+    ):
         raise SchemaError(f"holds outputs that are not positions below {width}, with -1 after an example's last")
+    if (
+        "contrast_scores" in arrays
+        and arrays["contrast_scores"].shape != np.atleast_3d(arrays.get("contrast_ids", 0)).shape
+    ):
+        raise SchemaError(f"holds contrast_scores that are not one for each of contrast_ids: {EXPECTED}")
 
 
 def _decoder_tokens(tokens: Any, arrays: Arrays) -> tuple[tuple[str, ...], ...] | None:
@@ -197,21 +213,31 @@ def _decoder_tokens(tokens: Any, arrays: Arrays) -> tuple[tuple[str, ...], ...] 
     return check_tokens(tokens, arrays["decoder_ids"].shape) if present else None
 
 
-def _output_tokens(tokens: Any, arrays: Arrays) -> tuple[tuple[str, ...], ...] | None:
+def _output_tokens(tokens: Any, arrays: Arrays) -> tuple[tuple[Any, ...], ...] | None:
     if tokens is None:
         return None
+    outputs = arrays["outputs"]
+    of_each = [outputs] if outputs.ndim == 2 else [outputs[..., 0], outputs]
     listed = isinstance(tokens, list) and all(isinstance(example, list) for example in tokens)
-    if not listed or [len(example) for example in tokens] != (arrays["outputs"] >= 0).sum(axis=1).tolist():
+    if not listed or [len(example) for example in tokens] != (of_each[0] >= 0).sum(axis=1).tolist():
         raise SchemaError(f"holds output tokens that are not one for each output: {EXPECTED}")
-    return all_texts("output token", tokens)
+    if outputs.ndim == 2:
+        return all_texts("output token", tokens)
+    counts = [[count for count in row if count] for row in (outputs >= 0).sum(axis=2).tolist()]
+    if any(not isinstance(span, list) for example in tokens for span in example) or counts != [
+        [len(span) for span in example] for example in tokens
+    ]:
+        raise SchemaError(f"holds output tokens that are not a list for each output: {EXPECTED}")
+    return tuple(all_texts("output token", example) for example in tokens)
 
 
 TOKEN_ATTRIBUTION: Final = Schema(
     {
         **positions(),
-        "outputs": Array("example output", "int64", -1),
-        "output_ids": Array("example output", "int64", -1),
-        "contrast_ids": Array("example output", "int64", -1, optional=True),
+        "outputs": Array("example output *token", "int64", -1),
+        "output_ids": Array("example output *token", "int64", -1),
+        "contrast_ids": Array("example output *contrast_token", "int64", -1, optional=True),
+        "contrast_scores": Array("example output contrast_token", optional=True),
         "scores": Array("example output position"),
         "objective": Array("example output"),
         "baseline_objective": Array("example output", optional=True),

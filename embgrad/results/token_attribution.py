@@ -24,32 +24,34 @@ __all__ = ["TokenAttribution"]
 
 @dataclass(frozen=True, eq=False)
 class TokenAttribution(Scores, DisplayedTokens, Tabular, Saved):
-    """The contributions of tokens to the log-probabilities of output tokens, by one method.
+    """The contributions of tokens to the log-probabilities of outputs, by one method. An output is a token, or a span of tokens.
 
-    Examples may have different numbers of output tokens; the entries of the missing ones are -1 in `outputs`, `output_ids` and
+    Examples may have different numbers of outputs; the entries of the missing ones are -1 in `outputs`, `output_ids` and
     `contrast_ids`, NaN in `objective`, `baseline_objective`, `delta` and `error`, and 0 in `scores`.
 
     Attributes:
         scores: the contributions of the batch's tokens, float64, shape (example, output, position), in an encoder-decoder of the
-            encoder's tokens: for `saliency` the L2 norm of the gradient over dim, else a sum over dim. 0 at padding.
+            encoder's tokens: for `saliency` the L2 norm of the gradient over dim, else a sum over dim. 0 at padding. A span's own
+            tokens but the last contribute to those after them.
         outputs: the positions of the output tokens, int64, shape (example, output): columns of `ids`, in an encoder-decoder of
-            `decoder_ids`.
+            `decoder_ids`. If an output is a span of several tokens, (example, output, token), with -1 after an output's last.
         output_ids: the ids of the output tokens, likewise.
-        objective: L of each output token, float64, shape (example, output): its log-probability, or with `contrast` the
-            difference of its log-probability and that of the other id.
-        contrast_ids: the ids that the output tokens are compared with, int64, shape (example, output); None without `contrast`.
+        objective: L of each output, float64, shape (example, output): its log-probability, of a span the sum of those of its
+            tokens; with `contrast` the difference of this and that of the contrast.
+        contrast_ids: the ids that the outputs are compared with, int64, shape (example, output), or if they are several for an
+            output (example, output, token), with -1 after an output's last; None without `contrast`.
         baseline_objective: L of each output token at the baseline, float64, shape (example, output); None where the method has
             none.
-        delta: the error of completeness, likewise: the sum of an output's contributions, of both sides in an encoder-decoder,
-            minus `objective - baseline_objective`; None where the method does not promise that.
+        delta: the error of completeness, likewise: the sum of an output's contributions, of both sides in an encoder-decoder and
+            with `contrast_scores`, minus `objective - baseline_objective`; None where the method does not promise that.
         error: a bound of the size of `delta` that holds on each stretch of the path too, likewise, see `Attribution`.
         ids: the batch's ids, int64, shape (example, position).
         mask: 1 at real positions, int64, likewise; None where none was given.
         types: segment numbers, likewise.
         tokens: the tokens' texts, one tuple for each example; None where they are not known.
         words_of: for each position the number of its word, -1 for none; None where the tokenizer returned none.
-        output_tokens: the texts of the output tokens, one tuple for each example, as long as it has outputs; None where they are
-            not known.
+        output_tokens: the texts of the output tokens, one tuple for each example, as long as it has outputs, in which a span is a
+            tuple if one is among the outputs; None where they are not known.
         provenance: the versions, the model, the point, the method with its arguments, and more, as JSON-compatible values.
         decoder_scores: in an encoder-decoder the contributions of the decoder's tokens, float64, shape (example, output,
             decoder position); else None.
@@ -57,6 +59,8 @@ class TokenAttribution(Scores, DisplayedTokens, Tabular, Saved):
             texts `decoder_tokens`, which are None where they are not known.
         texts: the user's text of each example, or a pair of texts; None where the batch was given as ids, or was generated.
         offsets: see `Attribution`; so are `parts`.
+        contrast_scores: where the contrast has a pass of its own, the contributions of its own tokens, which stand in no column
+            of `scores`, float64, shape (example, output, token); else None.
     """
 
     scores: np.ndarray
@@ -71,7 +75,7 @@ class TokenAttribution(Scores, DisplayedTokens, Tabular, Saved):
     types: np.ndarray | None
     tokens: tuple[tuple[str, ...], ...] | None
     words_of: np.ndarray | None
-    output_tokens: tuple[tuple[str, ...], ...] | None
+    output_tokens: tuple[tuple[Any, ...], ...] | None
     provenance: Mapping[str, Any]
     decoder_scores: np.ndarray | None = None
     decoder_ids: np.ndarray | None = None
@@ -81,6 +85,12 @@ class TokenAttribution(Scores, DisplayedTokens, Tabular, Saved):
     offsets: np.ndarray | None = None
     parts: np.ndarray | None = None
     error: np.ndarray | None = None
+    contrast_scores: np.ndarray | None = None
+
+    @property
+    def spans(self) -> np.ndarray:
+        """The positions of each output's tokens, int64, (example, output, token), -1 after its last."""
+        return self.outputs if self.outputs.ndim == 3 else self.outputs[..., None]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -112,8 +122,8 @@ class TokenAttribution(Scores, DisplayedTokens, Tabular, Saved):
             decoder: whether to return those of the decoder's tokens, of an encoder-decoder.
 
         Returns:
-            An attribution without `values`, whose provenance has the index as `output`. In an encoder-decoder its `delta` is
-            None, since the contributions of both sides add up to one difference.
+            An attribution without `values`, whose provenance has the index as `output`. In an encoder-decoder, and where there
+            are `contrast_scores`, its `delta` is None, since other contributions add to the same difference.
 
         Raises:
             EmbgradError: no example has such an output; or there is no decoder.
@@ -123,7 +133,7 @@ class TokenAttribution(Scores, DisplayedTokens, Tabular, Saved):
             raise EmbgradError(f"index is {brief(index)}: expected that of an output, from {-most} to {most - 1}")
         if decoder and self.decoder_ids is None:
             raise EmbgradError("decoder is True, and this attribution is not of an encoder-decoder: omit it")
-        counts = (self.outputs >= 0).sum(axis=1)
+        counts = (self.spans[..., 0] >= 0).sum(axis=1)
         columns = np.full(len(self.ids), index) if index >= 0 else counts + index
         exists = (columns >= 0) & (columns < counts)
         rows, columns = np.arange(len(self.ids)), np.where(exists, columns, 0)
@@ -131,8 +141,8 @@ class TokenAttribution(Scores, DisplayedTokens, Tabular, Saved):
         def of_each(values: np.ndarray) -> np.ndarray:
             return np.where(exists, values[rows, columns], np.nan)
 
-        baseline, delta = self.baseline_objective, self.delta if self.decoder_scores is None else None
-        error = self.error if self.decoder_scores is None else None
+        whole = self.decoder_scores is None and self.contrast_scores is None
+        baseline, delta, error = self.baseline_objective, self.delta if whole else None, self.error if whole else None
         values = self.decoder_scores if decoder and self.decoder_scores is not None else self.scores
         return Attribution(
             values=None,

@@ -38,12 +38,17 @@ def matrix_of(attribution: Any, example: Any, by: str | None, special: bool, fal
     if not (alone.outputs >= 0).any():
         raise EmbgradError(f"the example {index} has no output tokens: choose another example")
     sides = [alone.of_output(0), *([] if alone.decoder_ids is None else [alone.of_output(0, decoder=True)])]
-    units = [unit_of(sides[:1], by, ("tokens",) if _find_repeated(alone) else fallback)]
+    several = alone.outputs.ndim == 2 and _find_repeated(alone)
+    units = [unit_of(sides[:1], by, ("tokens",) if several else fallback)]
     if len(sides) > 1:
         units.append("words" if units[0] == "words" and sides[1].tokens is not None else "tokens")
     whole = [pieces_of(side, unit, [0], True)[0] for side, unit in zip(sides, units, strict=True)]
     texts = [[piece for piece in pieces if special or not piece.special] for pieces in whole]
-    outputs = _outputs(alone, sides[-1], whole[-1], units[-1])
+    outputs = (
+        _spans(alone, sides[-1], whole[-1])
+        if alone.outputs.ndim == 3
+        else _outputs(alone, sides[-1], whole[-1], units[-1])
+    )
     return _fill(alone, index, outputs, texts)
 
 
@@ -130,6 +135,20 @@ def _outputs(alone: Any, side: Any, pieces: Sequence[Piece], unit: str) -> list[
     return outputs
 
 
+def _spans(alone: Any, side: Any, pieces: Sequence[Piece]) -> list[tuple[Piece, list[int]]]:
+    """Return the outputs, of which some are spans and so are not merged with others, in the order of the attribution."""
+    special = {position for piece in pieces if piece.special for position in piece.positions}
+    outputs = []
+    for index, span in enumerate(alone.outputs[0]):
+        positions = tuple(span[span >= 0].tolist())
+        if positions:
+            text = "" if side.offsets is None else source_text(side, 0, positions)
+            text = text or " ".join(_token(alone, index, number) for number in range(len(positions)))
+            score = float(alone.objective[0, index])
+            outputs.append((Piece(text, positions, score, special >= {*positions}, GAP), [index]))
+    return outputs
+
+
 def _find_repeated(alone: Any) -> list[int]:
     """Return the positions of outputs that are there more than once, as with several other ids to compare with."""
     positions, counts = np.unique(alone.outputs[alone.outputs >= 0], return_counts=True)
@@ -149,8 +168,12 @@ def _output_text(
     return text
 
 
-def _token(alone: Any, index: int) -> str:
-    return str(alone.output_ids[0, index]) if alone.output_tokens is None else show_token(alone.output_tokens[0][index])
+def _token(alone: Any, index: int, *number: int) -> str:
+    """Return the text of an output token; of a span that of the token of this number."""
+    if alone.output_tokens is None:
+        return str(alone.output_ids[0][index][number])
+    token = alone.output_tokens[0][index]
+    return show_token(token[number[0]] if number else token)
 
 
 def _fill(

@@ -175,3 +175,31 @@ class AttributionChecks:
             single = embgrad.attribute(built, ids, objective, method)
             close(made.scores[:, output], single.scores, 1e-12)
             close(made.objective[:, output], embgrad.evaluate(built, ids, objective), 1e-12)
+
+    @pytest.mark.filterwarnings("ignore:.*contributions:embgrad.EmbgradWarning")
+    @pytest.mark.parametrize(
+        "method", ["saliency", "input_x_gradient", embgrad.methods.IntegratedGradients(10)], ids=str
+    )
+    def test_spans_are_attributed_as_by_single_calls(self, model: Any, method: Any) -> None:
+        built, ids = model("tied"), example_batch().ids
+        labels = np.where(np.arange(4) >= 2, ids, -100)
+        made = embgrad.attribute_tokens(built, ids, [slice(2, None)], method=method)
+        assert made.outputs.shape == (3, 1, 2)
+        close(made.scores[:, 0], embgrad.attribute(built, ids, embgrad.LogProbability(labels), method).scores, 1e-12)
+        other = np.concatenate([ids[:, :2], ids[:, :2] * 0 + [3, 5]], 1)
+        against = embgrad.attribute_tokens(built, ids, [slice(2, None)], [[[3, 5]]], method)
+        of_other = embgrad.LogProbability(np.where(np.arange(4) >= 2, other, -100))
+        rest = embgrad.evaluate(built, ids, embgrad.LogProbability(labels)) - embgrad.evaluate(built, other, of_other)
+        close(against.objective[:, 0], rest, 1e-12)
+        close(against.scores[:, 0, 2:], made.scores[:, 0, 2:], 1e-12)
+        if method != "saliency":
+            single = embgrad.attribute(built, other, of_other, method).scores
+            assert against.contrast_scores is not None
+            close(against.scores[:, 0, :2], made.scores[:, 0, :2] - single[:, :2], 1e-12)
+            close(against.contrast_scores[:, 0], -single[:, 2:], 1e-12)
+            return
+        sides = [
+            embgrad.gradients(built, batch, of).values
+            for batch, of in ((ids, embgrad.LogProbability(labels)), (other, of_other))
+        ]
+        close(against.scores[:, 0, :2], np.linalg.norm((sides[0] - sides[1])[:, :2].astype(np.float64), axis=-1), 1e-12)

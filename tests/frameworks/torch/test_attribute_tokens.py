@@ -315,3 +315,81 @@ def test_an_encoder_decoder_generates_its_output(build: Any) -> None:
     np.testing.assert_allclose(result.scores, given.scores, **EXACT)
     np.testing.assert_allclose(result.decoder_scores, given.decoder_scores, **EXACT)
     np.testing.assert_array_equal(result.outputs[:, 0], [1, 1])
+
+
+# Spans, and contrasts of several tokens.
+
+
+def _log_probability(model: Any, ids: np.ndarray, start: int, **inputs: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return L of the ids from `start` on, and the rows of both embeddings, by PyTorch alone."""
+    tables = model.get_input_embeddings().weight.detach()
+    rows = [tables[torch.tensor(ids)].requires_grad_()]
+    if inputs:
+        rows = [tables[inputs["input_ids"]].requires_grad_(), *rows]
+        logits = model(inputs_embeds=rows[0], decoder_inputs_embeds=rows[1]).logits
+    else:
+        logits = model(inputs_embeds=rows[0]).logits
+    each = torch.log_softmax(logits[0, start - 1 : -1], -1)
+    return each.gather(-1, torch.tensor(ids[0, start:, None])).sum(), rows
+
+
+@pytest.mark.parametrize("build", [gpt2, llama])
+@pytest.mark.parametrize("method", ["saliency", "input_x_gradient"])
+@pytest.mark.parametrize("length", [1, 3, 6])
+def test_a_span_against_a_continuation_has_the_gradients_of_pytorch(build: Any, method: str, length: int) -> None:
+    model, contrast = build(), RANDOM.integers(3, VOCAB, length)
+    wanted = [[slice(4, 7)], [slice(2, 5)], [slice(4, 6)]]
+    result = attribute_tokens(model, BATCH, wanted, [[contrast.tolist()]], method)
+    assert result.contrast_scores is not None
+    for example, (span,) in enumerate(wanted):
+        ids, real = alone(example), np.flatnonzero(MASK[example])
+        other = np.concatenate([ids[:, : span.start], contrast[None]], 1)
+        sides = [_log_probability(model, own, span.start) for own in (ids[:, : span.stop], other)]
+        first, second = (torch.autograd.grad(value, rows)[0][0].numpy() for value, rows in sides)
+        values = [rows[0][0].detach().numpy() for _, rows in sides]
+        np.testing.assert_allclose(result.objective[example, 0], (sides[0][0] - sides[1][0]).item(), rtol=1e-10)
+        own = second[span.start :]
+        first[: span.start] -= second[: span.start]
+        reduce = (lambda g, v: np.linalg.norm(g, axis=-1)) if method == "saliency" else (lambda g, v: (g * v).sum(-1))
+        expected = np.zeros(8)
+        expected[real[: span.stop]] = reduce(first, values[0])
+        np.testing.assert_allclose(result.scores[example, 0], expected, **EXACT)
+        np.testing.assert_allclose(result.contrast_scores[example, 0], reduce(-own, values[1][span.start :]), **EXACT)
+
+
+@pytest.mark.parametrize("build", [t5, bart])
+@pytest.mark.parametrize("contrast", [None, [9, 10, 11, 12]], ids=["alone", "against"])
+def test_a_span_of_a_decoder_has_the_gradients_of_pytorch(build: Any, contrast: Any) -> None:
+    model, source, target = build(), IDS[:1], np.concatenate([[[2]], IDS[1:2, :5]], 1)
+    batch = {"input_ids": source, "decoder_input_ids": target}
+    result = attribute_tokens(model, batch, [slice(2, 5)], None if contrast is None else [[contrast]])
+    rows = [target[:, :5]] if contrast is None else [target[:, :5], np.array([[*target[0, :2], *contrast]])]
+    encoder, decoder = np.zeros(8), np.zeros(6)
+    objective = 0.0
+    for sign, ids in zip((1, -1), rows, strict=False):
+        value, embedded = _log_probability(model, ids, 2, input_ids=torch.tensor(source))
+        gradients = torch.autograd.grad(value, embedded)
+        products = [
+            (gradient * own.detach()).sum(-1)[0].numpy() for gradient, own in zip(gradients, embedded, strict=True)
+        ]
+        # BART scales its embeddings inside of the module, so that the gradient times the row is the same.
+        encoder += sign * products[0]
+        decoder[: 5 if sign == 1 else 2] += sign * products[1][: 5 if sign == 1 else 2]
+        objective += sign * value.item()
+    assert result.decoder_scores is not None
+    np.testing.assert_allclose(result.objective[0, 0], objective, rtol=1e-10)
+    np.testing.assert_allclose(result.scores[0, 0], encoder, **EXACT)
+    np.testing.assert_allclose(result.decoder_scores[0, 0], decoder, **EXACT)
+
+
+@Quiet()
+def test_integrated_gradients_of_a_span_against_a_continuation_converge() -> None:
+    method = embgrad.methods.IntegratedGradients(10, "mean", tolerance=1e-3, most=2000)
+    result = attribute_tokens(llama(), BATCH, [slice(-2, None)], [[[7, 8, 9]]], method)
+    assert result.baseline_objective is not None
+    assert result.error is not None
+    assert result.contrast_scores is not None
+    sums = result.scores.sum(-1) + result.contrast_scores.sum(-1)
+    difference = result.objective - result.baseline_objective
+    assert (np.abs(sums - difference) <= result.error + 1e-9).all()
+    assert (result.error <= 1e-3 * np.abs(difference) + 1e-6).all()

@@ -13,6 +13,7 @@ from embgrad import EmbgradError, TokenBatch
 from embgrad.attribution.targets import Targets, targets_of
 from tests.unit.attribution.language_models import causal
 from tests.unit.objectives.test_log_probability import words
+from tests.unit.results.attributed import byte_level
 
 IDS = np.array([[3, 4, 5, 6, 7], [0, 0, 4, 5, 6], [7, 6, 0, 0, 0]])
 MASK = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])
@@ -49,6 +50,65 @@ def test_output_tokens_are_chosen_in_every_form(wanted: Any, positions: list[lis
     assert chosen.positions.dtype == chosen.ids.dtype == np.int64
 
 
+@pytest.mark.parametrize(
+    ("wanted", "positions"),
+    [
+        ([slice(1, None)], [[[1, 2, 3, 4]], [[3, 4, -1, -1]], [[1, -1, -1, -1]]]),
+        (
+            [slice(-1, None), None],
+            [[[4, -1, -1, -1], [1, 2, 3, 4]], [[4, -1, -1, -1], [3, 4, -1, -1]], [[1, *[-1] * 3]] * 2],
+        ),
+        ([-1, slice(None)], [[[4, -1, -1, -1], [1, 2, 3, 4]], [[4, -1, -1, -1], [3, 4, -1, -1]], [[1, *[-1] * 3]] * 2]),
+        ([[slice(1, 3), 4], slice(1, None), [-1]], [[[1, 2], [4, -1]], [[3, -1], [4, -1]], [[1, -1], [-1, -1]]]),
+        ([slice(-1, None)], [[4], [4], [1]]),  # of single tokens
+    ],
+    ids=str,
+)
+def test_entries_of_a_list_are_spans(wanted: Any, positions: Any) -> None:
+    chosen = targets(wanted)
+    np.testing.assert_array_equal(chosen.positions, positions)
+    flat = np.maximum(chosen.positions, 0).reshape(3, -1)
+    ids = np.take_along_axis(IDS, flat, 1).reshape(chosen.positions.shape)
+    np.testing.assert_array_equal(chosen.ids, np.where(chosen.positions >= 0, ids, -1))
+    for output, objective in enumerate(chosen.objectives(BATCH)):
+        expected = np.full(IDS.shape, -100)
+        for example, row in enumerate(chosen.spans[:, output]):
+            expected[example, row[row >= 0]] = IDS[example, row[row >= 0]]
+        np.testing.assert_array_equal(objective.labels, expected)
+
+
+def test_texts_are_found_by_their_characters_or_by_their_ids() -> None:
+    tokenizer = words()
+    by_characters = embgrad.encode(["the film is great", "bad film is great is bad"], tokenizer)
+    by_ids = TokenBatch(by_characters.ids, by_characters.mask)
+    for batch in (by_characters, by_ids):
+        for text in ("film is great", " film is great"):
+            chosen = targets(text, batch=batch, tokenizer=tokenizer)
+            assert chosen.positions.tolist() == [[[2, 3, 4]], [[2, 3, 4]]]
+        chosen = targets([["great", "the film"], ["is bad", "great is"]], batch=batch, tokenizer=tokenizer)
+        assert chosen.positions.tolist() == [[[4, -1], [1, 2]], [[5, 6], [4, 5]]]
+        with pytest.raises(
+            EmbgradError,
+            match=r"the target 'is' is a text that example 1 has at the positions \[3, 5\]: expected a text that is",
+        ):
+            targets("is", batch=batch, tokenizer=tokenizer)
+        for text in ("the film", "is bad is"):
+            with pytest.raises(
+                EmbgradError, match=f"'{text}' is a text that example . does not have as whole tokens after its"
+            ):
+                targets(text, batch=batch, tokenizer=tokenizer)
+    with pytest.raises(EmbgradError, match="'reat' is a text that example 0 does not have as whole tokens"):
+        targets("reat", batch=by_characters)
+
+
+def test_characters_of_several_bytes_are_whole_tokens() -> None:
+    batch = embgrad.encode(["a 🙂 a"], byte_level())
+    chosen = targets("🙂", batch=batch)
+    assert batch.offsets is not None
+    spans = batch.offsets[0, chosen.positions[0, 0]]
+    assert "a 🙂 a"[spans[:, 0].min() : spans[:, 1].max()].strip() == "🙂"
+
+
 def test_a_token_after_padding_inside_an_example_is_no_default_target() -> None:
     inside = TokenBatch([[3, 4, 0, 5, 6]], [[1, 1, 0, 1, 1]])
     np.testing.assert_array_equal(targets(batch=inside).positions, [[1, 4]])
@@ -67,12 +127,25 @@ def test_a_token_after_padding_inside_an_example_is_no_default_target() -> None:
         (-3, "the target -3 of example 1 is not a token"),
         ([[1], [3]], "targets is [[1], [3]]: expected 3 rows, one for each example"),
         (np.array([[1], [3]]), "expected 3 rows, one for each example"),
-        ("last", "targets is 'last': expected positions, a list of them for each example, a slice"),
-        (1.5, "targets is 1.5: expected positions"),
+        (
+            "last",
+            "the text 'last' names tokens of a batch of ids, and there is no tokenizer: give tokenizer=..., or positions",
+        ),
+        (" ", "the text ' ' has no characters but white space: expected those of some tokens"),
+        (
+            1.5,
+            "targets is 1.5: expected positions, slices or texts, a list of them for each example, or None for every",
+        ),
+        ([slice(2, None), 1.5], "expected positions, slices or texts"),
         (True, "targets is True: expected positions"),
         ([[[1]], [[3]], [[1]]], "expected positions"),
         (np.ones((3, 1, 1), int), "expected positions"),
-        ([["a"], [3], [1]], "expected positions"),
+        ([["a"], [3], [1]], "the text 'a' names tokens of a batch of ids"),
+        (
+            [slice(3, None)],
+            "the target slice(3, None, None) has no token of example 1 with a real token before it: expected a",
+        ),
+        ([slice(None, 1)], "the target slice(None, 1, None) has no token of example 0 with a real token before it"),
         (slice(5, None), "no example has an output token: expected at least one real token after an example's first"),
         ([], "no example has an output token"),
     ],
@@ -100,6 +173,12 @@ def test_an_example_without_real_tokens_has_no_output() -> None:
         ("bad", [[7, 7], [7, -1], [7, 7]]),
         (" bad", [[7, 7], [7, -1], [7, 7]]),
         (["bad", "is"], [[7, 5], [7, -1], [7, 5]]),
+        ([["bad", "is"], ["film", "is"], ["is", "is"]], [[7, 5], [4, -1], [5, 5]]),
+        ([[[1], [2]]], [[1, 2], [1, -1], [1, 2]]),
+        ("bad film", [[[7, 4], [7, 4]], [[7, 4], [-1, -1]], [[7, 4], [7, 4]]]),
+        (["bad film", "is"], [[[7, 4], [5, -1]], [[7, 4], [-1, -1]], [[7, 4], [5, -1]]]),
+        ([[[1, 2], [3]]], [[[1, 2], [3, -1]], [[1, 2], [-1, -1]], [[1, 2], [3, -1]]]),
+        (np.array([[[1, 2], [3, 4]]]), [[[1, 2], [3, 4]], [[1, 2], [-1, -1]], [[1, 2], [3, 4]]]),
     ],
     ids=str,
 )
@@ -113,23 +192,29 @@ def test_ids_and_texts_are_compared_with(contrast: Any, expected: list[list[int]
 @pytest.mark.parametrize(
     ("contrast", "tokenizer", "message"),
     [
-        (-2, None, "contrast is -2: expected an id or a token's text, one for each output token, or ids of shape"),
+        (
+            -2,
+            None,
+            "contrast is -2: expected an id or a text, one for each output token, (output,) or (example, output); or",
+        ),
         (0.5, None, "contrast is 0.5: expected an id"),
         (["bad", 3], None, "contrast is ['bad', 3]: expected an id"),
         (
             [1, 2, 3],
             None,
-            "contrast has the shape (3,): expected one id, or one for each output token, (example, output)",
+            "contrast has the shape (3,): expected one id or text, or one for each output token, (example, output)",
         ),
         ([[1, 2]] * 2, None, "contrast has the shape (2, 2): expected one id"),
-        (np.ones((1, 3, 4), int), None, "expected an id"),
+        (np.ones((1, 3, 4), int), None, "contrast has the shape (1, 3): expected one id or text"),
+        (-np.ones((1, 4, 4), int), None, "expected an id or a text"),
+        ([[3, 4], [5]], None, "contrast is [[3, 4], [5]]: expected an id or a text"),
+        ([[["bad"]]], words(), "contrast is [[['bad']]]: expected an id or a text"),
         ("bad", None, "contrast is 'bad', and there is no tokenizer: give tokenizer=..., or ids"),
         (["bad", "film"], None, "contrast is ['bad', 'film'], and there is no tokenizer"),
-        ("a bad film", words(), "contrast 'a bad film' has 3 tokens, [0, 7, 4]: expected a text of a single token"),
         (
             "",
             words(),
-            "contrast is '', which has no tokens but special ones: expected the text of one token, or its id",
+            "contrast is '', which has no tokens but special ones: expected a text of some tokens, or ids",
         ),
     ],
 )

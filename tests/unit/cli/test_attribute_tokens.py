@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.cli.attribute_tokens import _target
 from tests.unit.attribution.language_models import causal
 from tests.unit.cli.commands import refused
 
@@ -48,3 +49,16 @@ def test_training_mode(command: Any, directory: Path) -> None:
     for option, expected in (((), False), (("--training",), True)):
         assert command(*words, *option).code == 0
         assert embgrad.load("a.safetensors").provenance["training"] is expected
+
+
+def test_targets_are_positions_slices_and_texts(command: Any, directory: Path) -> None:
+    assert [_target(text) for text in ("-1", "3", "4:", "-3:-1", ":", "1:2:3", "the 3")] == [
+        *(-1, 3, slice(4, None), slice(-3, -1), slice(None), "1:2:3", "the 3")
+    ]
+    (directory / "language.py").write_text(MODEL, encoding="utf-8")
+    (directory / "five.json").write_text("[[5, 7, 3, 4, 6]]", encoding="utf-8")
+    words = ("attribute-tokens", "-m", "language.py:build", "--ids", "five.json", "-o", "a.safetensors")
+    assert command(*words, "--target", "2:", "--target", "1").code == 0
+    direct = embgrad.attribute_tokens(causal(), [[5, 7, 3, 4, 6]], [slice(2, None), 1])
+    np.testing.assert_array_equal(embgrad.load("a.safetensors").scores, direct.scores)
+    assert "the text 'the' names tokens of a batch of ids" in refused(command(*words, "--target", "the"))

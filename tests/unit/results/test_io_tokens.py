@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,21 @@ def everything() -> TokenAttribution:
     )
 
 
+def of_spans() -> TokenAttribution:
+    """Return an attribution of spans, with contrasts of several tokens."""
+    return replace(
+        token_attribution_of(BATCH, [[1, 2], [1]], 1.0),
+        outputs=np.array([[[1, 2], [2, -1]], [[1, -1], [-1, -1]]]),
+        output_ids=np.array([[[6, 7], [7, -1]], [[9, -1], [-1, -1]]]),
+        output_tokens=((("b", "c"), ("c",)), (("e",),)),
+        contrast_ids=np.array([[[1, 2, 3], [4, -1, -1]], [[5, 6, -1], [-1, -1, -1]]]),
+        contrast_scores=np.arange(12.0).reshape(2, 2, 3),
+    )
+
+
 @pytest.mark.parametrize(
-    "attribution", [ATTRIBUTION, everything(), token_attribution_of(TEXT, [[2, 3]], 1.0), encoder_decoder(tokens=None)]
+    "attribution",
+    [ATTRIBUTION, everything(), token_attribution_of(TEXT, [[2, 3]], 1.0), encoder_decoder(tokens=None), of_spans()],
 )
 def test_an_attribution_is_restored_bit_for_bit(tmp_path: Path, attribution: TokenAttribution) -> None:
     path = tmp_path / "t.safetensors"
@@ -123,8 +137,79 @@ def test_what_cannot_be_read_back_is_not_written(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_file_changed_by_hand_is_refused(tmp_path: Path, change: Any, message: str) -> None:
+    expect_refused(everything(), tmp_path, change, message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda arrays, entry: arrays.update(
+                outputs=np.ones((2, 2, 2, 1), int), output_ids=np.ones((2, 2, 2, 1), int)
+            ),
+            "than three",
+        ),
+        (
+            lambda arrays, entry: arrays.update(contrast_ids=np.ones((2, 2, 3, 1), int)),
+            "holds outputs of more than three axes",
+        ),
+        (
+            lambda arrays, entry: arrays.update(output_ids=arrays["outputs"][:, :, :1]),
+            "holds output_ids of shape (2, 2, 1): expected",
+        ),
+        (
+            lambda arrays, entry: arrays.update(output_ids=arrays["output_ids"][:, :, ::-1]),
+            "holds output_ids that are not -1",
+        ),
+        (
+            lambda arrays, entry: arrays.update(contrast_ids=np.ones((2, 2, 3), int)),
+            "holds contrast_ids that are not -1 where",
+        ),
+        (
+            lambda arrays, entry: arrays.update(
+                contrast_ids=np.where(arrays["contrast_ids"] == 2, -1, arrays["contrast_ids"])
+            ),
+            "with -1 after an example's last",
+        ),
+        (
+            lambda arrays, entry: arrays.update(
+                {name: arrays[name][::-1] for name in OF_OUTPUTS} | {"outputs": arrays["outputs"] + 1}
+            ),
+            "holds output_ids that are not -1",
+        ),
+        (
+            lambda arrays, entry: arrays.update(contrast_scores=np.ones((2, 2, 2))),
+            "holds contrast_scores that are not one for each",
+        ),
+        (
+            lambda arrays, entry: arrays.pop("contrast_ids"),
+            "holds contrast_scores that are not one for each of contrast_ids",
+        ),
+        (
+            lambda arrays, entry: entry.update(output_tokens=[["b", "c"], ["e"]]),
+            "holds output tokens that are not a list for each",
+        ),
+        (
+            lambda arrays, entry: entry.update(output_tokens=[[["b"], ["c"]], [["e"]]]),
+            "output tokens that are not a list for each",
+        ),
+        (
+            lambda arrays, entry: entry.update(output_tokens=[[["b", 3], ["c"]], [["e"]]]),
+            "holds the output token 3: expected text",
+        ),
+        (
+            lambda arrays, entry: entry.update(output_tokens=[[["b", "c"]], [["e"]]]),
+            "holds output tokens that are not one for each",
+        ),
+    ],
+)
+def test_spans_changed_by_hand_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    expect_refused(of_spans(), tmp_path, change, message)
+
+
+def expect_refused(attribution: TokenAttribution, tmp_path: Path, change: Any, message: str) -> None:
     path = tmp_path / "t.safetensors"
-    everything().save(path)
+    attribution.save(path)
     arrays = safetensors.numpy.load_file(path)
     with safetensors.safe_open(str(path), "numpy") as file:
         entry = json.loads(file.metadata()["embgrad"])
