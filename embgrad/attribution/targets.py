@@ -12,7 +12,7 @@ from embgrad.common.arrays import to_numpy, whole_numbers
 from embgrad.errors import EmbgradError, ObjectiveError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.log_probability import LogProbability, ids_of_text
-from embgrad.results.spans import parts_of
+from embgrad.results.spans import places_in_text
 
 __all__ = ["NONE", "Targets", "targets_of"]
 
@@ -272,11 +272,7 @@ def places_of_text(text: str, example: int, batch: TokenBatch, tokenizer: Any) -
         raise EmbgradError(f"the text {brief(text)} has no characters but white space: expected those of some tokens")
     real = np.flatnonzero(batch.real[example])
     if batch.texts is not None and batch.offsets is not None and batch.parts is not None:
-        found = []
-        for part, whole in enumerate(parts_of(batch.texts[example])):
-            own = real[batch.parts[example, real] == part]
-            found += _places_of_characters(wanted, whole, own, batch.offsets[example, own])
-        return found
+        return places_in_text(wanted, batch.texts[example], batch.offsets[example], batch.parts[example], real)
     if tokenizer is None:
         raise EmbgradError(
             f"the text {brief(text)} names tokens of a batch of ids, and there is no tokenizer: give tokenizer=..., or positions"
@@ -288,21 +284,6 @@ def places_of_text(text: str, example: int, batch: TokenBatch, tokenizer: Any) -
             if batch.ids[example, real[start : start + len(ids)]].tolist() == ids:
                 runs.setdefault(int(real[start]), real[start : start + len(ids)])
     return list(runs.values())
-
-
-def _places_of_characters(wanted: str, whole: str, positions: np.ndarray, offsets: np.ndarray) -> list[np.ndarray]:
-    """Return the positions of tokens that stand for a text and white space around it, at each of its places in a whole text."""
-    found = []
-    start = whole.find(wanted)
-    while start >= 0:
-        end = start + len(wanted)
-        own = (offsets[:, 0] < end) & (offsets[:, 1] > start)
-        if own.any():
-            first, last = offsets[own, 0].min(), offsets[own, 1].max()
-            if not (whole[first:start] + whole[end:last]).strip():
-                found.append(positions[own])
-        start = whole.find(wanted, start + 1)
-    return found
 
 
 def _expect_rows(count: int, batch: TokenBatch, targets: Any) -> None:

@@ -204,7 +204,9 @@ def _objective(matrix: TokenMatrix, output: Piece) -> str:
 
 
 def _positions(piece: Piece) -> str:
-    first, last = piece.positions[0], piece.positions[-1]
+    first, last, count = piece.positions[0], piece.positions[-1], len(piece.positions)
+    if count < last - first + 1:
+        return f"{count} positions from {first} to {last}"
     return f"position {first}" if first == last else f"positions {first} to {last}"
 
 

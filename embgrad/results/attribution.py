@@ -16,6 +16,7 @@ from embgrad.errors import EmbgradError, brief, did_you_mean
 from embgrad.inputs.checks import Text
 from embgrad.results.displayed import Displayed
 from embgrad.results.file_format import Saved, write_results
+from embgrad.results.pieces import pieces_of, unit_of
 from embgrad.results.scores import Scores
 from embgrad.results.spans import Merge, Span, sentences_of, spans_of
 from embgrad.results.table_rows import attribution_columns
@@ -140,6 +141,24 @@ class Attribution(Scores, Displayed, Tabular, Saved):
         """
         spans = self.spans()
         return [sentences_of(pieces, self.scores[index], self._merge) for index, pieces in enumerate(spans)]
+
+    def segments(self, parts: Mapping[str, Any] | None = None) -> list[list[Word]]:
+        """Return the segments of each example's text with their scores, merged as in `words`: turns of a chat, or named parts.
+
+        The turns are those of the roles in the chat template of the model, which special tokens begin, such as
+        "<|im_start|>user" or "[INST]"; a turn holds the template's own tokens. They have the roles' names, from the second turn
+        of a role on with a number, "user 2". What stands before the first turn is a segment of its own.
+
+        Args:
+            parts: for each name a text that each example has once, a slice of an example's real tokens, or positions. The other
+                tokens together are the segment "(other)". None for the turns.
+
+        Raises:
+            EmbgradError: no special token begins a turn; a text is not in an example, or several times; or parts overlap.
+        """
+        unit = unit_of([self], "segments" if parts is None else parts, ())
+        examples = pieces_of(self, unit, range(len(self.ids)), True)
+        return [[Word(piece.text, piece.positions, piece.score) for piece in pieces] for pieces in examples]
 
     def _locate(self) -> tuple[tuple[Text, ...], np.ndarray, np.ndarray]:
         if self.texts is None:

@@ -18,7 +18,7 @@ from embgrad.display.pairs import lines_between
 from embgrad.display.pictures import bars, heat_map, matrix_picture
 from embgrad.display.terminal import print_lines
 from embgrad.errors import EmbgradError, brief
-from embgrad.results.pieces import lines_of
+from embgrad.results.pieces import Unit, lines_of
 from embgrad.results.token_matrix import matrix_of, pair_matrix_of
 
 __all__ = ["Displayed", "DisplayedPairs", "DisplayedTokens"]
@@ -42,7 +42,7 @@ class Displayed(ABC):
     def _by_name(self) -> Mapping[str, Any]:
         """Return the attributions by name; one by itself has the empty name."""
 
-    def _lines(self, examples: Any, by: str | None, special: bool, fallback: tuple[str, ...]) -> list[list[Line]]:
+    def _lines(self, examples: Any, by: Unit | None, special: bool, fallback: tuple[str, ...]) -> list[list[Line]]:
         expect_flag(special, "special")
         self._expect_one_batch()
         named = self._by_name()
@@ -57,7 +57,7 @@ class Displayed(ABC):
                 "batch; show each by itself"
             )
 
-    def plot(self, examples: Any = None, *, by: str | None = None, special: bool = True, ax: Any = None) -> Any:
+    def plot(self, examples: Any = None, *, by: Unit | None = None, special: bool = True, ax: Any = None) -> Any:
         """Draw the scores with Matplotlib: bars for one text by one method, else a heat map with a row for each.
 
         In a heat map of several texts all colours are on one scale; of several methods each row has its own, since their scores
@@ -66,7 +66,8 @@ class Displayed(ABC):
 
         Args:
             examples: the index of an example, or a list or slice of indices; None for all, for several methods the first.
-            by: "tokens", "words", "spans" or "sentences"; None for words, or tokens where words are not known.
+            by: "tokens", "words", "spans", "sentences" or "segments", or parts by name, see `Attribution.segments`; None for
+                words, or tokens where words are not known.
             special: whether special tokens are shown.
             ax: the axes to draw on; None makes a new figure with `matplotlib.pyplot.subplots`. It is not shown: end with
                 `plt.show()` outside of notebooks.
@@ -91,7 +92,7 @@ class Displayed(ABC):
             return bars(lines[0][0], ax)
         return heat_map([line for (line,) in lines], [f"{line.example}" for (line,) in lines], False, ax)
 
-    def to_html(self, examples: Any = None, *, by: str | None = None, special: bool = True) -> str:
+    def to_html(self, examples: Any = None, *, by: Unit | None = None, special: bool = True) -> str:
         """Return a page of HTML with the texts coloured by their scores, which a pointer on them shows in numbers.
 
         The page needs nothing else, has no scripts, and escapes the texts; write it to a file in UTF-8. Each text has its own
@@ -99,8 +100,7 @@ class Displayed(ABC):
 
         Args:
             examples: the index of an example, or a list or slice of indices; None for all.
-            by: "tokens", "words", "spans" or "sentences"; None for spans, or words where the texts or the tokens' offsets in
-                them are not known, or tokens.
+            by: as in `plot`; None for spans, or words where the texts or the tokens' offsets in them are not known, or tokens.
             special: whether special tokens are shown.
 
         Raises:
@@ -110,7 +110,7 @@ class Displayed(ABC):
         title = " · ".join(dict.fromkeys(line.label or line.summary for line in lines[0]))
         return page(title, [line_html(line, len(lines) > 1) for example in lines for line in example])
 
-    def to_latex(self, examples: Any = None, *, by: str | None = None, special: bool = True) -> str:
+    def to_latex(self, examples: Any = None, *, by: Unit | None = None, special: bool = True) -> str:
         """Return LaTeX of the texts, a paragraph for each text and method, for a document with `\\usepackage{xcolor}`.
 
         Characters with a meaning in LaTeX are escaped. Others are left to the document's fonts: letters beyond Latin need XeLaTeX
@@ -118,7 +118,7 @@ class Displayed(ABC):
         """
         return latex(self._lines(examples, by, special, OF_TEXT))
 
-    def show(self, examples: Any = None, *, by: str | None = None, special: bool = True) -> None:
+    def show(self, examples: Any = None, *, by: Unit | None = None, special: bool = True) -> None:
         """Print the texts in the terminal, coloured by their scores; with digits, 9 for the largest, where there are no colours.
 
         Colours need the package Rich and a terminal of 256 colours, and respect the variable `NO_COLOR`. The arguments and errors
@@ -155,15 +155,16 @@ class DisplayedTokens:
 
     outputs: Any
 
-    def matrix(self, example: int = 0, *, by: str | None = None, special: bool = True) -> TokenMatrix:
+    def matrix(self, example: int = 0, *, by: Unit | None = None, special: bool = True) -> TokenMatrix:
         """Return the contributions of one example as a matrix, whose rows are outputs and whose columns are inputs.
 
         In an encoder-decoder the encoder's inputs come first, then the decoder's. Padding is left out.
 
         Args:
             example: the index of the example.
-            by: the unit of rows and columns: "tokens", "words", "spans" or "sentences"; None for tokens. In an encoder-decoder
-                the decoder's text is not known: its units are words where `by` is "words", else tokens.
+            by: the unit of rows and columns: "tokens", "words", "spans", "sentences" or "segments", or parts of the text by name,
+                see `Attribution.segments`; None for tokens. In an encoder-decoder the decoder's text is not known: its units are
+                words where `by` is "words", else tokens. If an output is a span of several tokens, the outputs stay as they are.
             special: whether special tokens are among the inputs.
 
         Raises:
@@ -173,7 +174,7 @@ class DisplayedTokens:
         """
         return self._matrix(example, by, special, OF_MATRICES)
 
-    def plot(self, example: int = 0, *, by: str | None = None, special: bool = True, ax: Any = None) -> Any:
+    def plot(self, example: int = 0, *, by: Unit | None = None, special: bool = True, ax: Any = None) -> Any:
         """Draw one example with Matplotlib: a heat map with a row for each output and a column for each input.
 
         All cells are on one scale, for which special tokens do not count. Blue is below zero, orange above; scores without a sign
@@ -195,7 +196,7 @@ class DisplayedTokens:
         """
         return matrix_picture(self.matrix(example, by=by, special=special), ax)
 
-    def to_html(self, examples: Any = None, *, by: str | None = None, special: bool = True) -> str:
+    def to_html(self, examples: Any = None, *, by: Unit | None = None, special: bool = True) -> str:
         """Return a page of HTML: the output tokens to step through, the inputs coloured for the chosen one, and the matrix.
 
         A click on an output, or an arrow key, chooses it. In the text each output has its own scale; the matrix has one for all
@@ -204,8 +205,7 @@ class DisplayedTokens:
 
         Args:
             examples: the index of an example, or a list or slice of indices; None for all that have outputs.
-            by: "tokens", "words", "spans" or "sentences", see `matrix`; None for spans, or tokens where the texts or the tokens'
-                offsets in them are not known.
+            by: see `matrix`; None for spans, or tokens where the texts or the tokens' offsets in them are not known.
             special: whether special tokens are among the inputs.
 
         Raises:
@@ -213,7 +213,7 @@ class DisplayedTokens:
         """
         return matrices_page(self._matrices(examples, by, special, OF_OUTPUTS))
 
-    def to_latex(self, example: int = 0, *, by: str | None = None, special: bool = True) -> str:
+    def to_latex(self, example: int = 0, *, by: Unit | None = None, special: bool = True) -> str:
         """Return LaTeX of one example, a paragraph for each output, with the inputs that can contribute to it in their colours.
 
         It is for a document with `\\usepackage{xcolor}`; see `Attribution.to_latex`. Each output has its own scale. The arguments
@@ -221,7 +221,7 @@ class DisplayedTokens:
         """
         return latex([self._matrix(example, by, special, OF_OUTPUTS).lines()])
 
-    def show(self, examples: Any = None, *, by: str | None = None, special: bool = True) -> None:
+    def show(self, examples: Any = None, *, by: Unit | None = None, special: bool = True) -> None:
         """Print a text for each output in the terminal: the inputs that can contribute to it, coloured by their scores.
 
         Without colours the scores are digits, 9 for the output's largest; see `Attribution.show`. The arguments and errors are
@@ -237,11 +237,11 @@ class DisplayedTokens:
         # The names of the buttons in two cells of a notebook must differ.
         return matrices_html(matrices, f"embgrad-{secrets.token_hex(4)}", note)
 
-    def _matrix(self, example: Any, by: str | None, special: bool, fallback: tuple[str, ...]) -> TokenMatrix:
+    def _matrix(self, example: Any, by: Unit | None, special: bool, fallback: tuple[str, ...]) -> TokenMatrix:
         expect_flag(special, "special")
         return matrix_of(self, example, by, special, fallback)
 
-    def _matrices(self, examples: Any, by: str | None, special: bool, fallback: tuple[str, ...]) -> list[TokenMatrix]:
+    def _matrices(self, examples: Any, by: Unit | None, special: bool, fallback: tuple[str, ...]) -> list[TokenMatrix]:
         indices = examples_of(self._having_outputs() if examples is None else examples, len(self.outputs))
         return [self._matrix(index, by, special, fallback) for index in indices]
 
@@ -254,15 +254,14 @@ class DisplayedPairs:
 
     scores: np.ndarray
 
-    def matrix(self, pair: int = 0, *, by: str | None = None, special: bool = True) -> TokenMatrix:
+    def matrix(self, pair: int = 0, *, by: Unit | None = None, special: bool = True) -> TokenMatrix:
         """Return the contributions of one pair as a matrix, whose rows are of the first text and whose columns are of the second.
 
         Padding is left out. A score of several tokens is the sum of their scores over both axes.
 
         Args:
             pair: the index of the pair.
-            by: the unit of rows and columns: "tokens", "words", "spans" or "sentences"; None for words, or tokens where words
-                are not known.
+            by: the unit of rows and columns, as in `Attribution.plot`; None for words, or tokens where words are not known.
             special: whether special tokens are among them.
 
         Raises:
@@ -272,7 +271,7 @@ class DisplayedPairs:
         expect_flag(special, "special")
         return pair_matrix_of(self, pair, by, special, OF_PAIRS)
 
-    def plot(self, pair: int = 0, *, by: str | None = None, special: bool = True, ax: Any = None) -> Any:
+    def plot(self, pair: int = 0, *, by: Unit | None = None, special: bool = True, ax: Any = None) -> Any:
         """Draw one pair with Matplotlib: a heat map with a row for each token of the first text, a column for each of the second.
 
         All cells are on one scale, for which special tokens do not count. Blue is below zero, orange above.
@@ -291,7 +290,7 @@ class DisplayedPairs:
         """
         return matrix_picture(self.matrix(pair, by=by, special=special), ax)
 
-    def to_html(self, pairs: Any = None, *, by: str | None = None, special: bool = True) -> str:
+    def to_html(self, pairs: Any = None, *, by: Unit | None = None, special: bool = True) -> str:
         """Return a page of HTML: for each pair lines between both texts as strong as the scores, the texts, and the matrix.
 
         A click on a token of the first text, or an arrow key, colours the second text by its scores with that token. The page
@@ -310,7 +309,7 @@ class DisplayedPairs:
             title, [(lines_between(each), matrices_html([each], f"embgrad-{each.example}")) for each in matrices]
         )
 
-    def to_latex(self, pair: int = 0, *, by: str | None = None, special: bool = True) -> str:
+    def to_latex(self, pair: int = 0, *, by: Unit | None = None, special: bool = True) -> str:
         """Return LaTeX of one pair, a paragraph for each token of the first text with the second text in its colours.
 
         It is for a document with `\\usepackage{xcolor}`; see `Attribution.to_latex`. The arguments and errors are those of
@@ -318,7 +317,7 @@ class DisplayedPairs:
         """
         return latex([self.matrix(pair, by=by, special=special).lines()])
 
-    def show(self, pairs: Any = None, *, by: str | None = None, special: bool = True) -> None:
+    def show(self, pairs: Any = None, *, by: Unit | None = None, special: bool = True) -> None:
         """Print for each token of the first text the second text in the terminal, coloured by its scores with that token.
 
         Without colours the scores are digits, 9 for the token's largest; see `Attribution.show`. The arguments and errors are
@@ -332,5 +331,5 @@ class DisplayedPairs:
         pictures = [(matrix.summary, lines_between(matrix)) for matrix in self._matrices(slice(shown), None, True)]
         return cell([[tag("div", summary), picture] for summary, picture in pictures], notes=[note] * bool(note))
 
-    def _matrices(self, pairs: Any, by: str | None, special: bool) -> list[TokenMatrix]:
+    def _matrices(self, pairs: Any, by: Unit | None, special: bool) -> list[TokenMatrix]:
         return [self.matrix(index, by=by, special=special) for index in examples_of(pairs, len(self.scores))]

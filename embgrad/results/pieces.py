@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -11,13 +11,17 @@ from embgrad.common.text import visible
 from embgrad.common.token_text import show_token, token_text
 from embgrad.display.lines import Line, Piece
 from embgrad.errors import EmbgradError, brief, did_you_mean, quote
+from embgrad.results.segments import check_parts, segment_pieces
 from embgrad.results.spans import Span, parts_of
 from embgrad.results.words import Word, is_special
 
-__all__ = ["lines_of", "pieces_of", "source_text", "unit_of"]
+__all__ = ["Unit", "is_of_segments", "lines_of", "pieces_of", "source_text", "unit_of"]
 
 #: The units of a text whose scores can be shown.
-UNITS: Final = ("tokens", "words", "spans", "sentences")
+UNITS: Final = ("tokens", "words", "spans", "sentences", "segments")
+
+#: A unit, or parts of the text by name.
+Unit: TypeAlias = str | Mapping[str, Any]
 
 #: The marks of byte-pair and sentence pieces at the beginning of a word.
 STARTS: Final = ("Ġ", "▁")
@@ -27,14 +31,14 @@ PAIR: Final = " | "
 
 
 def lines_of(
-    attributions: Mapping[str, Any], examples: Sequence[int], by: str | None, special: bool, fallback: Sequence[str]
+    attributions: Mapping[str, Any], examples: Sequence[int], by: Unit | None, special: bool, fallback: Sequence[str]
 ) -> list[list[Line]]:
     """Return for each example its lines, one for each attribution.
 
     Args:
         attributions: the attributions by name; of one batch.
         examples: the indices of the examples.
-        by: one of `UNITS`; None for the first of `fallback` that all attributions have.
+        by: one of `UNITS`, or parts of the text by name; None for the first of `fallback` that all attributions have.
         special: whether special tokens are shown.
         fallback: some of `UNITS`.
 
@@ -58,12 +62,15 @@ def lines_of(
     ]
 
 
-def unit_of(attributions: Sequence[Any], by: str | None, fallback: Sequence[str]) -> str:
+def unit_of(attributions: Sequence[Any], by: Unit | None, fallback: Sequence[str]) -> Unit:
     """Return the unit `by`, or for None the first of `fallback` that all attributions have.
 
     Raises:
-        EmbgradError: there is no such unit.
+        EmbgradError: there is no such unit, or parts are not named as they should be.
     """
+    if isinstance(by, Mapping):
+        check_parts(by)
+        return by
     if by is not None and (not isinstance(by, str) or by not in UNITS):
         raise EmbgradError(f"by is {brief(by)}: expected one of {quote(UNITS)}, or None.{did_you_mean(str(by), UNITS)}")
     has = {
@@ -72,6 +79,11 @@ def unit_of(attributions: Sequence[Any], by: str | None, fallback: Sequence[str]
         "spans": all(attribution.offsets is not None for attribution in attributions),
     }
     return by or next(unit for unit in fallback if has[unit])
+
+
+def is_of_segments(unit: Unit) -> bool:
+    """Return whether a unit is the segments of a text, which have names."""
+    return unit == "segments" or not isinstance(unit, str)
 
 
 def _summary(attribution: Any, example: int) -> str:
@@ -84,19 +96,22 @@ def _summary(attribution: Any, example: int) -> str:
     return visible(", ".join(parts))
 
 
-def pieces_of(source: Any, unit: str, examples: Sequence[int], special: bool) -> list[list[Piece]]:
+def pieces_of(source: Any, unit: Unit, examples: Sequence[int], special: bool) -> list[list[Piece]]:
     """Return the pieces of examples, with special tokens or without.
 
     Args:
         source: an attribution, or another object with its `ids`, `real`, `tokens`, `parts` and `scores`, for words with `words`
             and `offsets` too.
-        unit: one of `UNITS`.
+        unit: one of `UNITS`, or parts of the text by name.
         examples: the indices of the examples.
         special: whether special tokens are among the pieces.
     """
     if unit in ("spans", "sentences"):
         spans = source.spans() if unit == "spans" else source.sentences()
         return [_of_text(source, example, spans[example], special) for example in examples]
+    if is_of_segments(unit):
+        parts = None if isinstance(unit, str) else unit
+        return [segment_pieces(source, each, parts, _tokens(source, each), special) for each in examples]
     words = source.words() if unit == "words" else None
     made = [_tokens(source, each) if words is None else _words(source, each, words[each]) for each in examples]
     return [[piece for piece in pieces if special or not piece.special] for pieces in made]

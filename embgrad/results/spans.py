@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["Span", "parts_of", "sentences_of", "spans_of"]
+__all__ = ["Span", "parts_of", "places_in_text", "places_of_characters", "sentences_of", "spans_of"]
 
 #: The possible ends of a sentence: full stops with the quotes and brackets after them and white space, which the full stops of
 #: Chinese and Japanese need not have; and line ends.
@@ -75,6 +75,39 @@ def spans_of(
         if end < len(whole):
             spans.append(Span(whole[end:], (), 0.0, part))
     return spans
+
+
+def places_in_text(
+    wanted: str, text: str | tuple[str, ...], offsets: np.ndarray, parts: np.ndarray, real: np.ndarray
+) -> list[np.ndarray]:
+    """Return the positions of the tokens that stand for some characters, at each place in an example's text or texts.
+
+    Args:
+        wanted: the characters, without white space around them.
+        text: the user's text.
+        offsets: see `spans_of`; so are `parts`.
+        real: the real positions.
+    """
+    found = []
+    for part, whole in enumerate(parts_of(text)):
+        own = real[parts[real] == part]
+        found += places_of_characters(wanted, whole, own, offsets[own])
+    return found
+
+
+def places_of_characters(wanted: str, whole: str, positions: np.ndarray, offsets: np.ndarray) -> list[np.ndarray]:
+    """Return the positions of tokens that stand for a text and white space around it, at each of its places in a whole text."""
+    found = []
+    start = whole.find(wanted)
+    while start >= 0:
+        end = start + len(wanted)
+        own = (offsets[:, 0] < end) & (offsets[:, 1] > start)
+        if own.any():
+            first, last = offsets[own, 0].min(), offsets[own, 1].max()
+            if not (whole[first:start] + whole[end:last]).strip():
+                found.append(positions[own])
+        start = whole.find(wanted, start + 1)
+    return found
 
 
 def _merge(offsets: np.ndarray, positions: np.ndarray) -> list[tuple[int, int, tuple[int, ...]]]:

@@ -13,12 +13,12 @@ from embgrad.common.text import visible
 from embgrad.common.token_text import show_token
 from embgrad.display.lines import GAP, Piece, TokenMatrix, examples_of
 from embgrad.errors import EmbgradError, brief
-from embgrad.results.pieces import pieces_of, source_text, unit_of
+from embgrad.results.pieces import Unit, is_of_segments, pieces_of, source_text, unit_of
 
 __all__ = ["matrix_of", "pair_matrix_of"]
 
 
-def matrix_of(attribution: Any, example: Any, by: str | None, special: bool, fallback: Sequence[str]) -> TokenMatrix:
+def matrix_of(attribution: Any, example: Any, by: Unit | None, special: bool, fallback: Sequence[str]) -> TokenMatrix:
     """Return the matrix of one example of a `TokenAttribution`.
 
     Args:
@@ -43,7 +43,12 @@ def matrix_of(attribution: Any, example: Any, by: str | None, special: bool, fal
     if len(sides) > 1:
         units.append("words" if units[0] == "words" and sides[1].tokens is not None else "tokens")
     whole = [pieces_of(side, unit, [0], True)[0] for side, unit in zip(sides, units, strict=True)]
-    texts = [[piece for piece in pieces if special or not piece.special] for pieces in whole]
+    texts = [
+        pieces_of(side, unit, [0], special)[0]  # without the special tokens inside of segments
+        if is_of_segments(unit)
+        else [piece for piece in pieces if special or not piece.special]
+        for side, unit, pieces in zip(sides, units, whole, strict=True)
+    ]
     outputs = (
         _spans(alone, sides[-1], whole[-1])
         if alone.outputs.ndim == 3
@@ -52,7 +57,7 @@ def matrix_of(attribution: Any, example: Any, by: str | None, special: bool, fal
     return _fill(alone, index, outputs, texts)
 
 
-def pair_matrix_of(attribution: Any, pair: Any, by: str | None, special: bool, fallback: Sequence[str]) -> TokenMatrix:
+def pair_matrix_of(attribution: Any, pair: Any, by: Unit | None, special: bool, fallback: Sequence[str]) -> TokenMatrix:
     """Return the matrix of one pair of a `PairAttribution`.
 
     Args:
@@ -68,6 +73,7 @@ def pair_matrix_of(attribution: Any, pair: Any, by: str | None, special: bool, f
     index = _index_of(pair, len(attribution.scores))
     sides = attribution.a, attribution.b
     unit = unit_of(sides, by, fallback)
+    named = unit if isinstance(unit, str) else "parts"
     rows, columns = (pieces_of(side, unit, [index], special)[0] for side in sides)
     outputs = [piece for piece in rows if piece.positions]
     inputs = [piece for piece in columns if piece.positions]
@@ -86,7 +92,7 @@ def pair_matrix_of(attribution: Any, pair: Any, by: str | None, special: bool, f
             f"{attribution.a.provenance['objective']['of']} {attribution.similarity[index]:.4g}, "
             f"explained {attribution.explained[index]:.4g}, {attribution.method} at {attribution.a.provenance['point']}"
         ),
-        names=(f"{unit} of the first text", f"{unit} of the second text"),
+        names=(f"{named} of the first text", f"{named} of the second text"),
         value="sum",
     )
 
@@ -112,7 +118,7 @@ def _index_of(example: Any, count: int) -> int:
     return examples_of(example, count)[0]
 
 
-def _outputs(alone: Any, side: Any, pieces: Sequence[Piece], unit: str) -> list[tuple[Piece, list[int]]]:
+def _outputs(alone: Any, side: Any, pieces: Sequence[Piece], unit: Unit) -> list[tuple[Piece, list[int]]]:
     """Return the outputs with the indices of their output tokens: the pieces of the text of which they are a part."""
     indices_at: dict[int, list[int]] = defaultdict(list)
     for index, position in enumerate(alone.outputs[0].tolist()):
@@ -156,9 +162,9 @@ def _find_repeated(alone: Any) -> list[int]:
 
 
 def _output_text(
-    alone: Any, side: Any, piece: Piece, positions: tuple[int, ...], indices: Sequence[int], unit: str
+    alone: Any, side: Any, piece: Piece, positions: tuple[int, ...], indices: Sequence[int], unit: Unit
 ) -> str:
-    if unit != "tokens" and positions == piece.positions:
+    if is_of_segments(unit) or (unit != "tokens" and positions == piece.positions):
         return piece.text
     if unit != "tokens" and side.offsets is not None and (located := source_text(side, 0, positions)):
         return located

@@ -1,0 +1,194 @@
+"""The segments of a text: the turns of a chat, which its template's special tokens begin, or parts that the user names."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.common.token_text import show_token
+from embgrad.display.lines import Piece
+from embgrad.errors import EmbgradError, brief
+from embgrad.results.spans import places_in_text, places_of_characters
+
+__all__ = ["OTHERS", "check_parts", "segment_pieces"]
+
+#: The names of roles in chat templates.
+ROLES: Final = frozenset(
+    ("system", "developer", "user", "human", "assistant", "model", "chatbot", "bot", "tool", "ipython", "environment")
+)
+
+#: Special tokens of chat templates, and those of which each begins the turn of a role that it does not name.
+SPECIAL: Final = re.compile(r"\[/?[A-Za-z_]+\]|<[^<>]+>")
+INSTRUCTIONS: Final = {"[INST]": "user", "[/INST]": "assistant", "[SYSTEM_PROMPT]": "system"}
+
+#: The most tokens of a role's name after the special token that begins its turn.
+MOST_TOKENS: Final = 6
+
+#: The name of all tokens that no part holds.
+OTHERS: Final = "(other)"
+
+
+def check_parts(parts: Any) -> None:
+    """Raise an error if parts of a text are not named as `by` expects.
+
+    Raises:
+        EmbgradError: they are no mapping of names to texts, slices or positions.
+    """
+    valid = isinstance(parts, Mapping) and bool(parts) and all(isinstance(name, str) and name for name in parts)
+    if not valid:
+        raise EmbgradError(f"by is {brief(parts)}: expected names of parts with a text, a slice or positions for each")
+
+
+def segment_pieces(
+    source: Any, example: int, parts: Mapping[str, Any] | None, tokens: Sequence[Piece], special: bool
+) -> list[Piece]:
+    """Return the segments of an example in the order of the text, each with the score of all of its tokens.
+
+    Args:
+        source: an attribution.
+        example: the index of the example.
+        parts: the parts by name, each a text, a slice of the real tokens, or positions; None for the turns of a chat.
+        tokens: the example's tokens as pieces.
+        special: whether special tokens count.
+
+    Raises:
+        EmbgradError: the special tokens show no turns; or a part is not there, is there several times, or overlaps with another.
+    """
+    groups = _turns(source, example) if parts is None else _named(source, example, parts, tokens)
+    is_special = {
+        piece.positions[0]: piece.special or _is_marker(source, example, piece.positions[0]) for piece in tokens
+    }
+    pieces = []
+    for name, whole in groups:
+        positions = [position for position in whole if special or not is_special[position]]
+        if positions:
+            score = float(source._merge(source.scores[example][positions]))
+            only = all(is_special[position] for position in positions)
+            pieces.append(Piece(name, tuple(positions), score, only, " "))
+    return pieces
+
+
+def _is_marker(source: Any, example: int, position: int) -> bool:
+    return source.tokens is not None and bool(SPECIAL.fullmatch(source.tokens[example][position]))
+
+
+def _turns(source: Any, example: int) -> list[tuple[str, list[int]]]:
+    """Return the turns of a chat with their names and positions, and what stands before the first."""
+    if source.tokens is None:
+        raise EmbgradError(
+            "by is 'segments', and the tokens are not known, only their ids: give tokenizer=..., or name the parts, such as "
+            "by={'question': slice(4, 9)}"
+        )
+    tokens, real = source.tokens[example], np.flatnonzero(source.real[example]).tolist()
+    starts: list[tuple[int, str]] = []
+    for index in range(len(real)):
+        role = _role([tokens[at] for at in real[index : index + MOST_TOKENS + 2]])
+        # A special token before it, such as "<|START_OF_TURN_TOKEN|>", begins the turn as well.
+        begins_before = (
+            index > 0 and "start" in _words(tokens[real[index - 1]]) and not (starts and starts[-1][0] == index - 1)
+        )
+        if role:
+            starts.append((index - 1 if begins_before else index, role))
+    if not starts:
+        raise EmbgradError(
+            f"by is 'segments', and no special token of example {example} begins the turn of a role: name the parts, such as "
+            "by={'question': slice(4, 9)} or by={'question': 'its text'}"
+        )
+    seen: Counter[str] = Counter()
+    turns = []
+    if starts[0][0]:
+        before = real[: starts[0][0]]
+        marks = all(SPECIAL.fullmatch(tokens[at]) for at in before)
+        turns.append((" ".join(show_token(tokens[at]) for at in before) if marks else OTHERS, before))
+    for (start, role), end in zip(starts, [*(start for start, _ in starts[1:]), len(real)], strict=True):
+        seen[role] += 1
+        turns.append((role if seen[role] == 1 else f"{role} {seen[role]}", real[start:end]))
+    return turns
+
+
+def _role(tokens: Sequence[str]) -> str | None:
+    """Return the role whose turn the first of some tokens begins: it names it, or the next tokens do."""
+    if not SPECIAL.fullmatch(tokens[0]):
+        return None
+    if tokens[0] in INSTRUCTIONS:
+        return INSTRUCTIONS[tokens[0]]
+    words = _words(tokens[0])
+    if "end" in words or tokens[0].startswith(("</", "[/")):
+        return None
+    if named := next((word for word in words if word in ROLES), None):
+        return named
+    name = ""
+    for token in tokens[1:]:
+        if SPECIAL.fullmatch(token) or token[:1] in ("Ċ", "\n") or token.lstrip("▁") in ("<0x0A>", "\n"):
+            return name if name in ROLES else None
+        name += token.lstrip("Ġ▁").removeprefix("##").lower()
+    return None
+
+
+def _words(token: str) -> list[str]:
+    """Return the words of a special token in small letters: of "<|start_header_id|>" "start", "header" and "id"."""
+    return re.findall("[a-z]+", token.lower()) if SPECIAL.fullmatch(token) else []
+
+
+def _named(source: Any, example: int, parts: Mapping[str, Any], tokens: Sequence[Piece]) -> list[tuple[str, list[int]]]:
+    """Return the parts with their positions, and all others as one."""
+    rest = dict.fromkeys(np.flatnonzero(source.real[example]).tolist())
+    groups = []
+    for name, part in parts.items():
+        positions = _positions(source, example, name, part, tokens)
+        if lost := [position for position in positions if position not in rest]:
+            raise EmbgradError(
+                f"by[{name!r}] is {brief(part)}, which has the position {lost[0]} of example {example}: another part has it "
+                "too, or it is padding"
+            )
+        for position in positions:
+            del rest[position]
+        groups.append((name, positions))
+    groups += [(OTHERS, list(rest))] * bool(rest)
+    return sorted(groups, key=lambda group: group[1][0])
+
+
+def _positions(source: Any, example: int, name: str, part: Any, tokens: Sequence[Piece]) -> list[int]:
+    real = np.flatnonzero(source.real[example])
+    if isinstance(part, str):
+        places = _places(part.strip(), source, example, real, tokens)
+        if len(places) != 1:
+            found = f"has at the positions {brief([int(place[0]) for place in places])}" if places else "does not have"
+            raise EmbgradError(
+                f"by[{name!r}] is {brief(part)}, a text that example {example} {found}: expected one that is there once, as "
+                "whole tokens. Or give slice(start, stop), which counts an example's real tokens"
+            )
+        return sorted(places[0].tolist())
+    if isinstance(part, slice) and all(
+        end is None or isinstance(end, (int, np.integer)) for end in (part.start, part.stop)
+    ):
+        chosen = real[part.start : part.stop].tolist()
+    else:
+        listed = isinstance(part, (list, tuple, range, np.ndarray)) and all(
+            isinstance(at, (int, np.integer)) for at in part
+        )
+        chosen = sorted({int(at) for at in part}) if listed else []
+    if not chosen:
+        raise EmbgradError(
+            f"by[{name!r}] is {brief(part)}: expected a text, a slice with some of an example's {len(real)} real tokens, or "
+            "positions"
+        )
+    return list(chosen)
+
+
+def _places(wanted: str, source: Any, example: int, real: np.ndarray, tokens: Sequence[Piece]) -> list[np.ndarray]:
+    """Return the positions of a text at each of its places: by the user's text, or else by the tokens' own texts."""
+    if not wanted:
+        return []
+    if source.texts is not None and source.offsets is not None:
+        return places_in_text(wanted, source.texts[example], source.offsets[example], source.parts[example], real)
+    if source.tokens is None:
+        return []
+    texts = ["".join(piece.text.split()) for piece in tokens]  # where tokens had white space between them is not known
+    ends = np.cumsum([len(text) for text in texts])
+    offsets = np.stack([ends - [len(text) for text in texts], ends], -1)
+    return places_of_characters("".join(wanted.split()), "".join(texts), real, offsets)
