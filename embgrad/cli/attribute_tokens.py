@@ -55,7 +55,7 @@ def attribute_tokens(
         list[str] | None,
         of_tokens(
             "--target",
-            metavar="POSITION|START:STOP|TEXT",
+            metavar="OUTPUT",
             help="An output: the position of a token, from 0, where negative ones count back from the last; or several tokens "
             "together, as a slice such as -3: or as their text. May be repeated. By default every token after the first, or "
             "those that the model generated.",
