@@ -189,7 +189,7 @@ class Attribution(Scores, Displayed, Tabular, Saved):
     def _by_name(self) -> Mapping[str, Attribution]:
         return {"": self}
 
-    def _columns(self, by: str, special: bool) -> Columns:
+    def _columns(self, by: Any, special: bool) -> Columns:
         return attribution_columns(self, by, special)
 
 
@@ -230,7 +230,7 @@ class Attributions(Displayed, Tabular, Mapping[str, Attribution]):
     def _by_name(self) -> Mapping[str, Attribution]:
         return self._attributions
 
-    def _columns(self, by: str, special: bool) -> Columns:
+    def _columns(self, by: Any, special: bool) -> Columns:
         return stack("method", {name: attribution_columns(each, by, special) for name, each in self.items()})
 
     def plot_convergence(self, *, ax: Any = None) -> Any:

@@ -64,7 +64,7 @@ class PairAttribution(DisplayedPairs, Tabular, Saved):
             f"|delta| ≤ {np.abs(self.delta).max():.2g})"
         )
 
-    def _columns(self, by: str, special: bool) -> Columns:
+    def _columns(self, by: Any, special: bool) -> Columns:
         return pair_columns(self, by, special)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

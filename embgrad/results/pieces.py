@@ -11,7 +11,7 @@ from embgrad.common.text import visible
 from embgrad.common.token_text import show_token, token_text
 from embgrad.display.lines import Line, Piece
 from embgrad.errors import EmbgradError, brief, did_you_mean, quote
-from embgrad.results.segments import check_parts, segment_pieces
+from embgrad.results.segments import check_parts, segments_of
 from embgrad.results.spans import Span, parts_of
 from embgrad.results.words import Word, is_special
 
@@ -111,10 +111,18 @@ def pieces_of(source: Any, unit: Unit, examples: Sequence[int], special: bool) -
         return [_of_text(source, example, spans[example], special) for example in examples]
     if is_of_segments(unit):
         parts = None if isinstance(unit, str) else unit
-        return [segment_pieces(source, each, parts, _tokens(source, each), special) for each in examples]
+        return [_segments(source, each, parts, special) for each in examples]
     words = source.words() if unit == "words" else None
     made = [_tokens(source, each) if words is None else _words(source, each, words[each]) for each in examples]
     return [[piece for piece in pieces if special or not piece.special] for pieces in made]
+
+
+def _segments(source: Any, example: int, parts: Mapping[str, Any] | None, special: bool) -> list[Piece]:
+    scores = source.scores[example]
+    return [
+        Piece(name, positions, float(source._merge(scores[list(positions)])), only_special, " ")
+        for name, positions, only_special in segments_of(source, example, parts, special)
+    ]
 
 
 def _words(source: Any, example: int, words: Sequence[Word]) -> list[Piece]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from embgrad.common.token_text import show_token
-from embgrad.display.lines import Piece
 from embgrad.errors import EmbgradError, brief
 from embgrad.results.spans import places_in_text, places_of_characters
+from embgrad.results.words import is_special
 
-__all__ = ["OTHERS", "check_parts", "segment_pieces"]
+__all__ = ["OTHERS", "Segment", "check_parts", "segments_of"]
 
 #: The names of roles in chat templates.
 ROLES: Final = frozenset(
@@ -24,6 +24,21 @@ ROLES: Final = frozenset(
 #: Special tokens of chat templates, and those of which each begins the turn of a role that it does not name.
 SPECIAL: Final = re.compile(r"\[/?[A-Za-z_]+\]|<[^<>]+>")
 INSTRUCTIONS: Final = {"[INST]": "user", "[/INST]": "assistant", "[SYSTEM_PROMPT]": "system"}
+
+
+class Segment(NamedTuple):
+    """A segment of a text.
+
+    Attributes:
+        name: its name.
+        positions: the positions of its tokens, which need not be next to each other.
+        special: whether it has special tokens alone.
+    """
+
+    name: str
+    positions: tuple[int, ...]
+    special: bool
+
 
 #: The most tokens of a role's name after the special token that begins its turn.
 MOST_TOKENS: Final = 6
@@ -43,37 +58,31 @@ def check_parts(parts: Any) -> None:
         raise EmbgradError(f"by is {brief(parts)}: expected names of parts with a text, a slice or positions for each")
 
 
-def segment_pieces(
-    source: Any, example: int, parts: Mapping[str, Any] | None, tokens: Sequence[Piece], special: bool
-) -> list[Piece]:
-    """Return the segments of an example in the order of the text, each with the score of all of its tokens.
+def segments_of(source: Any, example: int, parts: Mapping[str, Any] | None, special: bool) -> list[Segment]:
+    """Return the segments of an example in the order of the text.
 
     Args:
-        source: an attribution.
+        source: a result with `ids`, `real` and `tokens`, which may have `texts`, `offsets` and `parts`.
         example: the index of the example.
         parts: the parts by name, each a text, a slice of the real tokens, or positions; None for the turns of a chat.
-        tokens: the example's tokens as pieces.
         special: whether special tokens count.
 
     Raises:
         EmbgradError: the special tokens show no turns; or a part is not there, is there several times, or overlaps with another.
     """
-    groups = _turns(source, example) if parts is None else _named(source, example, parts, tokens)
-    is_special = {
-        piece.positions[0]: piece.special or _is_marker(source, example, piece.positions[0]) for piece in tokens
-    }
-    pieces = []
-    for name, whole in groups:
-        positions = [position for position in whole if special or not is_special[position]]
+    segments = []
+    for name, whole in _turns(source, example) if parts is None else _named(source, example, parts):
+        marks = [_is_marker(source, example, position) for position in whole]
+        positions = [position for position, is_mark in zip(whole, marks, strict=True) if special or not is_mark]
         if positions:
-            score = float(source._merge(source.scores[example][positions]))
-            only = all(is_special[position] for position in positions)
-            pieces.append(Piece(name, tuple(positions), score, only, " "))
-    return pieces
+            segments.append(Segment(name, tuple(positions), all(marks)))
+    return segments
 
 
 def _is_marker(source: Any, example: int, position: int) -> bool:
-    return source.tokens is not None and bool(SPECIAL.fullmatch(source.tokens[example][position]))
+    """Return whether a token is special, or one of a template, whose tokens may stand in the text."""
+    of_template = source.tokens is not None and bool(SPECIAL.fullmatch(source.tokens[example][position]))
+    return of_template or is_special(source, example, position)
 
 
 def _turns(source: Any, example: int) -> list[tuple[str, list[int]]]:
@@ -134,12 +143,12 @@ def _words(token: str) -> list[str]:
     return re.findall("[a-z]+", token.lower()) if SPECIAL.fullmatch(token) else []
 
 
-def _named(source: Any, example: int, parts: Mapping[str, Any], tokens: Sequence[Piece]) -> list[tuple[str, list[int]]]:
+def _named(source: Any, example: int, parts: Mapping[str, Any]) -> list[tuple[str, list[int]]]:
     """Return the parts with their positions, and all others as one."""
     rest = dict.fromkeys(np.flatnonzero(source.real[example]).tolist())
     groups = []
     for name, part in parts.items():
-        positions = _positions(source, example, name, part, tokens)
+        positions = _positions(source, example, name, part)
         if lost := [position for position in positions if position not in rest]:
             raise EmbgradError(
                 f"by[{name!r}] is {brief(part)}, which has the position {lost[0]} of example {example}: another part has it "
@@ -152,10 +161,10 @@ def _named(source: Any, example: int, parts: Mapping[str, Any], tokens: Sequence
     return sorted(groups, key=lambda group: group[1][0])
 
 
-def _positions(source: Any, example: int, name: str, part: Any, tokens: Sequence[Piece]) -> list[int]:
+def _positions(source: Any, example: int, name: str, part: Any) -> list[int]:
     real = np.flatnonzero(source.real[example])
     if isinstance(part, str):
-        places = _places(part.strip(), source, example, real, tokens)
+        places = _places(part.strip(), source, example, real)
         if len(places) != 1:
             found = f"has at the positions {brief([int(place[0]) for place in places])}" if places else "does not have"
             raise EmbgradError(
@@ -180,15 +189,17 @@ def _positions(source: Any, example: int, name: str, part: Any, tokens: Sequence
     return list(chosen)
 
 
-def _places(wanted: str, source: Any, example: int, real: np.ndarray, tokens: Sequence[Piece]) -> list[np.ndarray]:
+def _places(wanted: str, source: Any, example: int, real: np.ndarray) -> list[np.ndarray]:
     """Return the positions of a text at each of its places: by the user's text, or else by the tokens' own texts."""
     if not wanted:
         return []
-    if source.texts is not None and source.offsets is not None:
+    if getattr(source, "texts", None) is not None and source.offsets is not None:
         return places_in_text(wanted, source.texts[example], source.offsets[example], source.parts[example], real)
     if source.tokens is None:
         return []
-    texts = ["".join(piece.text.split()) for piece in tokens]  # where tokens had white space between them is not known
+    texts = [
+        "".join(show_token(source.tokens[example][at]).split()) for at in real.tolist()
+    ]  # where tokens had white space between them is not known
     ends = np.cumsum([len(text) for text in texts])
     offsets = np.stack([ends - [len(text) for text in texts], ends], -1)
     return places_of_characters("".join(wanted.split()), "".join(texts), real, offsets)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
+from embgrad.common.token_text import show_token
 from embgrad.errors import EmbgradError
-from embgrad.results.tabular import Columns, join, optional, text_column
+from embgrad.results.segments import segments_of
+from embgrad.results.tabular import UNITS, Columns, join, optional, text_column
 from embgrad.results.words import is_special, words_of_examples
 
 __all__ = [
@@ -53,22 +55,26 @@ class Units:
         return {name + suffix: values[chosen] for name, values in self.columns.items()}
 
 
-def units_of(result: Any, by: str, special: bool) -> Units:
-    """Return the tokens or words of a result at real positions.
+def units_of(result: Any, by: Any, special: bool) -> Units:
+    """Return the tokens, words or segments of a result at real positions.
 
     Args:
         result: has `ids`, `real`, `tokens` and `words_of`, and may have `offsets` and `parts`.
-        by: "tokens" or "words".
+        by: "tokens", "words" or "segments", or parts by name.
         special: whether special tokens are among them.
 
     Raises:
-        EmbgradError: words are asked for, and the tokens are not known.
+        EmbgradError: words are asked for, and the tokens are not known; or as `segments_of` raises.
     """
     words = None
     found: list[tuple[int, tuple[int, ...], str | None]]
     if result.tokens is not None:
         words = words_of_examples(result.tokens, result.words_of, result.real, np.zeros(result.ids.shape), np.sum)
-    if by == "words":
+    if by not in UNITS:
+        parts = by if isinstance(by, Mapping) else None
+        segments = [(row, segments_of(result, row, parts, special)) for row in range(len(result.ids))]
+        found = [(row, segment.positions, segment.name) for row, each in segments for segment in each]
+    elif by == "words":
         if words is None:
             raise EmbgradError(
                 "by is 'words', but the tokens of this result are not known, only their ids: pass by='tokens', or a batch by "
@@ -80,7 +86,7 @@ def units_of(result: Any, by: str, special: bool) -> Units:
     else:
         rows = enumerate(words)
         found = [(row, (position,), word.text) for row, each in rows for word in each for position in word.positions]
-    if not special:
+    if not special and by in UNITS:
         found = [unit for unit in found if not is_special(result, unit[0], unit[1][0])]
     examples = np.array([example for example, _, _ in found], np.int64)
     members = [positions for _, positions, _ in found]
@@ -88,7 +94,7 @@ def units_of(result: Any, by: str, special: bool) -> Units:
 
 
 def _unit_columns(
-    result: Any, by: str, examples: np.ndarray, members: Sequence[Sequence[int]], words: Sequence[str | None]
+    result: Any, by: Any, examples: np.ndarray, members: Sequence[Sequence[int]], words: Sequence[str | None]
 ) -> Columns:
     first = np.array([positions[0] for positions in members], np.int64)
     columns: dict[str, np.ndarray] = {"position": first}
@@ -96,7 +102,7 @@ def _unit_columns(
         places = list(zip(examples.tolist(), first.tolist(), strict=True))
         tokens = [None if result.tokens is None else result.tokens[row][position] for row, position in places]
         columns |= {"id": result.ids[examples, first], "token": text_column(tokens)}
-    columns["word"] = text_column(words)
+    columns["word" if by in UNITS else "segment"] = text_column(words)
     return columns | _characters(result, examples, members)
 
 
@@ -134,30 +140,43 @@ def saliency_columns(result: Any, scores: np.ndarray, kind: str, by: str, specia
     return _score(units_of(result, by, special), scores, np.hypot if kind == "norm" else np.add)
 
 
-def attribution_columns(result: Any, by: str, special: bool) -> Columns:
-    """Return the columns of an `Attribution`: a row for each token or word with its score."""
+def attribution_columns(result: Any, by: Any, special: bool) -> Columns:
+    """Return the columns of an `Attribution`: a row for each token, word or segment with its score."""
     return _score(units_of(result, by, special), result.scores, np.add if result.signed else np.hypot)
 
 
-def token_attribution_columns(result: Any, by: str, special: bool) -> Columns:
-    """Return the columns of a `TokenAttribution`: a row for each output token and each input that can contribute to it."""
+def token_attribution_columns(result: Any, by: Any, special: bool) -> Columns:
+    """Return the columns of a `TokenAttribution`: a row for each output and each input that can contribute to it."""
     has_decoder = result.decoder_scores is not None
     sides = {"encoder" if has_decoder else "": (result.of_output(0), result.scores)}
     if has_decoder:
         sides["decoder"] = (result.of_output(0, decoder=True), result.decoder_scores)
-    units = {side: units_of(of_side, by, special) for side, (of_side, _) in sides.items()}
+    # A decoder has no segments, since its text is not known.
+    units = {
+        side: _tokens_as_segments(of_side, special)
+        if side == "decoder" and by not in UNITS
+        else units_of(of_side, by, special)
+        for side, (of_side, _) in sides.items()
+    }
     blocks = []
     for example in range(len(result.ids)):
-        outputs = np.flatnonzero(result.outputs[example] >= 0)
+        outputs = np.flatnonzero(result.spans[example, :, 0] >= 0)
         for side, (_, scores) in sides.items():
             causal = side != "encoder"
             blocks.append(_block(result, units[side], scores[example], example, outputs, causal))
             if has_decoder:
                 rows = len(blocks[-1]["score"])
                 blocks[-1] = {"side": text_column([side] * rows), **blocks[-1]}
-    first = ("example", "output", "output_id", "output_token", *(["side"] if has_decoder else []))
+    first = [name for name in ("example", *_outputs_of(result, 0, [])) if name in blocks[0]] + ["side"] * has_decoder
     columns = {name: join([block[name] for block in blocks]) for name in blocks[0]}
     return {name: columns[name] for name in (*first, *(name for name in columns if name not in first))}
+
+
+def _tokens_as_segments(result: Any, special: bool) -> Units:
+    units = units_of(result, "tokens", special)
+    names = {"token": "segment"}
+    columns = {names.get(name, name): column for name, column in units.columns.items() if name not in ("id", "word")}
+    return replace(units, columns=columns)
 
 
 def _block(
@@ -166,21 +185,31 @@ def _block(
     """Return the rows of one example and side; of a causal side without the inputs that do not stand before the output."""
     own = units.of_example(example)
     merged = units.merge(np.add if result.signed else np.hypot, scores[outputs], own)
-    before = units.columns["position"][own] < result.outputs[example, outputs][:, None]
+    before = units.columns["position"][own] < result.spans[example, outputs].max(-1)[:, None]
     rows, columns = np.nonzero(before | (merged != 0) if causal else np.ones(merged.shape, bool))
     chosen = outputs[rows]
-    tokens = [None if result.output_tokens is None else result.output_tokens[example][index] for index in chosen]
     return {
         "example": np.full(len(rows), example),
-        "output": result.outputs[example, chosen],
-        "output_id": result.output_ids[example, chosen],
-        "output_token": text_column(tokens),
+        **_outputs_of(result, example, chosen),
         **units.take(own[columns]),
         "score": merged[rows, columns],
     }
 
 
-def pair_columns(result: Any, by: str, special: bool) -> Columns:
+def _outputs_of(result: Any, example: int, chosen: Any) -> dict[str, np.ndarray]:
+    """Return the columns of chosen outputs; where some are spans, their ends in place of their ids."""
+    rows = np.asarray(chosen, np.int64)
+    tokens = [None if result.output_tokens is None else result.output_tokens[example][index] for index in rows.tolist()]
+    if result.outputs.ndim == 2:
+        own = {"output": result.outputs[example, rows], "output_id": result.output_ids[example, rows]}
+        return own | {"output_token": text_column(tokens)}
+    texts = [None if token is None else " ".join(map(show_token, token)) for token in tokens]
+    spans = result.spans[example, rows]
+    ends = spans.max(-1, initial=-1) + 1
+    return {"output": spans[:, 0], "output_end": ends, "output_token": text_column(texts)}
+
+
+def pair_columns(result: Any, by: Any, special: bool) -> Columns:
     """Return the columns of a `PairAttribution`: a row for each pair of tokens or words, one of each text."""
     first, second = (units_of(side, by, special) for side in (result.a, result.b))
     blocks = []

@@ -10,9 +10,11 @@ import numpy as np
 
 from embgrad.common.options import expect_flag
 from embgrad.errors import EmbgradError, brief, did_you_mean
+from embgrad.results.segments import check_parts
 
 __all__ = [
     *("Columns", "Tabular", "TabularByChoice", "TabularGradients", "arrow_table", "columns_of_tokens", "expect_choice"),
+    "UNITS",
     "expect_units",
     *("frame", "import_library", "join", "optional", "stack", "text_column"),
 ]
@@ -23,6 +25,9 @@ Columns = Mapping[str, np.ndarray]
 
 #: The units of the rows of scores.
 UNITS: Final = ("tokens", "words")
+
+#: The units of the rows of attributions, beside named parts.
+UNITS_OF_SCORES: Final = (*UNITS, "segments")
 
 
 def optional(numbers: Any) -> np.ndarray:
@@ -123,14 +128,14 @@ def expect_choice(value: Any, name: str, choices: Sequence[str]) -> None:
         raise EmbgradError(f"{name} is {brief(value)}: expected {expected}.{did_you_mean(str(value), choices)}")
 
 
-def expect_units(by: Any, special: Any) -> None:
+def expect_units(by: Any, special: Any, units: Sequence[str] = UNITS) -> None:
     """Check the unit of rows, and whether special tokens have any.
 
     Raises:
-        EmbgradError: `by` is neither "tokens" nor "words".
+        EmbgradError: `by` is none of the units.
         BatchError: `special` is neither True nor False.
     """
-    expect_choice(by, "by", UNITS)
+    expect_choice(by, "by", units)
     expect_flag(special, "special")
 
 
@@ -145,25 +150,31 @@ class Tabular(ABC):
     """A base class of results with a score for each token or word."""
 
     @abstractmethod
-    def _columns(self, by: str, special: bool) -> Columns:
+    def _columns(self, by: Any, special: bool) -> Columns:
         """Return the columns of the table."""
 
-    def to_pandas(self, *, by: str = "tokens", special: bool = True) -> Any:
+    def to_pandas(self, *, by: str | Mapping[str, Any] = "tokens", special: bool = True) -> Any:
         """Return the scores as a `pandas.DataFrame` with a row for each token or word; see the page "Tables" for the columns.
 
         Args:
-            by: "tokens" or "words".
+            by: "tokens", "words" or "segments", or parts of the texts by name, see `Attribution.segments`.
             special: whether special tokens have rows; padding has none.
 
         Raises:
             EmbgradError: pandas is not installed (`pip install 'embgrad[table]'`); there is no such unit; or words are asked for
                 and the tokens are not known.
         """
-        return frame(columns_of_tokens(self, by, special))
+        return frame(self._checked_columns(by, special))
 
-    def to_arrow(self, *, by: str = "tokens", special: bool = True) -> Any:
+    def to_arrow(self, *, by: str | Mapping[str, Any] = "tokens", special: bool = True) -> Any:
         """Return the scores as a `pyarrow.Table`; the columns, arguments and errors are those of `to_pandas`."""
-        return arrow_table(columns_of_tokens(self, by, special))
+        return arrow_table(self._checked_columns(by, special))
+
+    def _checked_columns(self, by: Any, special: Any) -> Columns:
+        if isinstance(by, Mapping):
+            check_parts(by)
+        expect_units("segments" if isinstance(by, Mapping) else by, special, UNITS_OF_SCORES)
+        return self._columns(by, special)
 
 
 class TabularGradients(ABC):

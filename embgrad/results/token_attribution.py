@@ -110,7 +110,7 @@ class TokenAttribution(Scores, DisplayedTokens, Tabular, Saved):
             f"{source.get('model')} ({source.get('backend')}), norm {length(self.scores):.4g})"
         )
 
-    def _columns(self, by: str, special: bool) -> Columns:
+    def _columns(self, by: Any, special: bool) -> Columns:
         return token_attribution_columns(self, by, special)
 
     def of_output(self, index: int, *, decoder: bool = False) -> Attribution:

@@ -184,6 +184,56 @@ def test_an_output_token_has_a_row_for_each_token_before_it() -> None:
     np.testing.assert_allclose(words["score"], sums.to_numpy(), rtol=1e-14)
 
 
+def test_spans_have_their_ends_and_every_input_before_their_last_token() -> None:
+    batch = embgrad.TokenBatch([[5, 6, 7, 8], [5, 6, 7, 8]], tokens=[["a", "b", "c", "d"]] * 2)
+    made = replace(
+        token_attribution_of(batch, [[3, 3], [2]], np.arange(16.0).reshape(2, 2, 4) + 1),
+        outputs=np.array([[[1, 2, 3], [3, -1, -1]], [[2, -1, -1], [-1, -1, -1]]]),
+        output_ids=np.array([[[6, 7, 8], [8, -1, -1]], [[7, -1, -1], [-1, -1, -1]]]),
+        output_tokens=((("b", "c", "d"), ("d",)), (("c",),)),
+    )
+    table = made.to_pandas()
+    assert list(table.columns)[:4] == ["example", "output", "output_end", "output_token"]
+    assert "output_id" not in table.columns
+    rows = (
+        [(0, 1, 4, "b c d", at) for at in range(3)]
+        + [(0, 3, 4, "d", at) for at in range(3)]
+        + [(1, 2, 3, "c", at) for at in (0, 1)]
+    )
+    columns = ["example", "output", "output_end", "output_token", "position"]
+    assert without_missing(table[columns]) == rows
+    assert table["score"].tolist() == [1, 2, 3, 5, 6, 7, 9, 10]
+    bare = replace(made, output_tokens=None, tokens=None).to_pandas()
+    assert bare["output_token"].isna().all()
+    assert made.to_arrow().num_rows == 8
+
+
+def test_rows_may_be_turns_of_a_chat_and_named_parts() -> None:
+    tokens = ["<s>", "<|user|>", "why", "<|assistant|>", "so"]
+    attribution = attribution_of(embgrad.TokenBatch([[1, 2, 3, 4, 5]], tokens=[tokens]), np.arange(5.0))
+    turns = attribution.to_pandas(by="segments")
+    assert list(turns.columns) == ["example", "position", "segment", "part", "start", "end", "score"]
+    assert without_missing(turns[["position", "segment", "score"]]) == [
+        (0, "<s>", 0.0),
+        (1, "user", 3.0),
+        (3, "assistant", 7.0),
+    ]
+    alone = attribution.to_pandas(by="segments", special=False)
+    assert without_missing(alone[["position", "segment", "score"]]) == [(2, "user", 2.0), (4, "assistant", 4.0)]
+    parts = attribution.to_pandas(by={"cause": slice(1, 3)})
+    assert without_missing(parts[["segment", "score"]]) == [("(other)", 7.0), ("cause", 3.0)]
+    with refused(EmbgradError, "by is {}: expected names of parts"):
+        attribution.to_arrow(by={})
+    made = encoder_decoder()
+    assert made.decoder_scores is not None
+    table = made.to_pandas(by={"verb": "translate"})
+    encoder, decoder = (table[table["side"] == side] for side in ("encoder", "decoder"))
+    assert encoder["segment"].tolist() == ["verb", "(other)"] * 3
+    sums = [scores[part].sum() for scores in made.scores[0] for part in (slice(2), slice(2, None))]
+    assert encoder["score"].tolist() == sums
+    assert decoder["segment"].tolist() == ["<pad>", "<pad>", "▁über", "<pad>", "▁über", "setze"]
+
+
 def test_an_encoder_decoder_has_the_tokens_of_both_sides() -> None:
     made = encoder_decoder()
     table = made.to_pandas()
@@ -282,7 +332,7 @@ def test_a_missing_package_is_named_with_what_installs_it(
 
 
 def test_options_are_checked() -> None:
-    with refused(EmbgradError, "by is 'word': expected 'tokens' or 'words'. Did you mean 'words'?"):
+    with refused(EmbgradError, "by is 'word': expected 'tokens' or 'words' or 'segments'. Did you mean 'words'?"):
         attribution_of(BATCH).to_pandas(by="word")
     with refused(BatchError, "special is 1: expected True or False"):
         attribution_of(BATCH).to_arrow(special=1)
