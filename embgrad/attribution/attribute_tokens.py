@@ -15,6 +15,7 @@ from embgrad.attribution.baselines import NEEDS_DIRECTION, absent_positions, che
 from embgrad.attribution.completeness import ADVICE, RANDOM, SHARE
 from embgrad.attribution.continuations import compare_continuations
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency
+from embgrad.attribution.hops import check_hops, follow, intermediate_tokens
 from embgrad.attribution.method import Method
 from embgrad.attribution.path_methods import IntegratedGradients
 from embgrad.attribution.perturbation_methods import Occlusion
@@ -64,6 +65,8 @@ def attribute_tokens(
     method: Any = "input_x_gradient",
     *,
     generate: Any = None,
+    hops: int = 0,
+    through: Any = None,
     at: str = WORD,
     tokenizer: Any = None,
     max_length: int | None = None,
@@ -97,6 +100,13 @@ def attribute_tokens(
         generate: continue the prompts by the model's own method `generate` first: the number of new tokens, for greedy
             search, or a dict of the method's own arguments, such as {"max_new_tokens": 20, "do_sample": False}, or
             {"max_length": 40, "stop_token_ids": None} for a model of keras-hub.
+        hops: how many times the contributions of intermediate tokens, such as those of a model's reasoning, are passed on to the
+            tokens before them, of which the model made them: what such a token contributes to an output is divided among these in
+            proportion to the sizes of their contributions to the token itself. The sum of an output's contributions stays what it
+            is. With as many hops as there are intermediate tokens nothing remains on them. Each takes a pullback of its own. As
+            in Pan et al., "Towards long-horizon interpretability", 2026 (FlashTrace).
+        through: the intermediate tokens, in the forms of `targets`, of which those count that stand before an output; None for
+            those that `generate` made.
         at: the point whose values are the inputs, see `attribute`; in an encoder-decoder "word".
         training: see `attribute`. Tokens are generated in evaluation mode.
         batch_size: how many examples or steps one pass runs at most; None for as many as have 2,048 positions.
@@ -115,6 +125,7 @@ def attribute_tokens(
     expect_one_name(at, "make a call for each point")
     size = count_or_none(batch_size, "batch_size")
     expect_flag(training, "training")
+    hops = check_hops(hops, through, generate)
     tokens = prompts_of_texts(model, batch) if generate is not None and tokenizer is max_length is None else None
     tokens = batch_of(batch, tokenizer, max_length, model) if tokens is None else tokens
     known = tokenizer_of(model, tokenizer)
@@ -130,15 +141,23 @@ def attribute_tokens(
     side = tokens if decoder is None else decoder
     wanted = targets_of(targets, contrast, side, known, start)
     side_move = move if decoder is None else decoder_move
-    passes = TokenPasses(bound, moved, _move(wanted, side_move), _names(bound, moved, at), size, training)
+    names = _names(bound, moved, at)
     contributions = next(function for cls, function in _METHODS.items() if isinstance(chosen, cls))
 
     def compute(methods: Sequence[Method], passes: TokenPasses) -> Made:
         return _mean([contributions(single, passes, known) for single in methods])
 
-    methods = _with_moved_baseline(chosen, move).by_baseline()
-    made = compare_continuations(passes, methods, compute) if wanted.needs_continuations else compute(methods, passes)
-    return _result(made, chosen, passes, wanted, tokens, decoder, (move, decoder_move), known)
+    def attribute(outputs: Targets) -> TokenAttribution:
+        passes = TokenPasses(bound, moved, _move(outputs, side_move), names, size, training)
+        methods = _with_moved_baseline(chosen, move).by_baseline()
+        made = (
+            compare_continuations(passes, methods, compute) if outputs.needs_continuations else compute(methods, passes)
+        )
+        return _result(made, chosen, passes, outputs, tokens, decoder, (move, decoder_move), known)
+
+    between = intermediate_tokens(through, wanted, side, known, start) if hops else None
+    result = attribute(wanted)
+    return result if between is None else follow(result, attribute(between), hops)
 
 
 def _method(method: Any) -> Method:

@@ -69,6 +69,22 @@ def attribute_tokens(
             help="Another text of one or several tokens, or an id: why is the output more likely than this one in its place?",
         ),
     ] = None,
+    hops: Annotated[
+        int,
+        of_tokens(
+            "--hops",
+            metavar="N",
+            help="Pass the contributions of tokens that the model wrote before an output on to the tokens before them, N times.",
+        ),
+    ] = 0,
+    through: Annotated[
+        list[str] | None,
+        of_tokens(
+            "--through",
+            metavar="OUTPUT",
+            help="With --hops, the tokens whose contributions are passed on, as --target names outputs. May be repeated.",
+        ),
+    ] = None,
     request: Annotated[GradientRequest, "batch_size", "training", "call"],
     files: Files,
 ) -> int:
@@ -92,6 +108,8 @@ def attribute_tokens(
             int(contrast) if contrast is not None and contrast.isdecimal() else contrast,
             next(iter(methods.values())),
             generate=generate,
+            hops=hops,
+            through=[_target(entry) for entry in through] if through else None,
             tokenizer=tokenizer,
             call=request.function(),
             training=request.training,

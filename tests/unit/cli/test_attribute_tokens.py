@@ -61,4 +61,7 @@ def test_targets_are_positions_slices_and_texts(command: Any, directory: Path) -
     assert command(*words, "--target", "2:", "--target", "1").code == 0
     direct = embgrad.attribute_tokens(causal(), [[5, 7, 3, 4, 6]], [slice(2, None), 1])
     np.testing.assert_array_equal(embgrad.load("a.safetensors").scores, direct.scores)
+    assert command(*words, "--target", "-1", "--through", "1:4", "--hops", "3").code == 0
+    hopped = embgrad.attribute_tokens(causal(), [[5, 7, 3, 4, 6]], [-1], hops=3, through=slice(1, 4))
+    np.testing.assert_array_equal(embgrad.load("a.safetensors").scores, hopped.scores)
     assert "the text 'the' names tokens of a batch of ids" in refused(command(*words, "--target", "the"))
