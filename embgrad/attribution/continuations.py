@@ -47,7 +47,7 @@ def compare_continuations(
         own.append(_of_contrast(both, passes, output))
     first = made[0]
 
-    def joined(name: str) -> np.ndarray | None:
+    def join(name: str) -> np.ndarray | None:
         arrays = [getattr(single, name) for single in made]
         return None if arrays[0] is None else np.concatenate(arrays)
 
@@ -58,9 +58,9 @@ def compare_continuations(
     return Made(
         [np.concatenate(arrays) for arrays in zip(*(single.scores for single in made), strict=True)],
         np.concatenate([single.objectives for single in made]),
-        joined("before"),
+        join("before"),
         first.provenance,
-        joined("error"),
+        join("error"),
         notes,
         np.any(flats, axis=0) if flats else None,
         np.concatenate(own),

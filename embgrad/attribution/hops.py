@@ -77,7 +77,7 @@ def follow(result: TokenAttribution, between: TokenAttribution, hops: int) -> To
         between: those to the intermediate tokens, by the same method.
         hops: how many times.
     """
-    scores, of_tokens = _joined(result), _joined(between)
+    scores, of_tokens = _join_sides(result), _join_sides(between)
     shift = 0 if result.decoder_scores is None else result.scores.shape[-1]
     for example, total in enumerate(scores):
         exists = between.outputs[example] >= 0
@@ -101,6 +101,6 @@ def follow(result: TokenAttribution, between: TokenAttribution, hops: int) -> To
     return replace(result, scores=sides[0], decoder_scores=sides[1], provenance=provenance)
 
 
-def _joined(result: TokenAttribution) -> np.ndarray:
+def _join_sides(result: TokenAttribution) -> np.ndarray:
     """Return a copy of the scores of both sides as one array, (example, output, position of either side)."""
     return np.concatenate([result.scores, *([] if result.decoder_scores is None else [result.decoder_scores])], axis=-1)

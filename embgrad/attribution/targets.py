@@ -110,7 +110,7 @@ def targets_of(targets: Any, contrast: Any, batch: TokenBatch, tokenizer: Any, s
         rows.append(found.outputs())
     if not any(rows):
         raise EmbgradError("no example has an output token: expected at least one real token after an example's first")
-    positions = _padded([[output.tolist() for output in row] for row in rows])
+    positions = _pad([[output.tolist() for output in row] for row in rows])
     at = np.maximum(positions, 0).reshape(len(batch), -1)
     ids = np.where(positions == NONE, NONE, np.take_along_axis(batch.ids, at, 1).reshape(positions.shape))
     if contrast is None:
@@ -122,7 +122,7 @@ def targets_of(targets: Any, contrast: Any, batch: TokenBatch, tokenizer: Any, s
     return made
 
 
-def _padded(rows: Sequence[Sequence[Sequence[int]]]) -> np.ndarray:
+def _pad(rows: Sequence[Sequence[Sequence[int]]]) -> np.ndarray:
     """Return lists of outputs, each a list of numbers, as an array of (example, output, number), with `NONE` for missing ones."""
     shape = len(rows), max(map(len, rows)), max(len(output) for row in rows for output in row)
     array = np.full(shape, NONE, np.int64)
@@ -307,7 +307,7 @@ def _contrast(contrast: Any, positions: np.ndarray, tokenizer: Any) -> np.ndarra
             f"contrast has the shape {continuations.shape}: expected one id or text, or one for each output token, (example, "
             f"output) = {positions.shape}"
         ) from None
-    return _padded(
+    return _pad(
         [
             [ids if position != NONE else () for ids, position in zip(row, at, strict=True)]
             for row, at in zip(grid.tolist(), positions.tolist(), strict=True)

@@ -71,7 +71,7 @@ def segments_of(source: Any, example: int, parts: Mapping[str, Any] | None, spec
         EmbgradError: the special tokens show no turns; or a part is not there, is there several times, or overlaps with another.
     """
     segments = []
-    for name, whole in _turns(source, example) if parts is None else _named(source, example, parts):
+    for name, whole in _turns(source, example) if parts is None else _find_parts(source, example, parts):
         marks = [_is_marker(source, example, position) for position in whole]
         positions = [position for position, is_mark in zip(whole, marks, strict=True) if special or not is_mark]
         if positions:
@@ -143,7 +143,7 @@ def _words(token: str) -> list[str]:
     return re.findall("[a-z]+", token.lower()) if SPECIAL.fullmatch(token) else []
 
 
-def _named(source: Any, example: int, parts: Mapping[str, Any]) -> list[tuple[str, list[int]]]:
+def _find_parts(source: Any, example: int, parts: Mapping[str, Any]) -> list[tuple[str, list[int]]]:
     """Return the parts with their positions, and all others as one."""
     rest = dict.fromkeys(np.flatnonzero(source.real[example]).tolist())
     groups = []

@@ -10,7 +10,6 @@ import numpy as np
 
 from embgrad.common.token_text import show_token
 from embgrad.errors import EmbgradError
-from embgrad.results.segments import segments_of
 from embgrad.results.tabular import UNITS, Columns, join, optional, text_column
 from embgrad.results.words import is_special, words_of_examples
 
@@ -71,6 +70,8 @@ def units_of(result: Any, by: Any, special: bool) -> Units:
     if result.tokens is not None:
         words = words_of_examples(result.tokens, result.words_of, result.real, np.zeros(result.ids.shape), np.sum)
     if by not in UNITS:
+        from embgrad.results.segments import segments_of  # an import of a plain gradient otherwise
+
         parts = by if isinstance(by, Mapping) else None
         segments = [(row, segments_of(result, row, parts, special)) for row in range(len(result.ids))]
         found = [(row, segment.positions, segment.name) for row, each in segments for segment in each]

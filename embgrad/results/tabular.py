@@ -10,7 +10,6 @@ import numpy as np
 
 from embgrad.common.options import expect_flag
 from embgrad.errors import EmbgradError, brief, did_you_mean
-from embgrad.results.segments import check_parts
 
 __all__ = [
     *("Columns", "Tabular", "TabularByChoice", "TabularGradients", "arrow_table", "columns_of_tokens", "expect_choice"),
@@ -172,6 +171,8 @@ class Tabular(ABC):
 
     def _checked_columns(self, by: Any, special: Any) -> Columns:
         if isinstance(by, Mapping):
+            from embgrad.results.segments import check_parts  # an import of a plain gradient otherwise
+
             check_parts(by)
         expect_units("segments" if isinstance(by, Mapping) else by, special, UNITS_OF_SCORES)
         return self._columns(by, special)
