@@ -12,6 +12,7 @@ import pytest
 
 import embgrad
 from embgrad import EmbgradError, EmbgradWarning, LogProbability, TokenBatch, attribute_tokens
+from embgrad.attribution.token_passes import TokenPasses
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.attribution.language_models import (
     Generating,
@@ -175,9 +176,10 @@ def test_integrated_gradients_of_spans_have_the_whole_difference_and_its_error(b
 def test_both_texts_have_the_users_baseline() -> None:
     values = np.random.default_rng(3).normal(size=(3, 5, 3))
     whole = embgrad.methods.IntegratedGradients(50, baseline=values)
-    result = attribute_tokens(causal(), BATCH, [-1], [[[3]], [[4]], [[5]]], whole)
+    result = attribute_tokens(causal(), BATCH, [slice(-2, None), -1], [[3, 3], [4, 4], [5, 5]], whole)
     plain = attribute_tokens(causal(), BATCH, [-1], [[3], [4], [5]], whole)
-    np.testing.assert_allclose(result.scores, plain.scores, atol=1e-13)
+    np.testing.assert_allclose(result.scores[:, 1:], plain.scores, atol=1e-13)
+    assert result.contrast_scores is not None
     with refused(embgrad.errors.UnsupportedError, "and the baseline has 5 positions: pad both on the right"):
         attribute_tokens(causal(), BATCH, [-1], [[[3, 4]]], whole)
 
@@ -243,9 +245,9 @@ def test_types_of_the_contrast_are_those_of_the_output() -> None:
         return means(lookup(model["E"], input_ids) + lookup(model["D"], token_type_ids), None) @ model["W"]
 
     model, types = ReferenceModel(typed, weights()), np.array([[0, 1, 2, 2, 3]])
-    result = attribute_tokens(model, TokenBatch(IDS[:1], types=types), [slice(3, 4)], [[[3, 4]]])
-    row, other = IDS[0, :4], np.array([*IDS[0, :3], 3, 4])
-    values = [E[row] + D[types[0, :4]], E[other] + D[[0, 1, 2, 2, 2]]]
+    result = attribute_tokens(model, TokenBatch(IDS[:1], types=types), [slice(3, 4)], [[[3, 4, 6]]])
+    row, other = IDS[0, :4], np.array([*IDS[0, :3], 3, 4, 6])
+    values = [E[row] + D[types[0, :4]], E[other] + D[[0, 1, 2, 2, 2, 2]]]
     expected = log_probability(values[0], row, 3) - log_probability(values[1], other, 3)
     np.testing.assert_allclose(result.objective[0, 0], expected, rtol=1e-12)
 
@@ -309,3 +311,10 @@ def test_an_example_may_have_fewer_outputs_and_a_longer_contrast() -> None:
     np.testing.assert_allclose(result.scores[1, 1, 2:], (gradient * E[alone(1)[0]]).sum(-1), atol=1e-8)
     assert result.contrast_scores is not None
     np.testing.assert_allclose(result.contrast_scores[1, 1], (own * E[[7, 8, 9]]).sum(-1), atol=1e-8)
+
+
+def test_a_baseline_that_one_of_a_pair_needs_is_that_of_both() -> None:
+    options: dict[str, Any] = {"bound": None, "batch": None, "targets": None, "names": (), "batch_size": None}
+    chosen = np.array([True, False, False, False, False, True])
+    assert TokenPasses(**options).in_pairs(chosen).tolist() == chosen.tolist()
+    assert TokenPasses(**options, paired=True).in_pairs(chosen).tolist() == [True, False, True, True, False, True]

@@ -126,6 +126,11 @@ def test_a_span_keeps_what_its_own_tokens_contribute() -> None:
     direct = attribute_tokens(causal(), ids, [slice(4, None)])
     assert not result.scores[0, 0, 2:4].any()
     np.testing.assert_allclose(result.scores[0, 0, 4:], direct.scores[0, 0, 4:], atol=1e-14)
+    both = attribute_tokens(causal(), ids, [slice(2, 5), 6], hops=9, through=slice(2, None))
+    first, second = (attribute_tokens(causal(), ids, [wanted]) for wanted in (slice(2, 5), 6))
+    np.testing.assert_array_equal(both.scores[0, 0], first.scores[0, 0])  # nothing stands between it and the prompt
+    assert second.scores[0, 0, 2:6].all()
+    assert not both.scores[0, 1, 2:6].any()
 
 
 def test_hops_of_a_decoder_go_to_both_sides() -> None:

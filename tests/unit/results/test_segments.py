@@ -89,7 +89,14 @@ def test_the_turns_of_a_chat_begin_at_its_special_tokens(tokens: str, expected: 
 def test_the_word_user_in_a_text_begins_no_turn() -> None:
     tokens = "<|im_start|> user Ċ <user says > user system Ċ <b> user friend <|im_end|>"
     assert names(tokens) == [("user", 0, 13)]
-    for text in ("the user and the system", "<s> user friendly Ċ", "<s> assistants <|x|>", "<|endofuser|>", "</user>"):
+    for text in (
+        "the user and the system",
+        "<s> user friendly Ċ",
+        "<s> assistants <|x|>",
+        "<|end_user|>",
+        "<|im_end|> user Ċ",
+        "</user>",
+    ):
         with refused(
             embgrad.EmbgradError, "by is 'segments', and no special token of example 0 begins the turn of a role: name"
         ):

@@ -187,7 +187,7 @@ def test_an_output_token_has_a_row_for_each_token_before_it() -> None:
 def test_spans_have_their_ends_and_every_input_before_their_last_token() -> None:
     batch = embgrad.TokenBatch([[5, 6, 7, 8], [5, 6, 7, 8]], tokens=[["a", "b", "c", "d"]] * 2)
     made = replace(
-        token_attribution_of(batch, [[3, 3], [2]], np.arange(16.0).reshape(2, 2, 4) + 1),
+        token_attribution_of(batch, [[3, 3], [2]], (np.arange(16.0).reshape(2, 2, 4) + 1) * (np.arange(4) != 1)),
         outputs=np.array([[[1, 2, 3], [3, -1, -1]], [[2, -1, -1], [-1, -1, -1]]]),
         output_ids=np.array([[[6, 7, 8], [8, -1, -1]], [[7, -1, -1], [-1, -1, -1]]]),
         output_tokens=((("b", "c", "d"), ("d",)), (("c",),)),
@@ -202,7 +202,7 @@ def test_spans_have_their_ends_and_every_input_before_their_last_token() -> None
     )
     columns = ["example", "output", "output_end", "output_token", "position"]
     assert without_missing(table[columns]) == rows
-    assert table["score"].tolist() == [1, 2, 3, 5, 6, 7, 9, 10]
+    assert table["score"].tolist() == [1, 0, 3, 5, 0, 7, 9, 0]
     bare = replace(made, output_tokens=None, tokens=None).to_pandas()
     assert bare["output_token"].isna().all()
     assert made.to_arrow().num_rows == 8
