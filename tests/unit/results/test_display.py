@@ -346,7 +346,7 @@ def test_the_terminal_shows_text_as_it_is(capsys: Any, monkeypatch: Any) -> None
     [
         (
             {"by": "word"},
-            "by is 'word': expected one of 'tokens', 'words', 'spans', 'sentences', or None. Did you mean 'words'",
+            "by is 'word': expected one of 'tokens', 'words', 'spans', 'sentences', 'segments', or None. Did you mean 'words'",
         ),
         ({"by": 3}, "by is 3: expected one of"),
         ({"examples": 2}, "examples is 2: expected an index from 0 to 1, a list or slice, or None for all"),
