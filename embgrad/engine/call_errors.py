@@ -33,20 +33,18 @@ def explain_errors(
     bound: BoundModel,
     batch: TokenBatch,
     *,
-    sub_batches: bool = False,
     size: int | None = None,
     objectives: Sequence[Objective | NativeObjective] = (),
 ) -> Iterator[None]:
     """Explain an error where probes show that an example is longer than the model accepts, or that it takes a dict.
 
-    With `sub_batches` a model may also accept all examples at once but no sub-batch, such as one with a cache for all of them,
-    and so may a function as objective that holds labels of all.
+    Where sub-batches are run, a model may also accept all examples at once but no sub-batch, such as one with a cache for all of
+    them, and so may a function as objective that holds labels of all.
 
     Args:
         bound: the model.
         batch: the whole batch.
-        sub_batches: whether sub-batches are run.
-        size: the number of examples that are run at once; None for all but one.
+        size: the number of examples of a sub-batch; None where the whole batch is run.
         objectives: the objectives.
 
     Raises:
@@ -59,10 +57,9 @@ def explain_errors(
         if is_ours and not _may_be_too_long(failure, batch):
             raise
         explanation = _length_message(bound, batch)
-        if explanation is None and sub_batches and not is_ours:
-            explanation = _sub_batch_message(bound, batch, size, failure)
-        if explanation is None and sub_batches and not is_ours:
-            explanation = _function_message(bound, batch, size, failure, objectives)
+        if explanation is None and not is_ours and size is not None and size < len(batch):
+            explanation = _sub_batch_message(bound, batch, batch[:size], failure)
+            explanation = explanation or _function_message(bound, batch, batch[:size], failure, objectives)
         if explanation is None and not is_ours:
             explanation = _form_message(bound, batch, failure)
         if explanation is None or (isinstance(failure, BatchError) and failure.message == explanation):
@@ -139,10 +136,9 @@ def _runs_without_gradients(run: Callable[[Request], Any], request: Request) -> 
     return True
 
 
-def _sub_batch_message(bound: BoundModel, batch: TokenBatch, size: int | None, failure: Exception) -> str | None:
+def _sub_batch_message(bound: BoundModel, batch: TokenBatch, sub_batch: TokenBatch, failure: Exception) -> str | None:
     """Return the message for a model that accepts the whole batch, but not a sub-batch."""
-    sub_batch = batch[: size or -1]
-    if not 0 < len(sub_batch) < len(batch) or bound.accepts(sub_batch) or not bound.accepts(batch):
+    if bound.accepts(sub_batch) or not bound.accepts(batch):
         return None
     extras = f" (of its further inputs, {quote(batch.extras)}, only arrays are sliced)" if batch.extras else ""
     return (
@@ -155,15 +151,12 @@ def _sub_batch_message(bound: BoundModel, batch: TokenBatch, size: int | None, f
 def _function_message(
     bound: BoundModel,
     batch: TokenBatch,
-    size: int | None,
+    sub_batch: TokenBatch,
     failure: Exception,
     objectives: Sequence[Objective | NativeObjective],
 ) -> str | None:
     """Return the message for a function as objective that takes the outputs of the whole batch, but not of a sub-batch."""
     functions = [objective for objective in objectives if isinstance(objective, NativeObjective)]
-    sub_batch = batch[: size or -1]
-    if not functions or not 0 < len(sub_batch) < len(batch):
-        return None
 
     def takes(examples: TokenBatch, function: NativeObjective) -> bool:
         try:
@@ -172,7 +165,7 @@ def _function_message(
             return False
         return True
 
-    if all(takes(batch, function) <= takes(sub_batch, function) for function in functions):
+    if not any(takes(batch, function) and not takes(sub_batch, function) for function in functions):
         return None
     return (
         f"the objective is a function that takes the outputs of all {len(batch)} examples, and raised {type(failure).__name__} "
@@ -294,19 +287,18 @@ def _with_length(example: TokenBatch, count: int) -> TokenBatch:
 
     Only their number differs, so that a type or a label that the model does not accept does not look like a length.
     """
-    extras = {name: _repeat(value, example.shape[1], count) for name, value in example.extras.items()}
+
+    def repeat(value: Any) -> Any:
+        return np.repeat(to_numpy(value)[:, :1], count, axis=1) if _has_positions(value, example.shape[1]) else value
+
     return example.replace(
-        ids=np.full((1, count), example.ids[0, 0]),
+        ids=repeat(example.ids),
         mask=None if example.mask is None else np.ones((1, count), np.int64),
-        types=None if example.types is None else np.full((1, count), example.types[0, 0]),
+        types=repeat(example.types),
         tokens=None,
         words=None,
-        extras=extras,
+        extras={name: repeat(value) for name, value in example.extras.items()},
     )
-
-
-def _repeat(value: Any, positions: int, count: int) -> Any:
-    return np.repeat(to_numpy(value)[:, :1], count, axis=1) if _has_positions(value, positions) else value
 
 
 def _has_positions(value: Any, positions: int) -> bool:

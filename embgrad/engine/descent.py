@@ -151,7 +151,6 @@ class _Passes:
         self._known = known
         self._others = others
         self._unchanged: dict[str, np.ndarray] = {}
-        self._rounding = 0.0
 
     def settle(self, *, lookups: bool) -> list[Point]:
         """Return the points with the roles of the text.

@@ -198,7 +198,7 @@ def results_of_each(
     by_example = count > 1 and (options.split or question.is_cut(batch_size))
     if by_example:
         with (
-            explain_errors(bound, batch, sub_batches=True, size=batch_size),
+            explain_errors(bound, batch, size=min(batch_size or count, count - 1)),
             explain_decoder(bound, batch),
         ):
             expect_examples_first(question, batch_size)

@@ -164,7 +164,7 @@ def _run(question: Question, count: int) -> int:
     """
     part, batch = _part(question, count), question.batch
     try:
-        with explain_errors(question.bound, batch, sub_batches=True, size=count):
+        with explain_errors(question.bound, batch, size=count):
             return sum(map(_size, results_of(part).values()))
     except EmbgradError:
         raise

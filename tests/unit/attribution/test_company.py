@@ -10,22 +10,11 @@ import pytest
 
 import embgrad
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
-from tests.support.company import expect_state_of_one_number
 from tests.unit.attribution.models import BATCH, IDS, MASK, curved, linear
+from tests.unit.company import DIM, FULL, LOGIT, WEIGHTS, carried, centred, plain, rows_of, stateful
 
-DIM = 3
-LOGIT = embgrad.Logit(1)
-WEIGHTS = {
-    "E": np.random.default_rng(5).normal(size=(12, DIM)),
-    "W": np.random.default_rng(6).normal(size=(DIM, 2)),
-}
-FULL = np.array([[2, 7, 6, 5], [1, 4, 9, 3], [8, 8, 10, 4]])
 ZERO = embgrad.methods.Occlusion("zero")
 METHODS = ("input_x_gradient", embgrad.methods.IntegratedGradients(3), ZERO, embgrad.methods.KernelShap(32, "zero"))
-
-
-def rows_of(ids: Any = FULL) -> np.ndarray:
-    return np.asarray(WEIGHTS["E"][ids])
 
 
 def reversed_rows(tensor: Tensor) -> Tensor:
@@ -36,56 +25,6 @@ def similarity(outputs: Tensor) -> Tensor:
     """Return for each example the product of its first logit and that of the example at the other end of the batch."""
     first = outputs.column(0)
     return first * reversed_rows(first)
-
-
-def plain() -> ReferenceModel:
-    return ReferenceModel(lambda model, ids: lookup(model["E"], ids).sum(1) @ model["W"], WEIGHTS)
-
-
-def stateful(*shape: int) -> ReferenceModel:
-    """Return a model that adds what it kept of the call before, where that had as many examples, and keeps what it returns."""
-
-    def forward(model: Any, ids: np.ndarray) -> Tensor:
-        sums = lookup(model["E"], ids).sum(1)
-        kept = model.kept["state"] if len(model.kept["state"]) == len(ids) else np.zeros((len(ids), DIM))
-        out = (sums + Tensor(kept)).tanh()
-        model.kept["state"] = out.value * 1.0
-        return out @ model["W"]
-
-    model = ReferenceModel(forward, WEIGHTS)
-    model.kept = {"state": np.random.default_rng(7).normal(size=shape)}  # type: ignore[attr-defined]
-    return model
-
-
-def of_one_number(count: int) -> ReferenceModel:
-    """Return a model that reads and writes what it keeps only in a pass of as many examples."""
-
-    def forward(model: Any, ids: np.ndarray) -> Tensor:
-        sums = lookup(model["E"], ids).sum(1)
-        if len(ids) != len(model.kept):
-            return sums.tanh() @ model["W"]
-        out = (sums + Tensor(model.kept * 1.0)).tanh()
-        model.kept[:] = out.value
-        return out @ model["W"]
-
-    model = ReferenceModel(forward, WEIGHTS)
-    model.kept = np.random.default_rng(7).normal(size=(count, DIM))  # type: ignore[attr-defined]
-    return model
-
-
-def carried(values: np.ndarray, state: np.ndarray) -> np.ndarray:
-    """L at these values of the point, by hand."""
-    return np.asarray(np.tanh(values.sum(1) + state) @ WEIGHTS["W"][:, 1])
-
-
-def centred() -> ReferenceModel:
-    """Return a model whose logits have the batch's mean taken off."""
-
-    def forward(model: Any, ids: np.ndarray) -> Tensor:
-        sums = lookup(model["E"], ids).sum(1)
-        return (sums + sums.mean(0) * -1.0) @ model["W"]
-
-    return ReferenceModel(forward, WEIGHTS)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -234,73 +173,6 @@ def test_sensitivity_is_of_each_example_with_the_others() -> None:
 
     own, moved = by_hand(rows_of()), by_hand(rows_of() + noise[0])
     np.testing.assert_allclose(found, np.linalg.norm(moved - own, axis=1) / np.linalg.norm(own, axis=1), rtol=1e-6)
-
-
-def test_sub_batches_of_a_model_that_carries_a_state_are_refused() -> None:
-    for call in (embgrad.gradients, embgrad.evaluate):
-        model = stateful(3, DIM)
-        with pytest.raises(
-            embgrad.errors.UnsupportedError,
-            match=r"the model keeps 'state' from call to call, and L of example .* in a pass of 2 examples .*Give batch_size=3",
-        ):
-            call(model, FULL, LOGIT, batch_size=2)
-        whole = call(model, FULL, LOGIT, batch_size=3)
-        objective = getattr(whole, "objective", whole)
-        state = model.kept["state"]  # type: ignore[attr-defined]
-        np.testing.assert_allclose(objective, carried(rows_of(), state), rtol=1e-12)
-
-
-def test_a_state_that_passes_of_one_number_of_examples_write() -> None:
-    expect_state_of_one_number(of_one_number, FULL)
-    model = of_one_number(1)
-    model.kept[:] = 0  # type: ignore[attr-defined]
-    parts, whole = (embgrad.evaluate(model, FULL, LOGIT, batch_size=size) for size in (2, None))
-    np.testing.assert_allclose(parts, whole, rtol=1e-12)
-
-
-def test_a_constant_as_long_as_the_batch_is_no_state() -> None:
-    sizes: list[int] = []
-
-    def forward(model: Any, ids: np.ndarray) -> Tensor:
-        sizes.append(len(ids))
-        sums = lookup(model["E"], ids).sum(1)
-        return (sums + sums.mean(0) * -1.0) @ model["W"]
-
-    model = ReferenceModel(forward, WEIGHTS)
-    model.constant = np.ones((3, DIM))  # type: ignore[attr-defined]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        parts = embgrad.gradients(model, FULL, LOGIT, batch_size=2)
-    np.testing.assert_allclose(parts.values[2], 0, atol=1e-12, err_msg="an example without others is its own mean")
-    assert sizes == [2, 3, 1]
-
-
-def test_a_batch_that_does_not_fit_is_not_run_for_a_constant_as_long() -> None:
-    def forward(model: Any, ids: np.ndarray) -> Tensor:
-        if len(ids) > 2:
-            raise MemoryError
-        return lookup(model["E"], ids).sum(1) @ model["W"]
-
-    model = ReferenceModel(forward, WEIGHTS)
-    model.constant = np.ones((3, DIM))  # type: ignore[attr-defined]
-    parts = embgrad.gradients(model, FULL, LOGIT, batch_size=2)
-    np.testing.assert_array_equal(parts.values, embgrad.gradients(plain(), FULL, LOGIT).values)
-
-
-def test_sub_batches_of_a_model_that_keeps_its_last_output_are_those_of_the_batch() -> None:
-    def forward(model: Any, ids: np.ndarray) -> Tensor:
-        out = lookup(model["E"], ids).sum(1) @ model["W"]
-        model.last = out.value
-        return out
-
-    model = ReferenceModel(forward, WEIGHTS)
-    model(FULL)
-    last = model.last  # type: ignore[attr-defined]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        parts = embgrad.gradients(model, FULL, LOGIT, batch_size=1)
-    np.testing.assert_array_equal(parts.values, embgrad.gradients(plain(), FULL, LOGIT).values)
-    assert model.last is last  # type: ignore[attr-defined]
 
 
 def test_a_search_of_examples_that_depend_on_one_another_is_refused() -> None:

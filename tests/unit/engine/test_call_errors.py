@@ -286,6 +286,28 @@ def test_a_function_that_holds_labels_of_all_examples() -> None:
     assert embgrad.gradients(model(plain), IDS, held).objective.shape == (3,)
 
 
+@pytest.mark.parametrize(
+    ("call", "count", "options"),
+    [
+        (embgrad.gradients, 2, {"batch_size": 2}),
+        (embgrad.gradients, 2, {"split": True, "at": "P"}),
+        (embgrad.evaluate, 1, {"batch_size": 1}),
+        (embgrad.memory, 1, {}),
+    ],
+)
+def test_a_model_that_takes_no_sub_batch(call: Any, count: int, options: Any) -> None:
+    def fixed(model: Any, input_ids: np.ndarray) -> Tensor:
+        if len(input_ids) != 3:
+            raise ValueError("three examples")
+        return by_table(model, input_ids)
+
+    with refused(
+        embgrad.errors.BatchError,
+        f"the model takes all 3 examples at once, and raised ValueError for {count} of them: batch_size=... and split=... need",
+    ):
+        call(model(fixed), IDS[:, :4], SUM, **options)
+
+
 def test_errors_of_the_models_and_the_users_own_go_on() -> None:
     def broken(*inputs: Any) -> Any:
         raise ZeroDivisionError("my own")
@@ -379,18 +401,23 @@ def test_an_error_that_a_pass_without_gradients_raises_too_stays() -> None:
 def test_the_most_positions_are_found_by_halves(
     refuses: Callable[[int], bool], probes: list[int], is_said: bool
 ) -> None:
-    lengths: list[int] = []
+    given: list[dict[str, Any]] = []
 
-    def limited(model: Any, input_ids: np.ndarray) -> Tensor:
-        lengths.append(input_ids.shape[1])
-        if refuses(input_ids.shape[1]):
+    def limited(model: Any, **inputs: Any) -> Tensor:
+        given.append(inputs)
+        if refuses(inputs["input_ids"].shape[1]):
             raise embgrad.BatchError("no such position")
-        return plain(model, input_ids)
+        return plain(model, inputs["input_ids"])
 
+    types = np.array([[1, *[0] * 9]])
+    batch = {"input_ids": IDS[:1], "attention_mask": types | 1, "token_type_ids": types}
     with pytest.raises(embgrad.BatchError) as caught:
-        embgrad.gradients(model(limited), IDS[:1], SUM)
+        embgrad.gradients(model(limited), batch, SUM)
     assert ("positions at most" in str(caught.value)) is is_said
-    assert lengths[1:] == probes
+    # Each probe repeats the first position's.
+    for inputs, probe in zip(given[1:], probes, strict=True):
+        for name, value in batch.items():
+            assert inputs[name].tolist() == [[value[0, 0]] * probe]
 
 
 def test_a_batch_of_gluonnlp_is_not_said_to_be_a_dict() -> None:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 import embgrad
 from embgrad.engine import check
+from embgrad.engine.check_examples import _other_ids, _Trial
 from embgrad.results.certificate import worst
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from embgrad.testing.tensors import observing
@@ -736,3 +738,35 @@ def test_tests_that_the_model_does_not_accept_have_a_reason() -> None:
     restored = embgrad.results.Certificate.from_dict(json.loads(json.dumps(apart.to_dict())))
     assert restored == apart
     assert worst([apart, found]).unrun == {**apart.unrun, **found.unrun}
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "others"),
+    [
+        ([[1, 5, 2], [1, 7, 2]], None, [[1, 7, 2], [1, 5, 2]]),  # what all hold stays
+        ([[1, 5, 2], [1, 2, 2]], None, [[2, 1, 5], [2, 5, 5]]),  # unless only one id is left
+        ([[3, 4, 9], [5, 5, 4]], [[1, 1, 1], [1, 1, 0]], [[4, 5, 3], [9, 9, 4]]),  # and padding
+        ([[4, 4], [4, 4]], None, [[4, 4], [4, 4]]),
+    ],
+)
+def test_ids_are_exchanged_for_the_next_larger(ids: Any, mask: Any, others: Any) -> None:
+    np.testing.assert_array_equal(_other_ids(embgrad.TokenBatch(ids, mask)), others)
+
+
+def test_differences_are_relative_to_gradients_and_to_slopes() -> None:
+    result = SimpleNamespace(
+        values=np.array([[[3.0, 4.0]], [[0.0, 0.002]]]),
+        activations=np.array([[[0.6, 0.8]], [[2.0, 0.0]]]),
+        objective=np.array([-2.0, 1.0]),
+    )
+    trial = _Trial(None, None, "word", result, 0.0, None)  # type: ignore[arg-type]
+    moved = np.array([[0.0, 0.0], [0.0, 0.005]]).reshape(2, 1, 2)
+    # The second gradient is shorter than a thousandth of the longest, 0.005.
+    assert trial.apart(result.values + moved, result.values) == pytest.approx(1.0)
+    assert trial.apart(result.values[:1] * 1.5, result.values[:1]) == pytest.approx(0.5)
+    assert trial.apart_in_objective(np.array([2.0]), np.array([1])) == pytest.approx(1 / 5)  # of the slope, 5 · 1
+    result.activations *= 0.1
+    assert trial.apart_in_objective(np.array([1.0, 2.0]), np.array([1, 0])) == pytest.approx(4 / 2)  # of L
+    result.values, result.objective = 0 * result.values, 0 * result.objective
+    assert trial.apart(moved, result.values) == pytest.approx(0.005)
+    assert trial.apart_in_objective(np.array([0.5]), np.array([0])) == 0.5

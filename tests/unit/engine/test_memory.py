@@ -58,10 +58,20 @@ def test_a_line_through_two_runs_is_extrapolated(metered: Any) -> None:
     assert found.result == RESULT
 
 
-def test_large_examples_are_run_no_more_than_twice_at_once(metered: Any) -> None:
-    model, calls = metered(1000 * MIB)
-    assert embgrad.memory(model, IDS, embgrad.Logit(0)).activations == FIXED + 64 * 1000 * MIB
-    assert max(calls) == 2
+@pytest.mark.parametrize(
+    ("per_example", "counts"),
+    [
+        (512 * MIB, [1, 2]),  # plenty already between one and two examples
+        (512 * MIB - 1, [1, 2, 4]),
+        (48 * MIB, [1, 2, 4]),  # enough, from more than two examples on
+        (48 * MIB - 1, [1, 2, 4, 8]),
+    ],
+)
+def test_no_more_examples_are_run_than_tell_what_one_takes(metered: Any, per_example: int, counts: list[int]) -> None:
+    model, calls = metered(per_example)
+    found = embgrad.memory(model, IDS, embgrad.Logit(0))
+    assert (list(found.measured), max(calls)) == (counts, counts[-1])
+    assert found.activations == FIXED + 64 * per_example
 
 
 def test_small_examples_are_run_until_the_batch_ends(metered: Any) -> None:
