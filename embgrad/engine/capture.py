@@ -219,15 +219,15 @@ class Tap:
     def _piece(self, passed: _Pass, gradient: np.ndarray) -> EmbeddingGradients:
         arrangement, batch = passed.arrangement, passed.batch
         values = copy_owned(arrangement.to_user_axes(gradient))
-        masked = batch.mask is not None and arrangement.is_batch and values.shape[:2] == batch.shape
-        leak = float(np.abs(values[batch.mask == 0]).max()) if masked and batch.padded else 0.0
+        mask, types = (batch.mask, batch.types) if arrangement.is_batch else (None, None)
+        leak = 0.0 if mask is None else float(np.abs(values[mask == 0]).max(initial=0.0))
         return EmbeddingGradients(
             values=values,
             activations=copy_owned(arrangement.to_user_axes(passed.activation)),
             objective=None,
             ids=np.array(arrangement.ids),
-            mask=None if batch.mask is None or not arrangement.is_batch else batch.mask.copy(),
-            types=None if batch.types is None or not arrangement.is_batch else batch.types.copy(),
+            mask=None if mask is None else mask.copy(),
+            types=None if types is None else types.copy(),
             tokens=None,
             words_of=None,
             vocab=None if passed.lookup is None else passed.lookup.rows,

@@ -76,6 +76,16 @@ def test_an_example_that_is_too_long_is_named_where_there_are_further_inputs() -
     assert caught.value.message == TOO_LONG
 
 
+def test_the_longest_example_is_tried_where_the_positions_are_those_of_real_ids() -> None:
+    def counted(model: Any, input_ids: np.ndarray, attention_mask: Any) -> Tensor:
+        """Count the ids that are no padding, as RoBERTa does."""
+        rows = lookup(model["E"], input_ids) + lookup(model["P"], (input_ids > 0).cumsum(1) - 1)
+        return rows.tanh().mean(1) @ model["W"]
+
+    with refused(embgrad.errors.BatchError, TOO_LONG):
+        embgrad.gradients(model(counted), {"input_ids": (IDS * MASK)[:, ::-1], "attention_mask": MASK[:, ::-1]}, SUM)
+
+
 def test_padding_that_is_too_long_has_its_own_message() -> None:
     mask = (np.arange(10) < np.array([[5], [4], [2]])).astype(int)
     with pytest.raises(embgrad.errors.BatchError) as caught:
@@ -190,6 +200,9 @@ def test_an_encoder_decoder_without_decoder_ids_is_named() -> None:
         embgrad.errors.BatchError, match="is an encoder-decoder, and raised RuntimeError without decoder ids"
     ):
         embgrad.gradients(encoder_decoder(strict=True), IDS[:, :4], SUM)
+    for batch, call in ((IDS[:, :4], lambda model, ids: model(ids)), ({"input_ids": IDS[:, :4], "labels": IDS}, None)):
+        with pytest.raises((RuntimeError, TypeError)):
+            embgrad.gradients(encoder_decoder(strict=True), batch, SUM, call=call)
 
 
 def test_an_encoder_decoder_reports_the_length_first() -> None:

@@ -97,6 +97,12 @@ def test_a_step_has_the_fields_of_a_result() -> None:
     mask, types = np.array([[1, 1, 1], [1, 1, 0]]), np.array([[0, 0, 1], [0, 1, 1]])
     with embgrad.capture(built) as tap:
         step(built, IDS, attention_mask=mask, token_type_ids=types)
+    unmasked = model(lambda own, input_ids, attention_mask: forward(own, input_ids))
+    with embgrad.capture(unmasked) as leaks:
+        for own in (mask, np.ones_like(mask)):
+            step(unmasked, IDS, attention_mask=own)
+    leak, none = (one.pad_leak for one in leaks.steps)
+    assert leak == np.abs(leaks.steps[0].values[1, 2]).max() > 0 == none
     (item,) = tap.steps
     assert item.objective is None
     assert item.tokens is item.words_of is None
@@ -213,6 +219,14 @@ def test_forward_passes_with_incompatible_shapes_are_refused() -> None:
     )
     with pytest.raises(embgrad.errors.PointError, match=message), embgrad.capture(built, at="scores"):
         step(built, IDS, OTHER[:, :2])
+
+    def total(model: Any, input_ids: Any) -> Tensor:
+        sizes = model.module("total", lambda x: x.sum(1).sum(1).sum(0), lookup(model["E"], input_ids))
+        return lookup(model["E"], input_ids).sum(1) @ model["H"] + sizes
+
+    numbers = ReferenceModel(total, WEIGHTS, ["total"])
+    with refused(embgrad.errors.PointError, "in the shapes (), (), which"), embgrad.capture(numbers, at="total"):
+        step(numbers, IDS, OTHER)
 
 
 def test_gradient_accumulation_is_a_step_for_each_backward_pass() -> None:

@@ -188,6 +188,9 @@ def test_the_page_is_written_to_a_file(tmp_path: Path) -> None:
 def test_heights_of_the_plot_are_logarithms() -> None:
     depth = depth_of(report(points=(point("a", 0, 1e-4, 1e-4), point("b", 0, 1e-2), point("c", 1, 1.0))))
     assert (depth.layers, depth.faults) == ({0: 0, 2: 1}, {0: 1e-4})
+    some = [replace(point("a", 0, 1e-4), gradient=None), point("b", 0, 1e-2)]
+    assert depth_of(report(points=some)).curves["gradients"] == [None, 2e-2]
+    assert "gradients" not in depth_of(report(points=some[:1])).curves
     drawn = str(depth_picture(depth, inline=False))
     # From 1e-7 of the floor, at 220, to 2 of the gradient, below 1e+1, at 12: 26 for each power of ten.
     assert 'points="103.3,142.0 218.0,90.0 332.7,38.0"' in drawn
