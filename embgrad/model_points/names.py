@@ -64,10 +64,7 @@ def point_of(name: str, points: Sequence[Point], words: Sequence[Point], batch: 
                 f"number from 0 to {len(fitting) - 1}"
             )
         return fitting[occurrence], False
-    if len(fitting) > 1:
-        fitting = [
-            point for point in fitting if point.lookup is not None and point.lookup.layout is not None
-        ] or fitting
+    fitting = [point for point in fitting if point.lookup is not None and point.lookup.layout is not None] or fitting
     if len(fitting) > 1:
         raise AmbiguousPointError(
             f"{name!r} fits {len(fitting)} points: {', '.join(map(str, fitting))}; name one of them, or give a list of names "

@@ -41,6 +41,12 @@ PLAIN = ["E", "layers/0", "layers/1", "heads/0"]
         ("layer.1", PLAIN, ["layers/1:output#0"]),
         ("layer.0", ["E", "W"], []),
         ("embeddings", ["E", "W"], []),
+        ("type", [f"{n}.token_type" for n in range(20)], [f"{n}.token_type#0" for n in range(16)]),
+        (
+            "layer.1",
+            [f"{n}.layers.{m}" for n in "abcdefghijklmnopqrst" for m in range(2)],
+            [f"{n}.layers.1:output#0" for n in "abcdefghijklmnop"],
+        ),
     ],
 )
 def test_the_expected_points(name: str, paths: list[str], expected: list[str]) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 import embgrad
 from embgrad.model_points.descent import Reached
+from embgrad.model_points.points import Lookup, ModuleCall
+from embgrad.model_points.roles import points_of
 from tests.unit.tracing import Trace, Value, bert, bert_embeddings, encoder_layer, stack
 
 IDS = np.array([[7, 9, 8, 5, 2], [3, 11, 4, 6, 0]])
@@ -20,6 +22,21 @@ def started() -> tuple[Trace, Value]:
     """Return a trace that begins with the word lookup, and the rows that it returned."""
     trace = Trace(BATCH)
     return trace, trace.table("table", IDS)
+
+
+def test_times_are_of_a_clock_that_advances_as_calls_begin_and_end() -> None:
+    parents = (None, 0, 1, 0, None)
+    calls = [ModuleCall(str(number), 0, "Block", parent, token=number) for number, parent in enumerate(parents)]
+    lookups = [Lookup(f"table{parent}", 0, IDS, 12, 8, None, parent=parent) for parent in (None, 2)]
+    points = points_of(BATCH, lookups, calls)
+    assert {point.name: point.time for point in points if point.lookup is None and ":" not in point.name} == {
+        "0#0": 8,
+        "1#0": 5,
+        "2#0": 4,
+        "3#0": 7,
+        "4#0": 10,
+    }
+    assert [point.time for point in points if point.lookup is not None] == [0, 3]
 
 
 def layers_of(trace: Trace) -> list[str]:
