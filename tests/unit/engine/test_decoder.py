@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace as Of
 from typing import Any
 
 import numpy as np
 import pytest
 
 import embgrad
+from embgrad.engine.encoder_decoders import takes_decoder
 from embgrad.testing.reference import ReferenceModel
 from embgrad.testing.tensors import Tensor, lookup
 
@@ -180,13 +182,62 @@ def test_decoder_ids_under_two_names_are_refused() -> None:
         embgrad.gradients(model(), batch, embgrad.Sum())
 
 
-def test_no_pass_is_added_for_a_batch_without_a_second_text() -> None:
+@pytest.mark.parametrize(
+    "extras",
+    [
+        {"decoder_token_ids": OUT, "decoder_padding_mask": OUT_MASK},
+        {"my_position_ids": OUT},
+        {"y": OUT_MASK},  # 0 and 1 alone
+        {"y": OUT - 2},  # below 0
+        {"y": OUT / 2},
+        {"y": OUT[:, 0]},
+    ],
+)
+def test_no_pass_is_added_for_a_batch_without_a_second_text(extras: Any) -> None:
     passes = []
 
     def call(model: Any, inputs: Any) -> Tensor:
         passes.append(1)
-        return calls("decoder_token_ids")(model, inputs)
+        return states(model, inputs["input_ids"], OUT)
 
-    batch = embgrad.TokenBatch(IDS, MASK, extras={"decoder_token_ids": OUT, "decoder_padding_mask": OUT_MASK})
-    embgrad.gradients(model(), batch, embgrad.Sum(), call=call)
+    embgrad.gradients(model(), embgrad.TokenBatch(IDS, MASK, extras=extras), embgrad.Sum(), call=call)
     assert len(passes) == 1
+
+
+def test_an_input_is_no_text_where_some_of_its_positions_alone_are_looked_up() -> None:
+    def call(model: Any, inputs: Any) -> Tensor:
+        return states(model, inputs["input_ids"], IDS) + lookup(model["E"], inputs["y"][:, 0]).reshape(2, 1, 2)
+
+    found = embgrad.evaluate(model(), embgrad.TokenBatch(IDS, MASK, extras={"y": OUT}), embgrad.Sum(), call=call)
+    np.testing.assert_allclose(found, by_hand(IDS, IDS, MASK) + MASK.sum(1) * E[OUT[:, 0]].sum(1))
+
+
+def takes_ids(input_ids: Any) -> None: ...
+
+
+def takes_decoder_ids(input_ids: Any, decoder_input_ids: Any = None) -> None: ...
+
+
+def takes_all(**inputs: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("forward", "config", "takes"),
+    [
+        (takes_ids, {}, False),
+        (takes_ids, {"is_encoder_decoder": True}, False),
+        (takes_decoder_ids, {}, True),
+        (takes_decoder_ids, {"is_encoder_decoder": False}, True),
+        (takes_decoder_ids, {"text_config": Of(is_encoder_decoder=False)}, False),
+        (takes_decoder_ids, {"text_config": Of(is_encoder_decoder=True)}, True),
+        (takes_decoder_ids, {"text_config": Of(is_encoder_decoder=False), "is_encoder_decoder": True}, True),
+        (takes_decoder_ids, {"use_decoder_only_language_model": True}, False),
+        (takes_all, {}, None),
+        (takes_all, {"is_encoder_decoder": True}, True),
+        (takes_all, {"is_encoder_decoder": False}, False),
+        (takes_all, {"is_encoder_decoder": "perhaps"}, None),
+        (None, {}, None),
+    ],
+)
+def test_whether_a_model_takes_decoder_ids(forward: Any, config: Any, takes: bool | None) -> None:
+    assert takes_decoder(Of(forward=forward, config=Of(**config))) is takes

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embgrad.engine.finite_differences import PRECISION, Slopes, differences, precision_of, tolerances
+from embgrad.engine.finite_differences import PRECISION, Slopes, _Steps, differences, precision_of, tolerances
 
 DOUBLE = PRECISION["float64"]
 #: The steps of float64: the largest, and each a third of the one before.
@@ -106,6 +106,19 @@ def test_noise_makes_a_slope_as_uncertain_as_it_is() -> None:
     actual, _ = slopes_of(lambda step: 2 * step + 1e-6 * noise.normal(), expected=1.0)
     assert abs(actual.found[0] - 2) <= actual.uncertainty[0]
     assert 1e-6 < actual.uncertainty[0] < 1
+
+
+@pytest.mark.parametrize(("slope", "is_stairs"), [(7.11e-10, True), (7.09e-10, False)])
+def test_rounding_is_measured_beside_zero(slope: float, is_stairs: bool) -> None:
+    size = 4 * 2.0**-52  # the largest rounding error of numbers of the size 1
+    near = {number * 2.5e-7: 1e-12 * sign for number, sign in enumerate((1, -1, 1, -1, 1, -1))}
+    counted = Counted(lambda step: 0.0 if abs(step) < 1e-3 else slope * step, lambda step: near.get(step, 0.0))
+    steps = _Steps(counted, DOUBLE)
+    steps.add()
+    noise, stairs = steps.rounding()
+    np.testing.assert_allclose(noise, [size / 8, 1.5 * 4e-12 / 6**0.5])
+    # The slope predicts a change of slope · 5 · 2.5e-7 over the six points.
+    assert stairs.tolist() == [is_stairs, False]
 
 
 def test_the_tolerance_is_of_the_uncertainty_and_of_the_largest_figure() -> None:

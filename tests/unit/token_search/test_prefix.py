@@ -149,6 +149,14 @@ def _looking_ahead(model: Any, input_ids: np.ndarray, attention_mask: Any = None
 def test_a_model_whose_rows_depend_on_later_tokens_runs_whole_texts() -> None:
     assert "differ" in reason(model=ReferenceModel(_looking_ahead, weights()))
 
+    def peeking(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+        """Read a later token at one position of what the texts share."""
+        seen = np.eye(input_ids.shape[1])
+        seen[1, 5] = 1
+        return Tensor(seen) @ lookup(model["E"], input_ids) @ model["W"]
+
+    assert "differ" in reason(model=ReferenceModel(peeking, weights()))
+
 
 def test_outputs_of_another_shape_are_not_used() -> None:
     summed = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).sum(1), weights())

@@ -11,7 +11,8 @@ import pytest
 
 import embgrad
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
-from embgrad.token_search import UniversalTrigger
+from embgrad.token_search import UniversalTrigger, universal_trigger
+from embgrad.token_search.estimates import top_substitutions
 from tests.unit.token_search.trigger_models import (
     CLS,
     LETTERS,
@@ -106,6 +107,22 @@ def test_texts_that_do_not_come_back_themselves_do_not_count() -> None:
     assert np.asarray(found.trigger).tolist() in ([3, 3], [4, 4], [4, 3])
     with pytest.raises(embgrad.errors.BatchError, match="example 0 holds the ids"):
         embgrad.search(model(), split.take([1]), LOGIT, method, tokenizer=Tokenizer())
+    with pytest.raises(embgrad.errors.BatchError, match="example 1 holds the ids"):
+        embgrad.search(model(), split.take([0, 1, 1]), LOGIT, "hotflip", tokenizer=Tokenizer())
+
+
+def test_more_ids_are_offered_where_texts_must_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    offered: list[int] = []
+
+    def record(*given: Any) -> Any:
+        offered.append(given[5])
+        return top_substitutions(*given)
+
+    monkeypatch.setattr(universal_trigger, "top_substitutions", record)
+    for stable in (True, False):
+        method = UniversalTrigger(2, steps=1, candidates=2)
+        embgrad.search(model(), batch(), LOGIT, method, tokenizer=Tokenizer(), stable=stable)
+    assert offered == [2 * universal_trigger.OFFERED, 2]
 
 
 def test_texts_are_drawn_in_rounds_and_the_best_trigger_of_all_texts_is_returned() -> None:
@@ -227,7 +244,9 @@ def test_the_methods_may_be_named() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the model cannot take the input 'position_ids':embgrad.EmbgradWarning")
-def test_what_does_not_fit_a_trigger_is_refused_before_the_search() -> None:
+def test_what_does_not_fit_a_trigger_is_refused_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(universal_trigger, "TRIED", 1)
+
     def refuses(message: str, *args: Any, **options: Any) -> None:
         method = options.pop("method", UniversalTrigger(2, steps=1))
         with pytest.raises(embgrad.EmbgradError, match=re.escape(message)):
