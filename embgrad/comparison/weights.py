@@ -6,6 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -389,33 +390,33 @@ def _equal(summary: _Summary, other: _Summary, values: np.ndarray, theirs: np.nd
     """Return the match of two weights that hold the same numbers in any layout, or rounded ones."""
     if summary.distance(other) > SUMS or not _is_distinct(values):
         return None
-    base = Match(summary.weight.name, other.weight.name, 0.0)
+    match = partial(Match, summary.weight.name, other.weight.name)
     for transposed, mine, its in _layouts(values, theirs):
         distance = _distance(mine, its)
         if distance <= ALIKE:
-            return _described(replace(base, distance=distance, transposed=transposed), mine, its)
+            return _described(match(distance, transposed=transposed), mine, its)
     for transposed, mine, its in _layouts(values, theirs):
         for axis in (0, 1):
             order = _order_of_rows(mine, its) if axis == 0 else _order_of_rows(mine.T, its.T)
             if order is not None:
                 moved = np.take(its, order, axis)
-                return replace(base, distance=_distance(mine, moved), transposed=transposed, order=order, axis=axis)
+                return match(_distance(mine, moved), transposed=transposed, order=order, axis=axis)
     return None
 
 
 def _version(summary: _Summary, other: _Summary, values: np.ndarray, theirs: np.ndarray) -> Match | None:
     """Return the match of two weights one of which is the other times a number, or plus a number."""
-    base = Match(summary.weight.name, other.weight.name, 0.0)
+    match = partial(Match, summary.weight.name, other.weight.name)
     for transposed, mine, its in _layouts(values, theirs):
         if mine.size < LEAST_ROW or not _is_distinct(mine):
             continue
         x, y = mine.astype(np.float64).ravel(), its.astype(np.float64).ravel()
         number = float(x @ y) / (float(x @ x) or 1.0)
         if number and _distance(number * x, y) <= EQUAL * 10:
-            return replace(base, distance=_distance(x, y), transposed=transposed, relation=f"times {number:.6g}")
+            return match(_distance(x, y), transposed=transposed, relation=f"times {number:.6g}")
         shift = float((y - x).mean())
         if shift and _distance(x + shift, y) <= EQUAL * 10:
-            return replace(base, distance=_distance(x, y), transposed=transposed, relation=f"plus {shift:.6g}")
+            return match(_distance(x, y), transposed=transposed, relation=f"plus {shift:.6g}")
     return None
 
 

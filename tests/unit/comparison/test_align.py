@@ -66,8 +66,18 @@ TEXTS = [[1, 5, 6, 7, 2], [1, 8, 2], [1, 9, 10, 2]]
                 "a is padded to 5 positions and b to 7",
             ),
         ),
+        (
+            ([*TEXTS, *([1, n, 2] for n in range(20, 29))],),
+            (TEXTS,),
+            ("9 of the examples of a (3, 4, 5, 6, 7, 8, 9, 10, …) are not in b and were skipped",),
+        ),
+        (
+            (TEXTS,),
+            ([*TEXTS, *([1, n, 2] for n in range(20, 28))],),
+            ("8 of the examples of b (3, 4, 5, 6, 7, 8, 9, 10) are not in a and were skipped",),
+        ),
     ],
-    ids=["equal", "order", "length", "side", "special token", "token", "examples"],
+    ids=["equal", "order", "length", "side", "special token", "token", "examples", "many", "eight"],
 )
 def test_results_of_the_same_texts_agree_with_a_note(a: Any, b: Any, notes: tuple[str, ...]) -> None:
     comparison = embgrad.compare(gradient(*a), gradient(*b))

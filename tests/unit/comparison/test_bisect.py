@@ -351,6 +351,8 @@ def test_a_call_and_models_without_layers() -> None:
     def plain(m: ReferenceModel, input_ids: np.ndarray) -> Tensor:
         return lookup(m["table"], input_ids).mean(1) @ m["head.W"]
 
+    same = embgrad.bisect(*(ReferenceModel(plain, weights()) for _ in "ab"), IDS, OBJECTIVE)
+    assert same.text.startswith("The models agree at all 2 points and in the objective, forward and backward, up to")
     a, b = ReferenceModel(plain, weights()), ReferenceModel(plain, {**weights(), "head.W": weights()["head.W"] * 2})
     actual = embgrad.bisect(a, b, IDS, OBJECTIVE, call_b=lambda m, inputs: m(inputs))
     assert (actual.first, actual.after) == ("output", "word")

@@ -122,14 +122,6 @@ def test_an_id_outside_the_table_is_reported_before_the_length() -> None:
         embgrad.gradients(model(by_table), ids, SUM)
 
 
-def test_a_model_of_one_position() -> None:
-    item = ReferenceModel(by_table, {**WEIGHTS, "P": WEIGHTS["P"][:1]})
-    with pytest.raises(
-        embgrad.errors.BatchError, match="example 0 has 2 tokens, and the model takes 1 positions at most"
-    ):
-        embgrad.gradients(item, IDS[:, :2], SUM)
-
-
 PIECES = Pieces(str.split)
 TEXTS = ["one two three four five six seven", "one two"]
 

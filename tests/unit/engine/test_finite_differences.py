@@ -76,6 +76,7 @@ def test_a_kink_beside_zero_is_none_at_zero_and_smaller_steps_do_not_cross_it() 
         ((1.0, 1.0, -1.0), 0.0),  # together 1, less than half of three times the largest
         ((1.0, 1.0, -0.4), 0.4),  # together 1.6, more than half of it
         ((1.0, -1.0, -1.0), 0.0),
+        ((9.0, 1.0, 1.0, 1.0), 1.0),  # whatever larger steps show
     ],
 )
 def test_a_kink_at_zero_looks_alike_at_the_last_steps(turns: tuple[float, ...], kink: float) -> None:
