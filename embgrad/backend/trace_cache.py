@@ -28,6 +28,12 @@ LENGTHS: Final = 8
 #: The most uses, each with its lengths, for which the cache remembers that a trace agreed with the model.
 COMPARED: Final = 256
 
+#: The most kinds of requests for which a model has traces.
+FORMS: Final = 16
+
+#: The most consecutive calls that find no valid traces; then no more are made.
+PATIENCE: Final = 16
+
 #: The most native objectives about which the cache remembers anything.
 OBJECTIVES: Final = 256
 
@@ -103,15 +109,9 @@ class TraceCache(Generic[Trace]):
     """The traces of all models, dropped with their model; for each model the least recently used are dropped first.
 
     A trace must not refer to its model. One thread at a time may use a model's traces, while it holds the model's lock.
-
-    Args:
-        limit: the number of kinds of requests for which a model has traces.
-        patience: the number of consecutive calls that found no valid traces after which no more traces are made.
     """
 
-    def __init__(self, limit: int = 16, patience: int = 16) -> None:
-        self._limit = limit
-        self._patience = patience
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._models: dict[tuple[int, ...], _Model[Trace]] = {}
 
@@ -153,9 +153,9 @@ class TraceCache(Generic[Trace]):
         model.unused += 1
         form = _Form(fingerprint.without_model())
         model.forms.put(question, form)
-        if model.unused > self._patience:  # until a call finds a valid form again
+        if model.unused > PATIENCE:  # until a call finds a valid form again
             raise UntraceableError(
-                f"the last {self._patience} calls each made a different request, or followed a change of the model, and each "
+                f"the last {PATIENCE} calls each made a different request, or followed a change of the model, and each "
                 "would need a new trace"
             )
         return form
@@ -175,7 +175,7 @@ class TraceCache(Generic[Trace]):
                     references = tuple(weakref.ref(owner, lambda _: self._models.pop(ids, None)) for owner in owners)
                 except TypeError as error:
                     raise UntraceableError(str(error)) from None
-                model = self._models[ids] = _Model(references, self._limit)
+                model = self._models[ids] = _Model(references, FORMS)
             return model
 
 

@@ -16,6 +16,7 @@ from embgrad.backend.protocol import Request
 from embgrad.backend.registry import model_in
 from embgrad.backend.replay import AGREEING, agreeing, differ
 from embgrad.backend.trace_check import Trial
+from embgrad.objectives.objective import Layouts, OpenPositionsError
 from embgrad.testing.reference import ReferenceModel, lookup
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
@@ -67,6 +68,49 @@ def test_an_objective_is_called_back_once_for_the_whole_batch() -> None:
     assert inspect.signature(callback_of).parameters["sets"].default == 1
     assert made.objective is objective
     assert made({None: np.arange(6.0).reshape(2, 3)}).values.tolist() == [3.0, 12.0]
+    native = NativeObjective(len, scalar=False)
+    assert [Request((), own).has_native for own in ((made,), (made, native), ())] == [False, True, False]
+
+
+@pytest.mark.parametrize("sets", [0, 1, 2])
+@pytest.mark.parametrize("sized", [False, True])
+def test_the_answer_to_a_whole_output_and_to_the_rows_that_are_read(sets: int, sized: bool) -> None:
+    batch, output = embgrad.TokenBatch(IDS), np.random.default_rng(0).normal(size=(2, 3, 4))
+    given = {"sets": sets, "sized": sized}
+    slope = np.zeros((2, 3, 4))
+    slope[[0, 1], [2, 1], 3] = 1
+    by_example = slope * np.eye(2)[:, :, None, None]
+    at = embgrad.Logit(3, position=[2, 1])
+    for whole in (callback_of(at, batch, **given), callback_of(at, batch, **given, layouts=Layouts())):
+        found = whole({None: output})
+        assert found.values.tolist() == output[[0, 1], [2, 1], 3].tolist()
+        cotangents = [one[None] for one in found.sets]
+        np.testing.assert_array_equal(cotangents, [[], [slope], by_example][sets])
+        assert (found.shape, found.size) == (output.shape, np.abs(found.values).sum() if sized else 0)
+        rows = whole.reads(None, output.shape)
+        np.testing.assert_array_equal(rows, [[0, 1], [2, 1]])
+        read = whole({None: output[rows]})
+        np.testing.assert_array_equal(
+            [one[None] for one in read.sets], [[], [slope[rows]], by_example[(slice(None), *rows)]][sets]
+        )
+        assert (read.shape, read.size) == (found.shape, found.size)
+
+
+def test_an_answer_does_not_read_the_positions_before_the_batchs() -> None:
+    batch, output = embgrad.TokenBatch(IDS), np.random.default_rng(0).normal(size=(2, 5, 4))
+    layouts = Layouts(prefixed={(None, 2): True})
+    for objective, own in ((embgrad.Sum(), output[:, 2:].sum((1, 2))), (embgrad.Logit(1, position=0), output[:, 2, 1])):
+        made = callback_of(objective, batch, layouts=layouts)
+        found = made({None: output})
+        np.testing.assert_allclose(found.values, own)
+        assert not found.sets[0][None][:, :2].any()
+    np.testing.assert_array_equal(made.reads(None, output.shape), [[0, 1], [2, 2]])
+    layouts.prefixed[None, 2] = False
+    np.testing.assert_allclose(
+        callback_of(embgrad.Sum(), batch, layouts=layouts)({None: output}).values, output.sum((1, 2))
+    )
+    with pytest.raises(OpenPositionsError):
+        callback_of(embgrad.Sum(), batch, layouts=Layouts())({None: output})
 
 
 def test_where_a_backend_is_registered_or_broken_its_installation_is_no_advice() -> None:

@@ -152,6 +152,18 @@ def test_the_owner_is_chosen(installed: list[Any]) -> None:
     assert registry.backend_for({}).name == "b"
 
 
+def test_the_owner_of_a_class_is_asked_first_again(installed: list[Any]) -> None:
+    asked: list[str] = []
+
+    def owning(name: str) -> Any:
+        return lambda self, part: asked.append(name) or (name == "b" and isinstance(part, Model))  # type: ignore[func-returns-value]
+
+    installed += [FakeEntryPoint(name, backend(name, owns=owning(name))) for name in ("a", "b")]
+    for _ in range(2):
+        assert registry.backend_for(Model()).name == "b"
+    assert asked == ["a", "b", "b"]
+
+
 def test_ownership_is_decided_for_each_model(installed: list[Any]) -> None:
     owns = {"owns": lambda self, part: isinstance(part, dict) and "weights" in part}
     installed += [FakeEntryPoint("a", backend("a", **owns)), FakeEntryPoint("b", backend("b", Model))]

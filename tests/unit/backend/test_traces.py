@@ -162,12 +162,12 @@ def test_an_unusable_trace_is_remembered(wrong: str, why: str) -> None:
 
 
 def test_requests_that_never_repeat_are_no_longer_traced() -> None:
-    traces, model = TraceCache[float](patience=3), Model()
-    for question in range(3):
+    traces, model = TraceCache[float](), Model()
+    for question in range(16):
         assert asked(traces, model, question=question)[2] is None
-    assert "the last 3 calls each made a different request" in asked(traces, model, question=3)[2]
-    assert asked(traces, model, question=3)[2] is None
-    for question in range(4, 7):  # counted from the last call that found its trace
+    assert "the last 16 calls each made a different request" in asked(traces, model, question=16)[2]
+    assert asked(traces, model, question=16)[2] is None
+    for question in range(17, 33):  # counted from the last call that found its trace
         assert asked(traces, model, question=question)[2] is None
 
 
