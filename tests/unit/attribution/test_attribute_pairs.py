@@ -73,8 +73,9 @@ def test_the_scores_are_the_products_of_integrated_gradients_of_each_number() ->
 
 
 def test_the_error_of_the_sum_falls_with_the_steps_and_is_the_distance_to_what_is_explained() -> None:
-    with pytest.warns(EmbgradWarning, match="do not add up"):
+    with pytest.warns(EmbgradWarning, match="do not add up") as caught:
         few = attribute_pairs(curved(), (A, B), IntegratedJacobians(1))
+    assert [warning.filename for warning in caught] == [__file__], "it is of the user's line"
     many = attribute_pairs(curved(), (A, B), IntegratedJacobians(40))
     for made in (few, many):
         np.testing.assert_allclose(made.delta, made.scores.sum((1, 2)) - made.explained, atol=1e-15)

@@ -424,6 +424,21 @@ def test_words_merge_the_scores_of_their_tokens() -> None:
         embgrad.attribute(curved(), BATCH, LOGIT, "saliency").words()
 
 
+@pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")
+@pytest.mark.parametrize(
+    "method", [*LINEAR[:4], embgrad.methods.DiscretizedIntegratedGradients(4, baseline=4), *SAMPLED[1:3]], ids=name_of
+)
+def test_the_score_of_a_position_is_the_sum_of_its_dimensions(method: Any) -> None:
+    found = embgrad.attribute(curved(), BATCH, LOGIT, method)
+    np.testing.assert_allclose(found.scores, found.values.sum(-1), atol=1e-14)
+
+
+def test_all_coalitions_of_twenty_members_at_most_are_enumerated() -> None:
+    random = np.random.default_rng(0)
+    assert [len(sample_coalitions(members, 2**members, random)) for members in (3, 20)] == [2**3, 2**20]
+    assert sample_coalitions(21, 2**21, random)[1].all(), "the whole one is second among samples"
+
+
 def test_attributions_share_no_arrays() -> None:
     batch = embgrad.TokenBatch(IDS, MASK, tokens=[["a"] * 4] * 2, words=[[0, 1, 2, -1], [0, 1, 2, 3]])
     first, second = embgrad.attribute(curved(), batch, LOGIT, ["saliency", "input_x_gradient"]).values()
