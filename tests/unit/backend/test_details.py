@@ -68,6 +68,8 @@ def test_an_objective_is_called_back_once_for_the_whole_batch() -> None:
     assert inspect.signature(callback_of).parameters["sets"].default == 1
     assert made.objective is objective
     assert made({None: np.arange(6.0).reshape(2, 3)}).values.tolist() == [3.0, 12.0]
+    answer = Callback(lambda outputs: [])({})
+    assert (answer.values.size, answer.sets, answer.shape, answer.size) == (0, [], None, 0)
     native = NativeObjective(len, scalar=False)
     assert [Request((), own).has_native for own in ((made,), (made, native), ())] == [False, True, False]
 

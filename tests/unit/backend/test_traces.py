@@ -17,6 +17,7 @@ from embgrad.backend.protocol import FixedChange
 from embgrad.backend.replay import Retries
 from embgrad.backend.trace_cache import TraceCache, UnfitError, UntraceableError
 from embgrad.backend.trace_check import Trial
+from embgrad.toolkit.recorded_changes import changes_recorded, record_change
 
 
 class Model:
@@ -51,6 +52,7 @@ class Maker:
 
     def plain(self, request: Request) -> Run:
         self.done.append("plain")
+        record_change("state")
         return self._run(request, self._model.factor)
 
     def make(self, request: Request, *, exact: bool) -> float:
@@ -103,6 +105,14 @@ def test_a_trace_is_compared_once_for_each_length() -> None:
     assert asked(traces, model) == (2.0, ["plain", "make", "run"], None)
     assert asked(traces, model) == (2.0, ["run"], None)
     assert asked(traces, model, lengths=4) == (2.0, ["plain", "run"], None)
+
+
+def test_a_trace_changes_what_the_model_changed_in_the_comparison() -> None:
+    traces, model = TraceCache[float](), Model()
+    for done in (["plain", "make", "run"], ["run"]):
+        with changes_recorded() as changes:
+            assert asked(traces, model)[1] == done
+        assert [*changes.names] == ["state"]
 
 
 def test_a_model_that_changes_takes_another_trace() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.model_points.names import point_of
+from embgrad.model_points.names import _blocks_away, needs_added, needs_layers, point_of
 from embgrad.model_points.points import Point
 from tests.unit.refusals import refused
 from tests.unit.tracing import Trace, Value, bert, encoder_layer, stack
@@ -182,6 +182,38 @@ def test_blocks_that_run_at_other_positions_are_named(role: str) -> None:
         return
     with pytest.raises(embgrad.errors.UnknownPointError, match=rf"no point '{role}': the model has blocks, {named_so}"):
         named(trace, role)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 8), (2, 8, 5), (3, 8, 8), (2, 5, 8)])
+def test_blocks_that_are_pooled_or_in_another_order_are_not_said_to_be_at_other_positions(
+    shape: tuple[int, ...],
+) -> None:
+    trace = simple()
+    for number in range(3):
+        trace.module(f"blocks.{number}", "Block", lambda _: trace.hidden(*shape), trace.hidden(*shape))
+    assert "at 8 positions" not in _blocks_away(trace.points, BATCH)
+    assert _blocks_away(trace.points, BATCH) == ""
+    stack(trace, "decoder.blocks", trace.hidden(2, 7, 8), 2)
+    stack(trace, "a.encoder.blocks", trace.hidden(2, 6, 8), 2)
+    assert "'a.encoder.blocks.0' to 'a.encoder.blocks.1', at 6 positions" in _blocks_away(trace.points, BATCH)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "added"),
+    [
+        ("layer.0", True, False),
+        ("layer.-12", True, False),
+        ("layer.x", False, False),
+        ("embeddings", True, True),
+        ("position", True, True),
+        ("type", True, True),
+        ("type:input", False, False),
+        ("word", False, False),
+        ("h.0", False, False),
+    ],
+)
+def test_which_names_depend_on_layers_and_on_added_lookups(name: str, layers: bool, added: bool) -> None:
+    assert (needs_layers(name), needs_added(name)) == (layers, added)
 
 
 def test_blocks_that_are_no_layers_are_named() -> None:

@@ -41,6 +41,20 @@ def test_nothing_looked_up() -> None:
         PassRecorder(BATCH, ["word"]).resolve("The hint.")
 
 
+def test_a_lookup_belongs_to_the_innermost_call_that_is_open() -> None:
+    watch = PassRecorder(BATCH, None)
+    watch.see("none", IDS, 10, 4)
+    for path in ("outer", "inner"):
+        watch.enter(path, "Block", None, ())
+    watch.see("inner", IDS, 10, 4)
+    watch.leave(None, ())
+    watch.see("outer", IDS, 10, 4)
+    watch.enter("broken", "Block", None, ())
+    watch.exit_on_error()
+    watch.see("after", IDS, 10, 4)
+    assert [lookup.parent for lookup in watch.lookups] == [None, 1, 0, 0]
+
+
 def test_other_indices_looked_up() -> None:
     watch = PassRecorder(BATCH, ["word"])
     watch.see("table", IDS + 1, 10, 4)

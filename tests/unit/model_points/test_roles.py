@@ -10,7 +10,7 @@ import pytest
 import embgrad
 from embgrad.model_points.descent import Reached
 from embgrad.model_points.points import Lookup, ModuleCall
-from embgrad.model_points.roles import points_of
+from embgrad.model_points.roles import _word_of, points_of
 from tests.unit.tracing import Trace, Value, bert, bert_embeddings, encoder_layer, stack
 
 IDS = np.array([[7, 9, 8, 5, 2], [3, 11, 4, 6, 0]])
@@ -37,6 +37,15 @@ def test_times_are_of_a_clock_that_advances_as_calls_begin_and_end() -> None:
         "4#0": 10,
     }
     assert [point.time for point in points if point.lookup is not None] == [0, 3]
+
+
+def test_the_word_lookup_is_the_first_of_the_ids_that_is_not_by_position() -> None:
+    language, positions, word, again = (
+        Lookup(path, 0, IDS, 12, 8, layout)
+        for path, layout in (("a", None), ("b", (0, 1)), ("c", (0, 1)), ("d", (0, 1)))  # type: ignore[arg-type]
+    )
+    assert _word_of([language, positions, word, again], (positions, None)) is word
+    assert _word_of([language, positions], (positions, None)) is None
 
 
 def layers_of(trace: Trace) -> list[str]:
@@ -185,9 +194,10 @@ def test_layers_in_two_modules_are_not_those_of_one(lower: int, upper: int) -> N
 
 @pytest.mark.parametrize("paths", [("encoder", "decoder"), ("first", "second")])
 @pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("inside", [8, 2])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_an_encoder_that_pads_inside_leaves_its_roles_to_no_decoder(
-    paths: tuple[str, str], nested: bool, layers: int
+    paths: tuple[str, str], nested: bool, layers: int, inside: int
 ) -> None:
     """As in LED, whose encoder pads to its window."""
     trace = Trace(BATCH)
@@ -200,7 +210,7 @@ def test_an_encoder_that_pads_inside_leaves_its_roles_to_no_decoder(
 
         return trace.module(path, "Side", body, None) if nested else body(trace.hidden())
 
-    side(paths[0], IDS, 8)
+    side(paths[0], IDS, inside)
     side(paths[1], IDS + 20, 5)
     assert trace.roles == {"word": "shared#0"}
 
