@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,31 @@ def test_containers_and_arrays_are_restored(way: Way) -> None:
         state.restore()
         assert own["kept"] is kept
         assert count(kept) == before
+
+
+class Named(dict[str, int]):
+    """A container of the user's, whose own methods are not called."""
+
+    __setitem__ = update = clear = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("kept", "write"),
+    [
+        ({"a", "b", "c"}, lambda kept: (set.discard(kept, "a"), set.add(kept, "d"))),
+        (deque("ab"), lambda kept: (kept.appendleft("c"), kept.pop())),
+        (list("ab"), lambda kept: (kept.reverse(), kept.append("c"))),
+        ({"a": 1, "b": 2}, lambda kept: kept.update(a=kept.pop("a"))),
+        (Named(a=1, b=2), lambda kept: (kept.pop("a"), dict.__setitem__(kept, "c", 3))),
+    ],
+)
+def test_what_a_container_held_is_restored_in_order(kept: Any, write: Any) -> None:
+    before = [*kept.items()] if isinstance(kept, dict) else set(kept) if isinstance(kept, set) else [*kept]
+    state = ObjectState([{"kept": kept}])
+    write(kept)
+    state.restore()
+    now = [*kept.items()] if isinstance(kept, dict) else set(kept) if isinstance(kept, set) else [*kept]
+    assert now == before
 
 
 def test_the_order_of_attributes_is_restored() -> None:
