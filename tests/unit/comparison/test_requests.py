@@ -1,4 +1,4 @@
-"""The objectives that another gradient may be of, for each objective of a batch of three."""
+"""The objectives, batches and points that another gradient may be of."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 import embgrad
 from embgrad.comparison.diagnosis.objectives import OtherMask, Probability, other_objectives
+from embgrad.comparison.diagnosis.requests import REQUESTS
 
 IDS = np.array([[1, 2], [3, 4], [5, 6]])
 BATCH = embgrad.TokenBatch(IDS)
@@ -105,3 +106,79 @@ def test_an_objective_with_a_mask_of_its_own() -> None:
         np.testing.assert_array_equal(
             slopes, np.broadcast_to(np.ones((3, 2, 1)) if mask is None else mask[..., None], output.shape)
         )
+
+
+# Other batches, and other points
+
+PADDED = embgrad.TokenBatch([[1, 2, 3], [4, 5, 0]], [[1, 1, 1], [1, 1, 0]], [[0, 0, 1], [0, 1, 0]])
+
+
+def variants(name: str, batch: Any = PADDED, **case: Any) -> list[Any]:
+    given = {
+        "source": SimpleNamespace(vocab=7),
+        "target": SimpleNamespace(provenance={}),
+        "values": np.zeros((2, 3, 16)),
+    }
+    source = SimpleNamespace(
+        batch=batch,
+        target="b",
+        objective=embgrad.Sum(),
+        target_objective=None,
+        at=case.pop("at", "word"),
+        case=SimpleNamespace(**{**given, **case}),
+    )
+    return [variant for cause, function in REQUESTS if function.__name__ == name for variant in function(source)]  # type: ignore[arg-type]
+
+
+def batches(name: str, batch: Any = PADDED, **case: Any) -> list[Any]:
+    """Return the ids, masks and types of the batches that are run."""
+    made = [one.batch(batch) for one in variants(name, batch, **case)]
+    return [[None if array is None else array.tolist() for array in (one.ids, one.mask, one.types)] for one in made]
+
+
+def test_batches_without_masks_and_types_are_tried_where_there_are_some() -> None:
+    ids, mask, types = PADDED.ids.tolist(), PADDED.mask.tolist(), PADDED.types.tolist()  # type: ignore[union-attr]
+    assert batches("_mask_ignored") == [[ids, None, types]] * 2
+    assert batches("_types_ignored") == [[ids, mask, [[0] * 3] * 2], [ids, mask, None], [ids, None, None]]
+    assert [one.objective is None for one in variants("_mask_ignored")] == [False, True]
+    full = PADDED.replace(mask=np.ones((2, 3)))
+    assert len(batches("_types_ignored", full)) == 2
+    for name, given in (("_mask_ignored", full), ("_pads_counted", full), ("_padding_side", full)):
+        assert not variants(name, given)
+        assert variants(name)
+    for none in (None, np.zeros((2, 3), int)):
+        assert not variants("_types_ignored", PADDED.replace(types=none))
+
+
+def test_padding_is_tried_on_the_other_side() -> None:
+    moved = [[[1, 2, 3], [0, 4, 5]], [[1, 1, 1], [0, 1, 1]], [[0, 0, 1], [0, 0, 1]]]
+    assert batches("_padding_side") == [moved]
+    left = embgrad.TokenBatch(*moved)
+    assert batches("_padding_side", left) == [[PADDED.ids.tolist(), PADDED.mask.tolist(), PADDED.types.tolist()]]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("partners", "cause"), [([1, 0], "other-ids"), ([1, 0], "padding-side"), ([1, -1], None)])
+def test_the_batch_of_the_other_is_tried_in_the_order_of_the_examples(partners: list[int], cause: str | None) -> None:
+    target = SimpleNamespace(ids=np.array([[6, 7], [8, 9]]), mask=np.array([[1, 0], [1, 1]]), types=None)
+    case = {
+        "target": target,
+        "alignment": SimpleNamespace(examples=lambda: np.array(partners)),
+        "has_other_texts": True,
+        "differs_only_in_padding": cause == "padding-side",
+    }
+    expected = [[[[8, 9], [6, 7]], [[1, 1], [1, 0]], None]]
+    assert batches("_other_batch", **case) == (expected if cause else [])
+    assert [one.causes for one in variants("_other_batch", **case)] == ([(cause,)] if cause else [])
+    assert not variants("_other_batch", **{**case, "has_other_texts": False})
+
+
+def test_lookups_times_the_root_of_their_length_and_other_points_are_tried() -> None:
+    ways = variants("_scaled_lookup")
+    assert [one.times for one in ways] == [4, 1 / 4]
+    assert [one.override["word"](np.ones(1, np.float32)).tolist() for one in ways] == [[4], [0.25]]
+    assert not variants("_scaled_lookup", at="layer.0")
+    target = SimpleNamespace(provenance={"point": "layer.1"})
+    assert [one.at for one in variants("_other_point", target=target)] == ["embeddings", "layer.1"]
+    assert [one.at for one in variants("_other_point", target=target, at="embeddings")] == ["layer.1"]
+    assert [one.at for one in variants("_other_point", target=target, at="layer.1")] == ["embeddings"]
+    assert [one.at for one in variants("_other_point")] == ["embeddings"]
