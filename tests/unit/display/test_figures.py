@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from embgrad.display.figures import FigureRow, figure, key, picture, rows_html
+from embgrad.display.figures import FigureRow, Scale, figure, key, picture, rows_html
 from tests.unit.pages import Reader
 
 
@@ -80,6 +80,20 @@ def test_names_along_the_bottom_do_not_overlap() -> None:
     assert {"…ion.self.query", "x" * 15} <= {*labels}
     assert labels["x" * 15][1] == 232
     assert picture(lines(b=[1.0]), [], "a", inline=True) is None
+
+
+@pytest.mark.parametrize(
+    ("zero", "infinite", "heights"),
+    [
+        (False, False, {1e-3: 220, 1.0: 12}),
+        (True, False, {0.0: 220, 1e-3: 168, 1.0: 12}),
+        (False, True, {1e-3: 220, 1.0: 64, np.inf: 12}),
+        (True, True, {0.0: 220, 1e-3: 178.4, 1.0: 53.6, np.inf: 12}),
+    ],
+)
+def test_zero_and_infinity_have_rungs_of_their_own(zero: bool, infinite: bool, heights: dict[float, float]) -> None:
+    scale = Scale(-3, 0, zero, infinite)
+    assert {value: scale.height(value) for value in heights} == heights
 
 
 def test_lines_differ_in_shape_and_colour_and_say_what_they_are() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.engine.user_passes import PassAxes
 from embgrad.results.row_sparse import RowSparse
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup, pull_back
 from tests.unit.refusals import refused
@@ -557,3 +558,16 @@ def test_an_ambiguous_pass_without_the_table_of_earlier_steps_is_refused() -> No
     with refused(embgrad.errors.AmbiguousPointError, "'word'", "W#0", "pos#0"), embgrad.capture(built):
         step(built, IDS)
         step(built, np.array([[1, 0], [2, 3]]))
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((3, 2, 4), 1), ((2, 3, 4), 0), ((2, 4), None), ((5, 5, 4), None)])
+def test_earlier_passes_show_the_axis_of_the_examples(shape: tuple[int, ...], axis: int | None) -> None:
+    axes, square = PassAxes("pool", "Mind it."), embgrad.TokenBatch(IDS[:, :2])
+    assert axes._example_axis(shape, embgrad.TokenBatch(IDS)) is None
+    assert axes._example_axis((2, 3, 4), square) is None
+    if axis is None:
+        with pytest.warns(embgrad.EmbgradWarning, match="by example and by position, and no earlier batch showed"):
+            assert axes._example_axis((2, 2, 4), square) == 0
+    else:
+        assert axes._example_axis((2, 2, 4), square) == axis
+    assert axes._example_axis((1, 1, 4), embgrad.TokenBatch([[1]])) is None

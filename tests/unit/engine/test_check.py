@@ -17,7 +17,7 @@ import embgrad
 from embgrad.backend.registry import bind
 from embgrad.engine import check
 from embgrad.engine.check_examples import Reruns, _other_ids, _Trial
-from embgrad.engine.finite_differences import PRECISION
+from embgrad.engine.finite_differences import PRECISION, Slopes
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.question import Question
 from embgrad.results.certificate import Certificate, Slope, worst
@@ -550,6 +550,49 @@ def test_kinks_and_stairs_excuse_slopes_that_do_not_hold(kink: float, stairs: bo
     assert judged == [replace(slope, uncertainty=pytest.approx(slope.uncertainty)) for slope in wider]
     assert check._excuse(lines, judged) == [], "there is a direction of its own"
     assert check._excuse([*lines[1:], still], judged[1:]) == judged[1 : 2 if own else 1]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected", "share", "values", "sizes", "kinks"),
+    [
+        (None, [12], [56**0.5], [29], [6], [0]),
+        ([0, 1, 2], [6, 6, 0], [20**0.5, 6, 0], [1, -2, 30], [5, 6, 6], [0, 6.1e-6, 1e-12]),
+        ([1], [6], [6], [-2], [6], [0]),
+    ],
+)
+def test_the_slopes_in_a_direction(
+    chosen: Any, expected: Any, share: Any, values: Any, sizes: Any, kinks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, steps = np.ones((3, 1, 2)), []
+
+    def differences(value: Any, precision: Any, wanted: np.ndarray, counts: np.ndarray) -> Slopes:
+        np.testing.assert_allclose(wanted, expected)
+        np.testing.assert_allclose(counts, share)
+        np.testing.assert_array_equal(value(0.5), (values, sizes))
+        measured = [5.9e-6, 6.1e-6, 1e-12] if len(wanted) == 3 else [5.9e-6]
+        return Slopes(wanted, 0 * wanted, np.array(measured), wanted > 6)
+
+    def objective_with(question: Any, located: Any, key: str, moved: Any) -> Any:
+        steps.append(moved(None))
+        return np.array([1.0, -2, 30]), 6.0  # with the size of the numbers of all three together
+
+    monkeypatch.setattr(check, "differences", differences)
+    monkeypatch.setattr(check, "objective_with", objective_with)
+    question = SimpleNamespace(batch=IDS, examples=slice(4, 7))
+    located = {
+        "word": SimpleNamespace(key="E#0", arrangement=SimpleNamespace(shared=False, to_native_axes=np.negative))
+    }
+    result = SimpleNamespace(values=np.array([[[3.0, 3.0]], [[0.0, 6.0]], [[0.0, 0.0]]]))
+    result.values[:2] = [[[2.0, 4.0]], [[6.0, 0.0]]]
+    trial = check._Trial(question, located, "word", result, PRECISION["float64"])  # type: ignore[arg-type]
+    lines = trial._along("gradient", change, chosen)
+    np.testing.assert_array_equal(steps, [-0.5 * change])
+    assert [line.slope.direction for line in lines] == [
+        "gradient" if chosen is None else f"gradient, example {4 + one}" for one in chosen or [0]
+    ]
+    assert [line.slope.found for line in lines] == expected
+    assert [line.kink for line in lines] == kinks
+    assert all(line.moves for line in lines)
 
 
 def test_examples_of_sub_batches_are_numbered_in_the_whole_batch() -> None:

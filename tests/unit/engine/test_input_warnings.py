@@ -168,6 +168,7 @@ def test_padding_outside_the_positions_is_no_warning() -> None:
         assert of_padding(forward, LEFT) == []
     assert of_padding(by_column, MASK) == []
     assert of_padding(by_column, np.ones_like(MASK)) == []
+    assert of_padding(by_column, np.array([[0] * 5, [1] * 5])) == []  # nothing of the first is real
     assert of_padding(by_column, LEFT, position_ids=(LEFT.cumsum(1) - 1).clip(0)) == []
 
 

@@ -107,6 +107,13 @@ def test_sub_batches_of_a_model_that_carries_a_state_are_refused() -> None:
         np.testing.assert_allclose(objective, carried(rows_of(), state), rtol=1e-12)
 
 
+def test_one_example_that_differs_suffices() -> None:
+    model = stateful(3, DIM)
+    model.kept["state"][[0, 2]] = 0  # type: ignore[attr-defined]
+    with pytest.raises(embgrad.errors.UnsupportedError, match="and L of example 1 is"):
+        embgrad.evaluate(model, FULL, LOGIT, batch_size=2)
+
+
 def test_a_state_that_passes_of_one_number_of_examples_write() -> None:
     expect_state_of_one_number(of_one_number, FULL)
     model = of_one_number(1)
