@@ -141,7 +141,8 @@ def test_the_cells_of_a_matrix_are_on_one_scale_and_grey_after_the_output() -> N
 
 def test_a_matrix_of_an_encoder_and_a_decoder_is_divided() -> None:
     ax = pictures.matrix_picture(matrix_of(np.ones((2, 5)), texts=2), None)
-    assert [(list(line.get_xdata()), line.get_color()) for line in ax.lines] == [([1.5, 1.5], "0.2")]
+    (between,) = ax.lines
+    assert (list(between.get_xdata()), between.get_color(), between.get_linewidth()) == ([1.5, 1.5], "0.2", 1.2)
     assert ax.get_xlabel() == "input: of the encoder, then of the decoder"
 
 
@@ -214,7 +215,7 @@ def test_lines_by_steps_have_a_legend_where_it_says_something(examples: int, sho
     assert size_of(ax) == [6.4, 4.0]
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_xscale(), ax.get_yscale()) == ("steps", "|delta|", "log", "log")
     assert [text.get_text() for text in ax.get_xticklabels()] == ["5"]
-    assert len(ax.lines) == examples
+    assert [line.get_label() for line in ax.lines] == [f"example {example}" for example in range(examples)]
 
 
 def test_a_picture_of_methods_names_each_row_by_its_method() -> None:
@@ -232,6 +233,7 @@ def test_the_text_of_an_attribution_has_its_error_where_there_is_one() -> None:
 def test_the_steps_of_a_search_are_whole_numbers() -> None:
     ax = pictures.objective_by_step({0: np.array([3.0, 2.0, 1.0]), 4: np.array([3.0, 2.0, 2.0])}, [1.5], None)
     assert [step for step in ax.get_xticks() if 0 <= step <= 2] == [0, 1, 2]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("step", "L")
     assert [line.get_marker() for line in ax.lines] == ["None"] * 3
     assert [list(line.get_xdata()) for line in ax.lines[:2]] == [[0, 1, 2]] * 2
     assert list(ax.lines[2].get_ydata()) == [1.5, 1.5]
