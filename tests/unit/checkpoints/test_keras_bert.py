@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import embgrad
 from embgrad.backend import Weight
+from embgrad.checkpoints.bert_config import _shape, lacking
 from embgrad.checkpoints.keras_bert import is_keras_bert, keras_bert, keras_bert_targets
 from embgrad.checkpoints.load_bert import bert_names
 from embgrad.checkpoints.weight_target import WeightTarget
@@ -67,7 +69,10 @@ def test_every_weight_of_a_checkpoint_has_its_place(prefix: str) -> None:
     assert targets is not None
     assert sorted(target.source for target in targets) == sorted(bert_names(2))
     assert [target.native for target in targets] == [variable.path for variable in model.weights]
+    sizes = {"hidden_size": 6, "intermediate_size": 5, "vocab_size": 9, "max_position_embeddings": 4}
     for target, variable in zip(targets, model.weights, strict=True):
+        shape = _shape(target.source, {**sizes, "type_vocab_size": 2, "num_hidden_layers": 2})
+        assert (target.shape[::-1] if target.transposed else target.shape) == shape
         in_checkpoint = np.random.default_rng(0).normal(size=target.shape[::-1] if target.transposed else target.shape)
         target.put(in_checkpoint.T if target.transposed else in_checkpoint)
         np.testing.assert_array_equal(target.as_in_checkpoint(variable.value), in_checkpoint)
@@ -114,6 +119,23 @@ def test_a_weight_is_read_and_written_in_the_checkpoints_shape() -> None:
     np.testing.assert_array_equal(named.rows(np.array([4, 1])), value.reshape(6, 2)[[4, 1]])
     named.put(np.ones((6, 2)))
     assert (value == 1).all()
+    plain = WeightTarget("dense.weight", (4, 3), put, "a/kernel").as_in_checkpoint(value)
+    np.testing.assert_array_equal(plain, value.reshape(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("first", "missing", "said"),
+    [
+        (["a.weight", "c.weight"], 2, "lacks 2 of the model's weights: 'a.weight', 'c.weight'; expected all of 9"),
+        (
+            ["b.weights", "zzz"],
+            3,
+            "'zzz' and 1 more; expected all of 9, as config.json says. Did you mean 'b.weight'",
+        ),
+    ],
+)
+def test_weights_that_a_checkpoint_lacks_are_named(first: list[str], missing: int, said: str) -> None:
+    assert said in lacking(Path("folder"), first, missing, 9, {"b.weight", "cls.predictions.bias"})
 
 
 @pytest.mark.parametrize(
