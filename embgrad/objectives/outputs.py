@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 from embgrad.errors import OutputError, did_you_mean, quote
@@ -103,8 +104,8 @@ def _entries(returned: Any) -> list[tuple[str, Any]]:
         return [(str(key), value) for key, value in returned.items()]
     if hasattr(returned, "_fields"):
         return list(zip(returned._fields, returned, strict=True))
-    if hasattr(returned, "__dataclass_fields__"):
-        return [(name, getattr(returned, name)) for name in returned.__dataclass_fields__]
+    if is_dataclass(returned):
+        return [(field.name, getattr(returned, field.name)) for field in fields(returned)]
     if isinstance(returned, (list, tuple)):
         return [(str(number), value) for number, value in enumerate(returned)]
     return []

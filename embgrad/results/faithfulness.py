@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -129,8 +129,8 @@ class Faithfulness(TabularByChoice):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON-compatible values: the fields by name, with None for NaN, and the means."""
-        fields = {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__}
-        return {**fields, "means": {method: _plain(means) for method, means in self.means.items()}}
+        values = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return {**values, "means": {method: _plain(means) for method, means in self.means.items()}}
 
     def plot(self) -> Any:
         """Return a matplotlib figure: the means of comprehensiveness and sufficiency as bars, and the mean curves where known.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -27,6 +27,7 @@ def named(returned: Any, positional: tuple[str, ...] = ()) -> dict[str, Any]:
 
 @dataclass
 class Output:
+    shared: ClassVar[Any] = C  # no output
     logits: Any
     hidden_states: Any = None
 
