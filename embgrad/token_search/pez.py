@@ -80,7 +80,6 @@ class PEZ(SearchMethod):
         for places, objectives, at_word, _ in problem.each_gradient(texts):
             values[places] = objectives
             gradients[places] = at_word
-        gradients[~texts.free] = 0
         arrays = {name: array.copy() for name, array in state.arrays.items()}
         self._update(arrays, examples, -problem.sign * gradients, number + 1)
         stable = problem.stable(texts)

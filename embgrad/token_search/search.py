@@ -37,7 +37,7 @@ from embgrad.token_search.method import SearchMethod, State
 from embgrad.token_search.pez import PEZ
 from embgrad.token_search.positions import searched_positions
 from embgrad.token_search.problem import Problem, Queries
-from embgrad.token_search.rule import Rule, expect_goal
+from embgrad.token_search.rule import Rule
 from embgrad.token_search.stability import decode, stability_of
 from embgrad.token_search.universal_trigger import UniversalTrigger
 from embgrad.token_search.vocabulary import allowed_ids
@@ -172,7 +172,6 @@ def problem_of(
         EmbgradError: see `search`.
     """
     expect_flags(stable=stable, training=training)
-    expect_goal(goal)
     size = count_or_none(batch_size, "batch_size")
     tokens = batch_of(batch, tokenizer, max_length, model)
     rule = Rule.of(goal, until, len(tokens))

@@ -115,6 +115,7 @@ def test_texts_that_share_nothing_are_left_out() -> None:
     values, prefixes = shared(batch=embgrad.TokenBatch(ids), objective=objective)
     assert prefixes.used
     np.testing.assert_array_equal(np.isnan(values), [False] * 6 + [True])
+    assert PASSES == [(1, 7), (7, 5)]
 
 
 def reason(*arguments: Any, **options: Any) -> str:
