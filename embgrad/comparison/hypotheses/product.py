@@ -283,8 +283,20 @@ def _of_bias(site: Site, factors: Factors) -> Iterator[Explanation]:
     elif not factors.bias.any():
         cause, values, sentence = "missing-bias", ("missing", "added"), f"b adds a bias at {place}, and a does not"
     else:
-        cause, values, sentence = "different-weight", ("a's own", "different"), f"b adds another bias at {place}"
+        cause, values, sentence = _of_other_bias(site, factors, bias)
     yield _explanation(cause, f"the bias of {place}", values, factors, factors.affine(factors.matrix, bias), sentence)
+
+
+def _of_other_bias(site: Site, factors: Factors, bias: np.ndarray) -> tuple[str, tuple[str, str], str]:
+    """Return the cause, its values and the text of another bias, which is b's weight where that holds it."""
+    most = NEAR * float(np.abs(bias).max())
+    for weight, other, match in site.held_by(factors.weight.module).values():
+        if other is None or match is None or match.is_equal or weight.shape != factors.bias.shape:
+            continue
+        if other.shape == bias.shape and np.abs(other.get() - bias).max() <= most:
+            relation = match.relation.removesuffix(" in b")
+            return cause_of(match), ("a's own", relation), f"b has {weight.name} {match.as_object}"
+    return "different-weight", ("a's own", "different"), f"b adds another bias at {site.path or 'the output'}"
 
 
 def _is_shared(site: Site, factors: Factors) -> bool:

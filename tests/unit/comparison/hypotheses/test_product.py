@@ -63,10 +63,16 @@ def test_another_bias_is_named(a: np.ndarray, b: np.ndarray, cause: str, text: s
     assert (found.cause, found.text, found.setting) == (cause, text, "the bias of up")
 
 
-def test_another_bias_that_a_weight_holds_is_still_the_bias() -> None:
-    b = X @ SQUARE.T + BIAS[::-1]
-    found = explained(site(A, b, held_b={"up.W": SQUARE, "up.b": BIAS[::-1].copy()}))
-    assert found.text == "b adds another bias at up"
+def test_another_bias_that_a_weight_holds_is_named_by_the_weight() -> None:
+    other, down = BIAS[::-1].copy(), RANDOM.normal(size=(6, 6))
+    b = LINEAR + other
+    found = explained(site(A, b, held_b={"up.W": SQUARE, "up.b": other}))
+    assert found.cause == "different-weight"
+    assert found.text.startswith("b has up.b with other values")
+    held_a = {"up.W": SQUARE, "up.b": BIAS, "down.W": down, "down.b": other}
+    held_b = {"first.W": SQUARE, "first.b": other, "second.W": down, "second.b": BIAS}
+    found = explained(site(A, b, held_a=held_a, held_b=held_b))
+    assert (found.cause, found.text) == ("swapped-weights", "b has up.b equal to a's down.b")
 
 
 def test_another_bias_is_silent_where_b_holds_the_same_bias() -> None:
