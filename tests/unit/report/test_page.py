@@ -319,6 +319,10 @@ def test_the_installed_package_has_its_style_sheets(tmp_path: Path) -> None:
         ({"a": 3}, r"results\['a'\] is of type int: expected a result"),
         ({"a": {}}, r"results\['a'\] is of type dict, empty"),
         ({"a": {"word": 3}}, r"results\['a'\] is a mapping with values of type 'int'"),
+        (
+            {"a": {"word": 3, "b": RESULT}},
+            r"results\['a'\] is a mapping with values of type 'EmbeddingGradients', 'int'",
+        ),
     ],
 )
 def test_other_results_are_refused(results: Any, message: str) -> None:
@@ -334,6 +338,7 @@ def test_other_results_are_refused(results: Any, message: str) -> None:
         ({"ours": None}, r"comparisons names 'ours': expected some of the results beside the first"),
         ({"theirs": 3}, r"comparisons\['theirs'\] is of type int: expected what embgrad.compare returns"),
         ({"theirs": {"word": 3}}, r"comparisons\['theirs'\] is a mapping with values of type 'int'"),
+        ({"theirs": {"word": 3, "b": embgrad.compare(RESULT, RESULT)}}, "values of type 'Comparison', 'int'"),
     ],
 )
 def test_other_comparisons_are_refused(comparisons: Any, message: str) -> None:
