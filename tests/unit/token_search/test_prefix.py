@@ -12,7 +12,7 @@ import embgrad
 from embgrad.backend.protocol import BoundModel
 from embgrad.testing.reference import ReferenceBackend, ReferenceModel, Tensor, lookup
 from embgrad.token_search import prefix as prefix_module
-from embgrad.token_search.prefix import SharedPrefixes
+from embgrad.token_search.prefix import SharedPrefixes, _Answer
 from tests.unit.attribution.language_models import causal, weights
 
 LENGTH = 8
@@ -192,3 +192,15 @@ def test_what_the_model_raises_is_the_reason() -> None:
         raise RuntimeError("no cache today")
 
     assert reason(Keeping(refuses)) == "a pass over part of a text raised RuntimeError: no cache today"
+
+
+def test_an_answer_keeps_the_rows_that_each_text_reads() -> None:
+    labels = np.array([[-100, -100, 3, 4], [-100, 5, -100, 1]])  # of which the position before reads
+    answer = _Answer(embgrad.LogProbability(labels), embgrad.TokenBatch(labels.clip(0)), 3)
+    assert [answer.positions_of(text).tolist() for text in (0, 1)] == [[1, 2], [0, 2]]
+    examples, places = answer.reads(None, (2, 3, 9))
+    output = np.random.default_rng(0).normal(size=(2, 3, 9))
+    answer({None: output[examples, places]})
+    np.testing.assert_array_equal(answer.rows_of(1), output[1, [0, 2]])
+    logs = output - np.log(np.exp(output).sum(-1, keepdims=True))
+    np.testing.assert_allclose(answer.values, [logs[0, 1, 3] + logs[0, 2, 4], logs[1, 0, 5] + logs[1, 2, 1]])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import embgrad
+from embgrad.token_search.problem import Problem
 from embgrad.token_search.texts import Texts, join
 
 
@@ -82,3 +85,28 @@ def test_texts_are_put_in_the_place_of_others() -> None:
     own = texts([[11, 12], [21], [31]])
     found = own.put(np.array([2, 0]), texts([[41, 42, 43], [51]], [2, 0]))
     assert shown(found) == [[51], [21], [41, 42, 43]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "pad", "ids", "convention"),
+    [
+        ([[1, 2, 3], [4, 5, 6]], None, [[1, 2, 3], [4, 5, 6]], "ids"),
+        ([[1, 2], [4, 5]], 9, [[1, 2], [4, 5]], "ids"),
+        ([[1, 2, 3, 4], [5]], None, [[1, 2, 3, 4], [5, 0, 0, 0]], "huggingface"),
+        ([[1, 2], [5]], 9, [[1, 2], [5, 9]], "huggingface"),
+    ],
+)
+def test_texts_of_other_lengths_are_padded_on_the_right_and_get_a_mask(
+    rows: list[list[int]], pad: int | None, ids: Any, convention: str
+) -> None:
+    problem = SimpleNamespace(batch=embgrad.TokenBatch([[7, 7, 7], [8, 8, 8]], convention="ids"), apart=frozenset())
+    problem.original = Texts(np.arange(2), problem.batch.ids, problem.batch.real, None, problem.batch.real)
+    problem.batch_of, problem._is_resized = (
+        MethodType(method, problem) for method in (Problem.batch_of, Problem._is_resized)
+    )
+    wide = join([texts(rows, types=False), texts([[1] * 6] * 2, types=False)]).take(np.arange(2))
+    wide.ids[~wide.real] = 3  # what stands behind a text is not the padding
+    found = Problem.whole_batch_of(problem, wide, pad)  # type: ignore[arg-type]
+    assert (found.ids.tolist(), found.convention) == (ids, convention)
+    real = [[position < len(row) for position in range(len(ids[0]))] for row in rows]
+    assert (None if found.mask is None else found.mask.tolist()) == (real if convention != "ids" else None)
