@@ -146,8 +146,8 @@ class Attribution(Scores, Displayed, Tabular, Saved):
         """Return the segments of each example's text with their scores, merged as in `words`: turns of a chat, or named parts.
 
         The turns are those of the roles in the chat template of the model, which special tokens begin, such as
-        "<|im_start|>user" or "[INST]"; a turn holds the template's own tokens. They have the roles' names, from the second turn
-        of a role on with a number, "user 2". What stands before the first turn is a segment of its own.
+        "<start_of_turn>user" or "[INST]"; a turn holds the template's own tokens. They have the roles' names, from the second
+        turn of a role on with a number, "user 2". What stands before the first turn is a segment of its own.
 
         Args:
             parts: for each name a text that each example has once, a slice of an example's real tokens, or positions. The other
