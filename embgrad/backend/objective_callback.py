@@ -79,8 +79,7 @@ class BatchObjective:
             found, cotangent = self._of_whole(outputs[name], before)
         else:
             found, cotangent = self._with_axes().evaluate_rows(outputs[name], rows, self._batch)
-        values = np.zeros(len(self._batch))
-        values[...] = found
+        values = np.array(np.broadcast_to(found, len(self._batch)), np.float64)
         size = 0.0
         if self._sized:
             counted = cotangent != 0  # where the cotangent is 0 the output may be infinite, as at masked classes

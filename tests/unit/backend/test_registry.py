@@ -152,6 +152,12 @@ def test_the_owner_is_chosen(installed: list[Any]) -> None:
     assert registry.backend_for({}).name == "b"
 
 
+def test_what_calls_a_model_is_callable(installed: list[Any]) -> None:
+    installed.append(FakeEntryPoint("a", backend("a", Model)))
+    with pytest.raises(embgrad.EmbgradError, match="call is 3"):
+        registry.bind(Model(), 3)  # type: ignore[arg-type]
+
+
 def test_the_owner_of_a_class_is_asked_first_again(installed: list[Any]) -> None:
     asked: list[str] = []
 
