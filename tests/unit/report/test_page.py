@@ -92,6 +92,10 @@ def test_missing_texts_are_named() -> None:
     part = replace(first, **{name: getattr(first, name)[:1] for name in FIELDS})
     page = read({"whole": first, "part": part}, {})
     assert "part does not hold this text" in page.seen
+    assert "objective 0.25 in whole, 0.25 in part" in page.seen
+    assert "objective 1.25 in whole" in page.seen
+    assert page.seen.count(" in part") == 1, "it has no objective of the second"
+    assert ("objective 1.25" in read(first).seen, " in results" in read(first).seen) == (True, False)
     assert [len(panel.tokens) for panel in page.panels] == [2, 2, 2, 2, 2, 0, 2, 0]
     page = read({"part": part, "whole": first}, {})
     assert "1 of the examples of whole are not in part and are not shown" in page.seen
@@ -246,6 +250,9 @@ def test_the_pages_structure() -> None:
     for landmark in ("header", "main", "footer", "h1", "title"):
         assert kinds.count(landmark) == 1
     assert page.attributes("lang") == ["en"]
+    assert page.attributes("href")[0] == "#sentences"
+    assert page.seen.count(" · b") == 1
+    assert " · a" not in page.seen
     ids = page.attributes("id")
     assert len(ids) == len(set(ids))
     assert set(page.attributes("aria-labelledby")) <= set(ids)
@@ -273,6 +280,12 @@ def test_the_foot_shows_the_provenance() -> None:
     assert rows["compute dtype"] == "float32"
     assert rows["largest at padding"] == "1.00e-09"
     assert rows["certificate"] == "1 of 2 slopes by finite differences hold"
+    assert "points" not in rows
+    odd = RESULT.provenance | {"long": "x" * 401, "fits": "y" * 400, "names": ["ä"]}  # type: ignore[operator]
+    page = read({"a": {"word": replace(RESULT, provenance=odd), "layer.0": RESULT}})
+    rows = dict(row for row in page.rows if len(row) == 2)
+    assert (rows["points"], rows["names"]) == ("word, layer.0", '["ä"]')
+    assert (rows["long"], rows["fits"]) == ("x" * 400 + "…", "y" * 400)
 
 
 def test_rendering_is_deterministic() -> None:
