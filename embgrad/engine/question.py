@@ -31,6 +31,8 @@ from embgrad.model_points.points import WORD
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objective import Layouts, OpenAxesError, OpenPositionsError
 from embgrad.objectives.objectives import Objective, describe
+from embgrad.objectives.selection import names_of_classes
+from embgrad.toolkit.signature import as_parts
 
 __all__ = ["Memos", "Question"]
 
@@ -75,6 +77,12 @@ class Question:
             self.bound.expect_gradients()
         for objective in self.objectives:
             self.options.expect_supported(self.bound, objective)
+        if any(isinstance(objective, Objective) and objective.named for objective in self.objectives):
+            known = names_of_classes(as_parts(self.bound.model))
+            resolved = tuple(
+                each.with_classes(known) if isinstance(each, Objective) else each for each in self.objectives
+            )
+            object.__setattr__(self, "objectives", resolved)
         if len(self.objectives) > 1 and self.pullback:
             self.bound.expect_ability("split")
         if self.layouts is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from embgrad.common.arrays import to_numpy
 from embgrad.errors import ObjectiveError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.objective import Objective
-from embgrad.objectives.selection import Rows, expect_one_per_example, expect_output_of, of_rows
+from embgrad.objectives.selection import Rows, expect_one_per_example, expect_output_of, index_of, of_rows
 
 __all__ = ["BinaryCrossEntropy", "CosineSimilarity", "SquaredError"]
 
@@ -78,7 +79,8 @@ class BinaryCrossEntropy(_OfOneRow):
 
     Args:
         labels: 1 where the label is there, 0 where not, or numbers between: (example,) for an output with one number for each
-            example, else (example, class).
+            example, else (example, class); or for each example a list of the names of its classes, as `config.id2label` of
+            models of transformers has them, [["toxic", "insult"], []].
         of: the content of the output: "logits", or "probabilities" (the output of a sigmoid).
         output: see `Objective`.
         position: see `Objective`; a per-position output needs it.
@@ -88,15 +90,26 @@ class BinaryCrossEntropy(_OfOneRow):
     """
 
     labels: np.ndarray
+    of_classes = ("labels",)
 
     def __init__(self, labels: Any, of: str = "logits", *, output: str | None = None, position: Any = None) -> None:
-        super().__init__(labels, "labels", output=output, position=position)
+        named = _names_of_each(labels)
+        super().__init__(0 if named is not None else labels, "labels", output=output, position=position)
         self.of = expect_output_of(of)
-        if ((self.labels < 0) | (self.labels > 1)).any():
+        if named is not None:
+            self.labels = named
+        elif ((self.labels < 0) | (self.labels > 1)).any():
             raise ObjectiveError(f"labels is {brief(labels)}: expected numbers from 0 to 1, 1 where the label is there")
 
     def _argument_names(self) -> tuple[str, ...]:
         return ("labels", "of", *super()._argument_names()[1:])
+
+    def _indices_of(self, name: str, known: Mapping[str, list[int]]) -> np.ndarray:
+        chosen = [[index_of(entry, name, known) for entry in names] for names in self.labels]
+        labels = np.zeros((len(chosen), sum(map(len, known.values()))))
+        for row, indices in zip(labels, chosen, strict=True):
+            row[indices] = 1
+        return labels
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         labels, values = self._of_rows(rows, shared=False), rows.values
@@ -124,6 +137,19 @@ class BinaryCrossEntropy(_OfOneRow):
             losses[counts] -= share[counts] * np.log(probability[counts])
             slopes[counts] += sign * share[counts] / probability[counts]
         return losses.sum(1), slopes
+
+
+def _names_of_each(labels: Any) -> np.ndarray | None:
+    """Return lists of names, one for each example, as a column of lists; None where `labels` holds no names."""
+    is_list = isinstance(labels, (list, tuple)) and all(isinstance(row, (list, tuple)) for row in labels)
+    if not is_list or not any(isinstance(entry, str) for row in labels for entry in row):
+        return None
+    wrong = next((row for row in labels if not all(isinstance(entry, str) for entry in row)), None)
+    if wrong is not None:
+        raise ObjectiveError(f"labels holds {brief(wrong)}: expected a list of names of classes for each example")
+    column = np.empty(len(labels), object)
+    column[:] = [list(row) for row in labels]
+    return column
 
 
 class SquaredError(_OfOneRow):

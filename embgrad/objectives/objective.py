@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -14,7 +14,15 @@ from embgrad.errors import ObjectiveError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import is_undecided, positions_of, undecided_error
 from embgrad.objectives.outputs import ROLES
-from embgrad.objectives.selection import Rows, alike, expect_one_per_example, resolve_positions, whole
+from embgrad.objectives.selection import (
+    Rows,
+    alike,
+    expect_one_per_example,
+    holds_names,
+    indices_of,
+    resolve_positions,
+    whole,
+)
 
 __all__ = ["SCORES", "Layouts", "Objective", "OpenAxesError", "OpenPositionsError"]
 
@@ -92,6 +100,9 @@ class Objective(ABC):
 
     #: Whether outputs of other shapes than (example, classes) and (example, position, classes) are accepted.
     any_shape: ClassVar[bool] = False
+
+    #: The arguments that are classes, whose names a model may know.
+    of_classes: ClassVar[tuple[str, ...]] = ()
 
     # Defaults for user-defined subclasses that do not call this class's __init__.
     output: str | None = None
@@ -253,6 +264,11 @@ class Objective(ABC):
 
     def _values(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         """Return L of each example, and the slopes of the rows."""
+        for name in self.named:
+            raise ObjectiveError(
+                f"{name} is {brief(getattr(self, name).tolist())}, and only a call with a model knows the classes by name: "
+                "expected whole numbers, or call objective.with_classes first"
+            )
         values, slopes = self._rows(rows)
         finite = np.isfinite(values)
         if not finite.all():
@@ -292,6 +308,28 @@ class Objective(ABC):
         for name in self._argument_names():
             setattr(taken, name, self._cut(name, examples, count))
         return taken
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The arguments that name classes, which a call with a model replaces by their indices."""
+        return tuple(name for name in self.of_classes if holds_names(getattr(self, name)))
+
+    def with_classes(self, known: Mapping[str, list[int]]) -> Objective:
+        """Return the objective with the indices of classes in place of their names; itself where it names none.
+
+        Args:
+            known: the indices by name, as the model's `config.id2label` has them; empty where it has none.
+
+        Raises:
+            ObjectiveError: the model has no such class.
+        """
+        made = copy.copy(self) if self.named else self
+        for name in self.named:
+            setattr(made, name, self._indices_of(name, known))
+        return made
+
+    def _indices_of(self, name: str, known: Mapping[str, list[int]]) -> np.ndarray:
+        return indices_of(getattr(self, name), name, known)
 
     def __repr__(self) -> str:
         described = self.describe()

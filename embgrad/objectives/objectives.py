@@ -19,13 +19,13 @@ from embgrad.objectives.probabilities import are_probabilities, refuse_probabili
 from embgrad.objectives.selection import (
     Rows,
     choose_entries,
+    classes,
     entries,
     expect_inside,
     expect_one_per_example,
     expect_output_of,
     of_rows,
     one_hot,
-    whole,
 )
 
 __all__ = [
@@ -111,7 +111,7 @@ class Logit(Objective):
     """One entry of the output.
 
     Args:
-        index: the entry's index, from 0, for all examples, or one for each example, shape (example,).
+        index: the entry's index, from 0, or the name of its class, for all examples, or one for each example, shape (example,).
         output: see `Objective`.
         position: see `Objective`.
 
@@ -119,9 +119,11 @@ class Logit(Objective):
         ObjectiveError: see `Objective`.
     """
 
+    of_classes = ("index",)
+
     def __init__(self, index: Any, *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
-        self.index = whole(index, "index")
+        self.index = classes(index, "index")
 
     def _argument_names(self) -> tuple[str, ...]:
         return ("index", *super()._argument_names())
@@ -138,7 +140,7 @@ class Margin(Objective):
     is at least as likely.
 
     Args:
-        index: the index of the entry that is added, from 0, for all examples, or one for each example, shape (example,).
+        index: the index or name of the entry that is added, for all examples, or one for each example, shape (example,).
         against: the index of the entry that is subtracted, likewise; None for the largest of the others, whichever it is. Of
             equal ones the first is differentiated.
         output: see `Objective`.
@@ -148,10 +150,15 @@ class Margin(Objective):
         ObjectiveError: see `Objective`; or both indices are the same.
     """
 
+    of_classes = ("index", "against")
+
     def __init__(self, index: Any, against: Any = None, *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
-        self.index = whole(index, "index")
-        self.against = None if against is None else whole(against, "against")
+        self.index = classes(index, "index")
+        self.against = None if against is None else classes(against, "against")
+        self._expect_two()
+
+    def _expect_two(self) -> None:
         if self.against is None:
             return
         alike = self.index.shape == self.against.shape or 0 in (self.index.ndim, self.against.ndim)
@@ -160,6 +167,13 @@ class Margin(Objective):
                 f"index={brief(self.index)} and against={brief(self.against)} name the same entry: its margin over "
                 "itself is always 0; name another"
             )
+
+    def with_classes(self, known: Mapping[str, list[int]]) -> Margin:
+        """Return the objective with the indices of classes in place of their names, see `Objective.with_classes`."""
+        made = super().with_classes(known)
+        assert isinstance(made, Margin)
+        made._expect_two()
+        return made
 
     def _argument_names(self) -> tuple[str, ...]:
         return ("index", "against", *super()._argument_names())
@@ -187,8 +201,8 @@ class CrossEntropy(Objective):
     """The negative log-probability of an example's label. Summed over positions and examples, never a mean.
 
     Args:
-        labels: integers of shape (example,); for a per-position output without `position`, of shape (example, position),
-            where -100 and masked positions are ignored.
+        labels: integers of shape (example,), or names of classes as in `config.id2label` of models of transformers; for a
+            per-position output without `position`, of shape (example, position), where -100 and masked positions are ignored.
         of: the content of the output: "logits", or "probabilities" (the output of a softmax).
         output: see `Objective`.
         position: see `Objective`.
@@ -197,9 +211,11 @@ class CrossEntropy(Objective):
         ObjectiveError: see `Objective`; or the output does not match `of`, or has a single class.
     """
 
+    of_classes = ("labels",)
+
     def __init__(self, labels: Any, of: str = "logits", *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
-        self.labels = np.atleast_1d(whole(labels, "labels"))
+        self.labels = np.atleast_1d(classes(labels, "labels"))
         self.of = expect_output_of(of)
 
     def _argument_names(self) -> tuple[str, ...]:
@@ -256,7 +272,7 @@ class Probability(Objective):
     """The probability of a class, a number from 0 to 1: the class's entry of the softmax of the logits.
 
     Args:
-        label: the class, from 0, for all examples, or one for each example, shape (example,).
+        label: the class, from 0, or its name, for all examples, or one for each example, shape (example,).
         of: the content of the output: "logits", or "probabilities" (the output of a softmax).
         output: see `Objective`.
         position: see `Objective`; a per-position output needs it.
@@ -266,9 +282,11 @@ class Probability(Objective):
             is None.
     """
 
+    of_classes = ("label",)
+
     def __init__(self, label: Any, of: str = "logits", *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
-        self.label = whole(label, "label")
+        self.label = classes(label, "label")
         self.of = expect_output_of(of)
 
     def _argument_names(self) -> tuple[str, ...]:

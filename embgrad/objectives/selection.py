@@ -1,25 +1,30 @@
-"""Select the rows of an output that count for an objective, and the entries that its arguments choose in them."""
+"""Select the rows of an output that count for an objective, and the entries, or classes, that its arguments choose in them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from embgrad.common.arrays import to_numpy, whole_numbers
-from embgrad.errors import ObjectiveError, brief, did_you_mean
+from embgrad.errors import ObjectiveError, brief, did_you_mean, quote
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = [
     "Rows",
     "alike",
     "choose_entries",
+    "classes",
     "entries",
     "expect_inside",
     "expect_one_per_example",
     "expect_output_of",
+    "holds_names",
+    "index_of",
+    "indices_of",
+    "names_of_classes",
     "of_rows",
     "one_hot",
     "resolve_positions",
@@ -186,3 +191,85 @@ def whole(value: Any, name: str) -> np.ndarray:
     if whole is None or (whole.size == 0 and whole.ndim):
         raise ObjectiveError(f"{name} is {brief(value)}: expected whole numbers")
     return whole
+
+
+def classes(value: Any, name: str) -> np.ndarray:
+    """Return an argument of classes: whole numbers as int64, or an array of objects where some of them are names.
+
+    Raises:
+        ObjectiveError: it holds something else.
+    """
+    if not _has_text(value):
+        return whole(value, name)
+    try:
+        array = np.array(value, object)
+    except ValueError:  # lists of different lengths
+        array = np.array([None], object)
+    if not all(isinstance(entry, str) or _is_whole(entry) for entry in array.flat):
+        raise ObjectiveError(f"{name} is {brief(value)}: expected whole numbers, or names of classes, in an array")
+    return array
+
+
+def _has_text(value: Any) -> bool:
+    """Return whether an argument is a name, or a list or array that holds one."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind == "U" or (value.dtype == object and _has_text(value.ravel().tolist()))
+    return isinstance(value, str) or (isinstance(value, (list, tuple)) and any(map(_has_text, value)))
+
+
+def _is_whole(entry: Any) -> bool:
+    return isinstance(entry, (int, np.integer)) and not isinstance(entry, bool)
+
+
+def holds_names(value: Any) -> bool:
+    """Return whether an objective's argument holds names of classes, as `classes` returns them."""
+    return isinstance(value, np.ndarray) and value.dtype == object
+
+
+def names_of_classes(parts: Iterable[Any]) -> dict[str, list[int]]:
+    """Return the indices of classes by name, of the first part of a model whose config has an `id2label`; empty without one."""
+    for part in parts:
+        names = getattr(getattr(part, "config", None), "id2label", None)
+        if isinstance(names, Mapping) and names:
+            found: dict[str, list[int]] = {}
+            for index, name in names.items():
+                found.setdefault(str(name), []).append(int(index))
+            return found
+    return {}
+
+
+def index_of(entry: Any, name: str, known: Mapping[str, list[int]]) -> int:
+    """Return the index of a class by its name; whole numbers are returned as they are.
+
+    Args:
+        entry: the class.
+        name: the name of the argument, for messages.
+        known: see `names_of_classes`.
+
+    Raises:
+        ObjectiveError: there is no such class, or several have that name.
+    """
+    if not isinstance(entry, str):
+        return int(entry)
+    if not known:
+        raise ObjectiveError(
+            f"{name} names the class {entry!r}, but the model has no config.id2label with the names of its classes: expected the "
+            "index of the class, a whole number"
+        )
+    indices = known.get(entry, [])
+    if len(indices) > 1:
+        raise ObjectiveError(
+            f"{name} names the class {entry!r}, but several classes of the model have that name, {quote(indices)}: expected one "
+            "of these numbers"
+        )
+    if not indices:
+        raise ObjectiveError(
+            f"{name} names the class {entry!r}, which is not in the model's config.id2label: expected one of {quote(known)}."
+            f"{did_you_mean(entry, known)}"
+        )
+    return indices[0]
+
+
+def indices_of(array: np.ndarray, name: str, known: Mapping[str, list[int]]) -> np.ndarray:
+    """Return the classes of an argument as their indices, int64, see `index_of`."""
+    return np.array([index_of(entry, name, known) for entry in array.flat], np.int64).reshape(array.shape)

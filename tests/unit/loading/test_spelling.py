@@ -61,7 +61,7 @@ def test_every_objective_can_be_parsed() -> None:
         ("Margin(1, 2, 3)", None, "too many positional arguments"),
         ("Sum()", [1], "--labels applies only to 'CrossEntropy', 'Logit'"),
         ("Logit(1)", [1], "pass only one"),
-        ("Logit('a')", None, "index"),
+        ("Logit(('a', 0.5))", None, "index"),
     ],
 )
 def test_other_objectives_are_refused(spelled: str, labels: Any, said: str) -> None:
