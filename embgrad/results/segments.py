@@ -41,7 +41,7 @@ class Segment(NamedTuple):
 
 
 #: The most tokens of a role's name after the special token that begins its turn.
-MOST_TOKENS: Final = 6
+MOST_TOKENS: Final = 16
 
 #: The name of all tokens that no part holds.
 OTHERS: Final = "(other)"
@@ -93,12 +93,15 @@ def _turns(source: Any, example: int) -> list[tuple[str, list[int]]]:
             "by={'question': slice(4, 9)}"
         )
     tokens, real = source.tokens[example], np.flatnonzero(source.real[example]).tolist()
+    following = [[tokens[at] for at in real[index : index + MOST_TOKENS + 2]] for index in range(len(real))]
+    openers = {each[0] for each in following if _following_name(each) in ROLES}
     starts: list[tuple[int, str]] = []
-    for index in range(len(real)):
-        role = _role([tokens[at] for at in real[index : index + MOST_TOKENS + 2]])
+    for index, each in enumerate(following):
+        # Where a token begins the turn of a known role, it begins those of all others.
+        role = (_following_name(each) or OTHERS) if each[0] in openers else _role(each[0])
         # A special token before it, such as "<|START_OF_TURN_TOKEN|>", begins the turn as well.
         begins_before = (
-            index > 0 and "start" in _words(tokens[real[index - 1]]) and not (starts and starts[-1][0] == index - 1)
+            index > 0 and "start" in _words(following[index - 1][0]) and not (starts and starts[-1][0] == index - 1)
         )
         if role:
             starts.append((index - 1 if begins_before else index, role))
@@ -119,23 +122,29 @@ def _turns(source: Any, example: int) -> list[tuple[str, list[int]]]:
     return turns
 
 
-def _role(tokens: Sequence[str]) -> str | None:
-    """Return the role whose turn the first of some tokens begins: it names it, or the next tokens do."""
-    if not SPECIAL.fullmatch(tokens[0]):
+def _role(token: str) -> str | None:
+    """Return the role that a special token names, whose turn it begins."""
+    words = _words(token)
+    if "end" in words or token.startswith("</"):
         return None
-    if tokens[0] in INSTRUCTIONS:
-        return INSTRUCTIONS[tokens[0]]
-    words = _words(tokens[0])
-    if "end" in words or tokens[0].startswith(("</", "[/")):
+    return INSTRUCTIONS.get(token) or next((word for word in words if word in ROLES), None)
+
+
+def _following_name(tokens: Sequence[str]) -> str | None:
+    """Return the text of the tokens after a special token that may begin a turn, up to another or the end of the line."""
+    if not SPECIAL.fullmatch(tokens[0]) or "end" in _words(tokens[0]) or tokens[0].startswith("</"):
         return None
-    if named := next((word for word in words if word in ROLES), None):
-        return named
     name = ""
     for token in tokens[1:]:
         if SPECIAL.fullmatch(token) or token[:1] in ("Ċ", "\n") or token.lstrip("▁") in ("<0x0A>", "\n"):
-            return name if name in ROLES else None
-        name += token.lstrip("Ġ▁").removeprefix("##").lower()
+            return name or None
+        name += _bare(token).lower()
     return None
+
+
+def _bare(token: str) -> str:
+    """Return the characters of a token without white space and the marks for it."""
+    return re.sub(r"[Ġ▁Ċ\s]", "", token.removeprefix("##"))
 
 
 def _words(token: str) -> list[str]:
@@ -197,9 +206,8 @@ def _places(wanted: str, source: Any, example: int, real: np.ndarray) -> list[np
         return places_in_text(wanted, source.texts[example], source.offsets[example], source.parts[example], real)
     if source.tokens is None:
         return []
-    texts = [
-        "".join(show_token(source.tokens[example][at]).split()) for at in real.tolist()
-    ]  # where tokens had white space between them is not known
+    # Where tokens had white space between them is not known.
+    texts = [_bare(source.tokens[example][at]) for at in real.tolist()]
     ends = np.cumsum([len(text) for text in texts])
     offsets = np.stack([ends - [len(text) for text in texts], ends], -1)
     return places_of_characters("".join(wanted.split()), "".join(texts), real, offsets)

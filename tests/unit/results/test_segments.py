@@ -80,6 +80,10 @@ def names(tokens: str) -> list[tuple[str, int, int]]:
         ),
         ("<|start|> assistant <|channel|> final <|message|> Yo <|return|>", [("assistant", 0, 7)]),
         ("Once upon <|im_start|> user Ċ Hi", [("(other)", 0, 2), ("user", 2, 6)]),
+        (
+            "<|im_start|> u s e r Ċ Hi <|im_end|> Ċ <|im_start|> oracle Ċ Yo <|im_start|> Ċ So",
+            [("user", 0, 9), ("oracle", 9, 13), ("(other)", 13, 16)],
+        ),
     ],
 )
 def test_the_turns_of_a_chat_begin_at_its_special_tokens(tokens: str, expected: Any) -> None:
@@ -160,6 +164,12 @@ def test_parts_are_texts_slices_or_positions() -> None:
         ("b", (2,), 3.0),
         ("a", (3, 4), 9.0),
     ]
+
+
+def test_a_text_is_found_in_tokens_whose_white_space_has_marks() -> None:
+    attribution = of(["W", "hy", "Ġ", "is", "Ġit", "Ċ", "▁it", "?"])
+    for text, positions in (("Why is it", (0, 1, 2, 3, 4)), ("it?", (6, 7)), (" hy is", (1, 2, 3))):
+        assert attribution.segments({"x": text})[0][0 if positions[0] == 0 else 1].positions == positions
 
 
 def test_a_text_may_stand_in_byte_level_tokens_and_in_the_second_of_a_pair() -> None:
