@@ -10,7 +10,7 @@ import pytest
 import embgrad
 from embgrad.comparison.port import check_port
 from embgrad.comparison.recording import FINAL, LiveSide
-from embgrad.errors import OutputError
+from embgrad.errors import EmbgradError, OutputError
 from embgrad.testing.reference import ReferenceModel, lookup
 
 IDS = [[1, 2, 3], [4, 5, 6]]
@@ -50,3 +50,9 @@ def test_ports_with_several_outputs_are_checked(objective: Any) -> None:
 def test_an_objective_of_an_output_that_is_not_there_is_refused() -> None:
     with pytest.raises(OutputError, match=r"expected output=.* in the objective"):
         check_port(encoder(), encoder(), IDS, embgrad.Sum())
+
+
+def test_what_calls_either_model_is_a_function() -> None:
+    for call in (3, (None, 3)):
+        with pytest.raises(EmbgradError, match="call is 3: expected a function"):
+            check_port(encoder(), encoder(), IDS, call=call)  # type: ignore[arg-type]
