@@ -18,9 +18,12 @@ import embgrad
 from embgrad.display.figures import figure
 from embgrad.errors import EmbgradError, PointError
 from embgrad.report import render_page, write_page
+from embgrad.report.arguments import of_own_page
 from tests.unit.pages import SENTENCE, Reader, read, result, times
+from tests.unit.results.searched import search_of
 
 RESULT = result(SENTENCE)
+SEARCH = search_of([["a", "b"]], [["a", "c"]])
 FIELDS = ("values", "activations", "ids", "tokens", "objective")
 
 
@@ -341,6 +344,13 @@ def test_the_installed_package_has_its_style_sheets(tmp_path: Path) -> None:
 def test_other_results_are_refused(results: Any, message: str) -> None:
     with pytest.raises(EmbgradError, match=message):
         render_page(results)
+
+
+def test_a_search_has_a_page_by_itself() -> None:
+    assert of_own_page({"a": {"b": SEARCH}}) is of_own_page(SEARCH) is SEARCH
+    assert of_own_page({"a": RESULT, "b": {"word": RESULT}}) is None
+    with pytest.raises(EmbgradError, match=r"results holds 2 results, and one of embgrad\.search among them"):
+        of_own_page({"a": {"word": RESULT}, "b": SEARCH})
 
 
 @pytest.mark.parametrize(

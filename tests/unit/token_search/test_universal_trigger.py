@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -175,6 +176,25 @@ def test_the_initial_trigger_is_the_most_frequent_allowed_token_or_the_users() -
     described = kept.provenance["method"]
     assert described["class"] == "UniversalTrigger"
     assert described["initial"] == letters
+
+
+def test_the_first_triggers_are_tried_by_how_often_their_tokens_may_be_replaced() -> None:
+    tried: list[Any] = []
+
+    def first_stable(examples: Any, triggers: np.ndarray, most: int) -> np.ndarray:
+        tried.extend(triggers.tolist())
+        return np.array([1])[:most]
+
+    ids = np.array([[5, 6, 9, 3, 3], [6, 9, 6, 0, 0], [1, 6, 3, 0, 0]])
+    problem = SimpleNamespace(
+        allowed_ids=np.array([3, 5, 6, 9]),
+        original=SimpleNamespace(ids=ids, free=np.arange(5) < np.array([[3], [3], [3]])),
+        table=SimpleNamespace(count=12),
+    )
+    texts: Any = SimpleNamespace(problem=problem, everything=None, first_stable=first_stable)
+    assert UniversalTrigger(2)._initial(texts).tolist() == [9, 9]
+    assert tried == [[6, 6], [9, 9], [3, 3], [5, 5]]
+    assert UniversalTrigger(2, initial=[0, 11])._initial(texts).tolist() == [0, 11]
 
 
 def test_objectives_with_an_entry_for_each_example_and_columns_follow_the_texts() -> None:
