@@ -77,7 +77,7 @@ def test_nine_tenths_of_all_faults_are_named_and_one_in_a_hundred_falsely_at_mos
     outcomes = [try_fault(fault) for fault in LISTED]
     assert sum(outcome.right for outcome in outcomes) >= 0.9 * len(outcomes), missed(outcomes)
     assert sum(outcome.wrong for outcome in outcomes) <= 0.01 * len(outcomes)
-    assert sum(outcome.site for outcome in outcomes) >= 0.97 * len(outcomes)
+    assert sum(outcome.site for outcome in outcomes) >= 0.98 * len(outcomes)
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ class Outcome:
         named: the causes that were named, first to last.
         right: whether the first cause is true; for two faults whether both are named; for a right port whether it agrees.
         wrong: whether the first cause is not true.
-        site: whether the first site is the planted one.
+        site: whether the first site is the planted one, or the first cause names its module.
         texts: the causes in words.
         error: what was raised instead.
     """
@@ -82,8 +82,8 @@ def try_fault(fault: Fault | TwoFaults) -> Outcome:
     named = tuple(cause.cause for cause in report.causes)
     found = [bool(set(causes) & set(named)) for causes in expected]
     true = {cause for causes in expected for cause in causes}
-    ends = _ends_of_first(report)
-    at = any(re.search(one.site, path) for one in planted for path in ends)
+    paths = [*_ends_of_first(report), *_paths_of_first(report)]
+    at = any(re.search(one.site, path) for one in planted for path in paths)
     right = bool(named) and named[0] in true if kind == "fault" else all(found)
     texts = tuple(cause.text for cause in report.causes)
     wrong = bool(named) and named[0] not in true
@@ -103,6 +103,15 @@ def _ends_of_first(report: PortReport) -> list[str]:
         return []
     ends = [re.split(r":| \(|\[", name)[0] for name in names[max(first - 1, 0) : first + 1]]
     return [*ends, *(["lm_head"] if ends[-1] == FINAL else [])]
+
+
+def _paths_of_first(report: PortReport) -> list[str]:
+    """Return the paths of modules and weights that the first cause names, in its first layer."""
+    if not report.causes:
+        return []
+    first = report.causes[0]
+    layer = str(first.layers[0]) if first.layers else "N"
+    return [re.sub(r"\bN\b", layer, path) for path in re.findall(r"\w+(?:\.\w+)+", first.text)]
 
 
 def try_right(port: RightPort) -> Outcome:
