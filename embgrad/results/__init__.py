@@ -19,6 +19,7 @@ __getattr__, __dir__, __all__ = _attach(
         "results.certificate": ["Certificate", "Slope"],
         "results.faithfulness": ["Faithfulness"],
         "results.gradients": ["EmbeddingGradients", "Word"],
+        "results.influence": ["Influence"],
         "results.memory": ["Memory"],
         "results.pair_attribution": ["PairAttribution"],
         "results.port_records": ["Cause", "PortPoint", "PortWeights", "SettingDifference", "WeightPair"],

@@ -15,6 +15,7 @@ from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.faithfulness import Faithfulness
 from embgrad.results.gradients import EmbeddingGradients, Word
+from embgrad.results.influence import Influence
 from embgrad.results.memory import Memory
 from embgrad.results.pair_attribution import PairAttribution
 from embgrad.results.port_records import Cause, PortPoint, PortWeights, SettingDifference, WeightPair
@@ -41,6 +42,7 @@ __all__ = [
     "Figures",
     "Finding",
     "Golden",
+    "Influence",
     "Memory",
     "PaddingReport",
     "PairAttribution",

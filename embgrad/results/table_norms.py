@@ -13,7 +13,7 @@ from embgrad.errors import EmbgradError, brief
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.row_sparse import RowSparse, scatter
 
-__all__ = ["clipped_table", "table_norms", "table_products"]
+__all__ = ["TableIndex", "clipped_table", "table_norms", "table_products"]
 
 #: The most bytes that float64 copies of rows may take at once.
 BLOCK_BYTES: Final = 2**25
@@ -62,18 +62,11 @@ def table_products(
         EmbgradError: it is neither, or the tables' shapes differ.
         PointError: a result's point is not a lookup, see `EmbeddingGradients.per_example`.
     """
-    first = _tables(g, "g")
-    second = first if h is None else _tables(h, "h")
-    _expect_one_shape([*first, *second])
-    products = np.zeros((len(first), len(second)))
-    mine = _Entries(first)
-    theirs = mine if h is None else _Entries(second)
-    for left, right in _find_shared(mine, theirs):
-        a, b = mine.values(left), theirs.values(right)
-        inner = a @ b.transpose(0, 2, 1)
-        np.add.at(products, (mine.owners[left][:, :, None], theirs.owners[right][:, None, :]), inner)
-    if h is None:
-        _make_symmetric(products)
+    first = TableIndex(_tables(g, "g"))
+    if h is not None:
+        return first.products(TableIndex(_tables(h, "h")))
+    products = first.products(first)
+    _make_symmetric(products)
     return products
 
 
@@ -109,10 +102,18 @@ def clipped_table(g: EmbeddingGradients | Sequence[RowSparse], max_norm: float) 
     return scatter(np.concatenate([table.rows for table in tables]), np.concatenate(scaled), tables[0].shape[0])
 
 
-class _Entries:
-    """The rows of several tables, grouped by row: row `rows[i]` is in the tables `owners[starts[i]:ends[i]]`."""
+class TableIndex:
+    """Several tables by their rows: row `rows[i]` is in the tables `owners[starts[i]:ends[i]]`.
+
+    Args:
+        tables: gradients of one table.
+
+    Raises:
+        EmbgradError: the tables' shapes differ.
+    """
 
     def __init__(self, tables: Sequence[RowSparse]) -> None:
+        _expect_one_shape(tables)
         self._tables = tables
         sizes = np.array([len(table.rows) for table in tables], np.int64)
         rows = np.concatenate([table.rows for table in tables]) if tables else np.zeros(0, np.int64)
@@ -122,6 +123,22 @@ class _Entries:
         self.owners = np.repeat(np.arange(len(tables)), sizes)[order]
         self._within = np.concatenate([np.arange(size) for size in sizes])[order] if tables else order
         self.dim = tables[0].shape[1] if tables else 0
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def products(self, other: TableIndex) -> np.ndarray:
+        """Return the inner products of the tables with others, float64, shape (own table, other table).
+
+        Raises:
+            EmbgradError: the others are of a table of another shape.
+        """
+        _expect_one_shape([*self._tables[:1], *other._tables[:1]])
+        products = np.zeros((len(self), len(other)))
+        for left, right in _find_shared(self, other):
+            inner = self.values(left) @ other.values(right).transpose(0, 2, 1)
+            np.add.at(products, (self.owners[left][:, :, None], other.owners[right][:, None, :]), inner)
+        return products
 
     def values(self, entries: np.ndarray) -> np.ndarray:
         """Return the vectors of entries of any shape, float64, that shape + (dim,)."""
@@ -135,7 +152,7 @@ class _Entries:
         return vectors.reshape(*entries.shape, self.dim)
 
 
-def _find_shared(mine: _Entries, theirs: _Entries) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _find_shared(mine: TableIndex, theirs: TableIndex) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the entries of shared rows, (row, entries of the first) and (row, entries of the second).
 
     Each block has rows with equally many entries. Where very many tables share a row, as with a special token's, it is split

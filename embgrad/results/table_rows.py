@@ -10,11 +10,19 @@ import numpy as np
 
 from embgrad.common.token_text import show_token
 from embgrad.errors import EmbgradError
-from embgrad.results.tabular import UNITS, Columns, join, optional, text_column
+from embgrad.results.tabular import UNITS, Columns, join, optional, stack, text_column
 from embgrad.results.words import is_special, words_of_examples
 
 __all__ = [
-    *("attribution_columns", "change_columns", "example_columns", "metric_columns", "pair_columns", "saliency_columns"),
+    *(
+        "attribution_columns",
+        "change_columns",
+        "example_columns",
+        "influence_columns",
+        "metric_columns",
+        "pair_columns",
+        "saliency_columns",
+    ),
     *("share_columns", "substitution_columns", "token_attribution_columns"),
 ]
 
@@ -285,6 +293,17 @@ def substitution_columns(result: Any) -> Columns:
         "other_token": text_column([None if result.names is None else result.names.get(id_) for id_ in ids.tolist()]),
         "score": result.scores[examples, positions, ranks],
     }
+
+
+def influence_columns(result: Any) -> Columns:
+    """Return the columns of `Influence`: a row for each test example and each of its first training examples."""
+    tables = {}
+    for kind in ("proponent", "opponent"):
+        numbers = getattr(result, f"{kind}s")
+        tests, ranks = np.indices(numbers.shape).reshape(2, -1)
+        scores = getattr(result, f"{kind}_scores").ravel()
+        tables[kind] = {"example": tests, "rank": ranks, "training_example": numbers.ravel(), "score": scores}
+    return stack("kind", tables)
 
 
 def metric_columns(result: Any) -> Columns:

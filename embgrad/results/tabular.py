@@ -214,8 +214,8 @@ class TabularByChoice(ABC):
         """Return the result as a `pandas.DataFrame`; see the page "Tables" for the columns.
 
         Args:
-            by: what a row stands for: of a search "changes" or "examples", of substitutions "tokens", of a faithfulness
-                "examples" or "shares"; None for the first of these.
+            by: what a row stands for: of a search "changes" or "examples", of substitutions "tokens", of an influence
+                "pairs", of a faithfulness "examples" or "shares"; None for the first of these.
 
         Raises:
             EmbgradError: pandas is not installed (`pip install 'embgrad[table]'`), or there is no such kind of row.

@@ -164,6 +164,14 @@ def _stream_to_a_folder(arguments: Asked) -> Any:
         return _stream(arguments, to=Path(folder) / "run", run_id="first", keep="saliency")
 
 
+def _influence(arguments: Asked) -> Any:
+    kwargs = arguments.list_arguments(
+        objective=embgrad.PerBatch(lambda batch: _ReportingObjective(arguments.labels)), call=arguments.call
+    )
+    batch, objective = kwargs.pop("batch"), kwargs.pop("objective")
+    return embgrad.influence(arguments.model, [batch], [batch], objective, **kwargs)
+
+
 def _golden(arguments: Asked) -> Any:
     """Check a golden file against the gradient of another objective, so that the difference is diagnosed on the models."""
     with tempfile.TemporaryDirectory() as folder:
@@ -404,6 +412,7 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     "stream": PublicCall("stream", _stream, _OBJECTIVE, _ARGUMENTS | {"at", "edit"}),
     "stream, left before its end": PublicCall("stream", _stream_left, _OBJECTIVE),
     "stream to a folder": PublicCall("stream", _stream_to_a_folder, _OBJECTIVE, needs=("weights",)),
+    "influence": PublicCall("influence", _influence, _OBJECTIVE | {"call"}, _ARGUMENTS | {"at"}, ("tables",)),
     "compare": PublicCall("compare", _compare, _BOTH | {"call"}, needs=("weights",)),
     "bisect": PublicCall("bisect", _bisect, _BOTH | {"call"}, needs=("modules", "weights")),
     "check_port": PublicCall("check_port", _check_port, _BOTH | {"call"}, needs=("modules", "weights", "override")),

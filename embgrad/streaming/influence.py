@@ -1,0 +1,173 @@
+"""Influence of training examples on test examples by gradients of the embedding table."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from embgrad.backend.protocol import Call
+from embgrad.common.keywords import explain_arguments
+from embgrad.common.options import count_or_none
+from embgrad.common.progress import Progress
+from embgrad.errors import BatchError, EmbgradError, ObjectiveError, brief
+from embgrad.model_points.points import WORD
+from embgrad.results.influence import Influence
+from embgrad.results.table_norms import TableIndex
+from embgrad.streaming.objectives import Objectives
+from embgrad.streaming.stream import stream
+
+__all__ = ["influence"]
+
+
+@explain_arguments
+def influence(
+    model: Any,
+    train: Iterable[Any],
+    test: Iterable[Any],
+    objective: Any,
+    *,
+    test_objective: Any = None,
+    rates: Sequence[float] | None = None,
+    top: int | None = 10,
+    tokenizer: Any = None,
+    max_length: int | None = None,
+    batch_size: int | None = None,
+    window: int | None = None,
+    at: str = WORD,
+    call: Call | None = None,
+    progress: Progress | bool | None = None,
+) -> Influence:
+    """Return the training examples whose gradient steps change the objectives of test examples most.
+
+    This is TracIn for word embeddings (Yeh, Taly, Sundararajan, Liu and Ravikumar, "First is Better Than Last for Language Data
+    Influence", 2022): the score of a training example x for a test example y is Σ over checkpoints of the learning rate times
+    the inner product of both examples' gradients of the embedding table, ⟨∂L(x)/∂E, ∂L(y)/∂E⟩. Only ids that both texts have
+    contribute. Training examples are read once a checkpoint, a batch at a time; gradients of all test examples are held in
+    memory, as rows that were looked up.
+
+    Args:
+        model: a model, or a list of checkpoints of one model, all in memory.
+        train: the training examples as a source of `embgrad.stream`: with `tokenizer` texts, or (text, label) with an objective
+            `embgrad.Labelled`; otherwise batches. Of several checkpoints it must be readable more than once, as a list is.
+        test: the test examples, likewise.
+        objective: the loss of the training examples, as in `embgrad.stream`: `embgrad.Labelled(embgrad.CrossEntropy)` where
+            labels come with the texts, or an objective whose arguments have one entry for each training example.
+        test_objective: that of the test examples; None for the same, which then has no argument with entries by example.
+        rates: the learning rate of each checkpoint; None for 1 each.
+        top: how many proponents and opponents of each test example are kept; None for all training examples in order.
+        tokenizer: as in `embgrad.stream`, likewise `max_length`, `batch_size`, `window`, `call` and `progress`, which is of the
+            training examples of the first checkpoint.
+        at: the lookup whose table is meant.
+
+    Returns:
+        An `embgrad.results.Influence` with the indices of training examples, in the order of the source, and their scores.
+
+    Raises:
+        BackendError, BatchError, ObjectiveError, PointError, UnsupportedError: as `embgrad.stream`.
+        BatchError: a source can be read once alone and there are several checkpoints, or `top` is not a whole number of at
+            least 1.
+        EmbgradError: `rates` are not one number for each checkpoint, or the checkpoints' tables have different shapes.
+    """
+    models = model if isinstance(model, list) else [model]
+    weights = _expect_rates(rates, len(models))
+    top = count_or_none(top, "top")
+    test_objective = _of_test(objective, test_objective)
+    if len(models) > 1:
+        for name, source in (("train", train), ("test", test)):
+            if isinstance(source, Iterator):
+                raise BatchError(
+                    f"{name} is a {type(source).__name__}, which can be read once, and there are {len(models)} checkpoints: "
+                    "pass a list"
+                )
+    options = {"tokenizer": tokenizer, "max_length": max_length, "batch_size": batch_size}
+    options |= {"window": window, "at": at, "call": call}
+    indices = [_index(each, test, test_objective, options) for each in models]
+    highest, lowest = _Best(top, 1), _Best(top, -1)
+    count, provenance = 0, dict[str, Any]()
+    with contextlib.ExitStack() as stack:
+        streams = [
+            stack.enter_context(stream(each, train, objective, progress=progress if number == 0 else None, **options))
+            for number, each in enumerate(models)
+        ]
+        for results in zip(*streams, strict=True):
+            products = [
+                rate * index.products(TableIndex(result.per_example()))
+                for rate, index, result in zip(weights, indices, results, strict=True)
+            ]
+            scores = np.sum(products, axis=0)
+            highest.add(scores, count)
+            lowest.add(scores, count)
+            count += scores.shape[1]
+            provenance = provenance or dict(results[0].provenance)
+    provenance |= {"method": "TracIn-WE", "rates": weights}
+    return Influence(*highest.result(), *lowest.result(), count, provenance)
+
+
+def _expect_rates(rates: Any, count: int) -> list[float]:
+    """Return the learning rate of each checkpoint.
+
+    Raises:
+        EmbgradError: they are not one finite number for each.
+    """
+    if rates is None:
+        return [1.0] * count
+    listed = list(rates) if isinstance(rates, (list, tuple, np.ndarray)) else [rates]
+    if len(listed) != count or not all(isinstance(rate, Real) and math.isfinite(rate) for rate in listed):
+        checkpoints = "checkpoint" if count == 1 else "checkpoints"
+        raise EmbgradError(
+            f"rates is {brief(rates)}: expected a list of {count} finite numbers, as there are {count} {checkpoints}"
+        )
+    return [float(rate) for rate in listed]
+
+
+def _of_test(objective: Any, test_objective: Any) -> Any:
+    """Return the objective of the test examples.
+
+    Raises:
+        ObjectiveError: none is passed, and that of the training examples has entries for these.
+    """
+    if test_objective is not None:
+        return test_objective
+    count = Objectives(objective).count
+    if count is not None:
+        raise ObjectiveError(
+            f"the objective has arguments with {count} entries, one for each training example: pass test_objective=... with "
+            "those of the test examples, or Labelled(...) and labels beside the texts"
+        )
+    return objective
+
+
+def _index(model: Any, test: Iterable[Any], objective: Any, options: Mapping[str, Any]) -> TableIndex:
+    """Return the gradients of all test examples."""
+    return TableIndex([table for result in stream(model, test, objective, **options) for table in result.per_example()])
+
+
+class _Best:
+    """The training examples with the highest scores of each test example, or the lowest.
+
+    Args:
+        top: how many are kept; None for all.
+        sign: 1 for the highest, -1 for the lowest.
+    """
+
+    def __init__(self, top: int | None, sign: int) -> None:
+        self._top, self._sign = top, sign
+        self._kept: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def add(self, scores: np.ndarray, start: int) -> None:
+        """Add the scores of the next training examples, (test example, training example), of which the first has this index."""
+        numbers = np.broadcast_to(np.arange(start, start + scores.shape[1]), scores.shape)
+        self._kept.append((numbers, scores))
+        if self._top is not None:
+            self._kept = [self.result()]
+
+    def result(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the indices and scores, the best first; of equal scores the earlier example comes first."""
+        numbers, scores = (np.concatenate(parts, axis=1) for parts in zip(*self._kept, strict=True))
+        order = np.argsort(-self._sign * scores, axis=1, kind="stable")[:, : self._top]
+        return np.take_along_axis(numbers, order, 1), np.take_along_axis(scores, order, 1)
