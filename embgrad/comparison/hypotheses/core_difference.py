@@ -142,7 +142,7 @@ def _of_rotaries(a: Rotary, b: Rotary, head_a: int, head_b: int) -> Iterator[Dif
     if a.layout != b.layout:
         names = [_layout(rotary) for rotary in (a, b)]
         yield Difference("rotary-layout", "rotary pairs are", (names[0], names[1]))
-    if not math.isclose(a.size / head_a, b.size / head_b, abs_tol=1e-3) and not (a.size == head_a and b.size == head_b):
+    if not math.isclose(a.size / head_a, b.size / head_b) and not (a.size == head_a and b.size == head_b):
         yield Difference(
             "rotary-partial", "rotary share of a head", (f"{a.size / head_a:.3g}", f"{b.size / head_b:.3g}")
         )

@@ -10,6 +10,7 @@ import pytest
 import embgrad
 from embgrad.comparison.port import check_port
 from embgrad.comparison.recording import FINAL, LiveSide
+from embgrad.comparison.recording import _final_values as final_values
 from embgrad.errors import EmbgradError, OutputError
 from embgrad.testing.reference import ReferenceModel, lookup
 
@@ -56,3 +57,11 @@ def test_what_calls_either_model_is_a_function() -> None:
     for call in (3, (None, 3)):
         with pytest.raises(EmbgradError, match="call is 3: expected a function"):
             check_port(encoder(), encoder(), IDS, call=call)  # type: ignore[arg-type]
+
+
+def test_an_output_with_a_number_for_each_example_has_no_features() -> None:
+    batch = embgrad.TokenBatch(IDS)
+    assert final_values(np.zeros(2), batch) is None
+    assert final_values(np.zeros((3, 2)), batch) is None
+    values = final_values(np.arange(6.0).reshape(2, 3), batch)
+    np.testing.assert_array_equal(values, [[[0, 1, 2]], [[3, 4, 5]]])

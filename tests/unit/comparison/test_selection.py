@@ -12,6 +12,7 @@ import pytest
 from embgrad.comparison.diagnosis.case import EXACT, Measure
 from embgrad.comparison.diagnosis.rearrangements import STRUCTURES
 from embgrad.comparison.diagnosis.search import Candidate, accepted, finding_of, is_exact, select
+from embgrad.comparison.diagnosis.search import _products as products
 
 TOLERANCE = 2.0**-20
 CASE: Any = SimpleNamespace(
@@ -117,3 +118,8 @@ def test_a_cause_that_both_sides_explain_has_no_side() -> None:
     assert [one.side for one in select([here, there])] == [""]
     assert [one.side for one in select([here, replace(there, side="a")])] == ["a"]
     assert [one.side for one in select([here, replace(there, case=CASE)])] == ["a"]
+
+
+def test_two_known_factors_are_paired_once_and_never_two_means() -> None:
+    a, b, c = (SimpleNamespace(mean_on=mean) for mean in ("source", "", "target"))
+    assert list(products([a, b, c])) == [(a, b), (b, c)]  # type: ignore[list-item]

@@ -443,3 +443,10 @@ def test_a_vector_that_two_modules_exchange_stays_with_its_matrix() -> None:
     assert (relations["key.b"], relations["value.b"]) == ("equal to value.b", "equal to key.b")
     fused = {"attention.w": w, "attention.wb": first, "attention.v": v, "attention.vb": second}
     assert names(matched(a, fused)) == dict(zip(a, fused, strict=True))
+
+
+def test_of_the_layouts_of_different_weights_at_one_place_the_nearest_counts() -> None:
+    w = numbers(6, 6)
+    match = single(w, np.ascontiguousarray(w.T) + 0.2 * numbers(6, 6))
+    assert (match.relation, match.transposed) == ("different", True)
+    assert match.distance < 0.5

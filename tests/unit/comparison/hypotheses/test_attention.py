@@ -85,6 +85,18 @@ PLANTED: Mapping[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "attention-shift",
         "later keys that the causal mask shows 0 in a and -1 in b",
     ),
+    "shift in a": (
+        {"seen": lambda row, column: column < row},
+        {},
+        "attention-shift",
+        "later keys that the causal mask shows -1 in a and 0 in b",
+    ),
+    "one ahead in a": (
+        {"seen": lambda row, column: column <= row + 1},
+        {},
+        "attention-shift",
+        "later keys that the causal mask shows 1 in a and 0 in b",
+    ),
     "padding": (
         {"seen": everywhere},
         {"seen": everywhere, "padding": False},

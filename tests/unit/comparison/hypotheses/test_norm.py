@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.norm import Norm
+from embgrad.comparison.hypotheses.norm import Norm, Parameters
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.recording import Tensor
 from embgrad.comparison.sites import Pair
@@ -45,6 +45,11 @@ def site(a: np.ndarray, b: np.ndarray, x: np.ndarray = X, **further: Any) -> Sit
 
 def explained(at: Site) -> Explanation:
     return best(at, Norm().explain(at))
+
+
+def test_a_vector_of_equal_numbers_is_zero_after_a_norm_without_epsilon() -> None:
+    with np.errstate(all="raise"):
+        np.testing.assert_array_equal(Parameters(True, 0.0, GAIN, SHIFT).apply(np.full((1, SIZE), 3.0)), SHIFT[None])
 
 
 def test_the_norm_of_numbers_by_hand() -> None:
