@@ -40,7 +40,6 @@ _NAMES = {
         "Sum",
     ],
     "results.io": ["load", "save"],
-    "streaming.influence": ["influence"],
     "streaming.stream": ["Labelled", "PerBatch", "open_stream", "stream"],
     "token_search.search": ["search"],
     "token_search.substitutions": ["substitutions"],

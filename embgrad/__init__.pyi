@@ -28,7 +28,6 @@ from embgrad.objectives.log_probability import LogProbability
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import CrossEntropy, Logit, Margin, Objective, Probability, Projection, Scalar, Sum
 from embgrad.results.io import load, save
-from embgrad.streaming.influence import influence
 from embgrad.streaming.stream import Labelled, PerBatch, open_stream, stream
 from embgrad.token_search.search import search
 from embgrad.token_search.substitutions import substitutions
@@ -66,7 +65,6 @@ __all__ = [
     "evaluate",
     "golden",
     "gradients",
-    "influence",
     "load",
     "memory",
     "open_stream",

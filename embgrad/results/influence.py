@@ -1,4 +1,4 @@
-"""The result of `embgrad.influence`: the training examples that move the objectives of test examples most."""
+"""The result of `embgrad.tables.influence`: the training examples that move the objectives of test examples most."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def _influence(arguments: Asked) -> Any:
         objective=embgrad.PerBatch(lambda batch: _ReportingObjective(arguments.labels)), call=arguments.call
     )
     batch, objective = kwargs.pop("batch"), kwargs.pop("objective")
-    return embgrad.influence(arguments.model, [batch], [batch], objective, **kwargs)
+    return embgrad.tables.influence(arguments.model, [batch], [batch], objective, **kwargs)
 
 
 def _golden(arguments: Asked) -> Any:

@@ -1,8 +1,8 @@
 """Whether training texts with much influence matter: `python -m tests.benchmarks.removal FOLDER`, with a folder of texts a class.
 
 For each of fifty test texts a small classifier is trained again without the tenth of the training texts with the highest scores
-of `embgrad.influence`, without the tenth with the lowest, and without a tenth at random, from the same weights and in the same
-order of batches. The table has the change of the test text's log-probability, as the mean and its standard error.
+of `embgrad.tables.influence`, without the tenth with the lowest, and without a tenth at random, from the same weights and in
+the same order of batches. The table has the change of the test text's log-probability, as the mean and its standard error.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             [[array] for array in tests],
         )
     ]
-    found = embgrad.influence(checkpoints, *sources, objective, rates=[RATE] * len(checkpoints), top=None)
+    found = embgrad.tables.influence(checkpoints, *sources, objective, rates=[RATE] * len(checkpoints), top=None)
     scored = {kind: np.zeros(options.tests) for kind in ("proponents", "random", "opponents")}
     before = _log_probabilities(checkpoints[-1], tests)
     print(

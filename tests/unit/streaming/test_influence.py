@@ -20,7 +20,9 @@ TEST = list(zip(texts(3, seed=5), [2, 0, 1], strict=True))
 
 def influence(models: Any = None, train: Any = TRAIN, objective: Any = LABELLED, **options: Any) -> Influence:
     given = model(dtype="float64") if models is None else models
-    return embgrad.influence(given, train, TEST, objective, **{"tokenizer": tokenizer, "batch_size": 4, **options})
+    return embgrad.tables.influence(
+        given, train, TEST, objective, **{"tokenizer": tokenizer, "batch_size": 4, **options}
+    )
 
 
 def whole(given: Any, items: list[tuple[str, int]]) -> np.ndarray:
@@ -92,13 +94,15 @@ def letters(text: str) -> list[int]:
 
 
 def test_examples_without_a_common_id_have_no_influence() -> None:
-    found = embgrad.influence(model(), [("abc", 0)], [("xyz", 0), ("xya", 0)], LABELLED, tokenizer=letters, top=1)
+    found = embgrad.tables.influence(
+        model(), [("abc", 0)], [("xyz", 0), ("xya", 0)], LABELLED, tokenizer=letters, top=1
+    )
     assert found.proponent_scores[0, 0] == 0 != found.proponent_scores[1, 0]
 
 
 def test_of_equal_scores_the_earlier_example_comes_first() -> None:
     train = [(text, 0) for text in ("uvw", "xyz", "u", "w", "z")]
-    found = embgrad.influence(model(), train, [("abc", 0)], LABELLED, tokenizer=letters, top=3, batch_size=2)
+    found = embgrad.tables.influence(model(), train, [("abc", 0)], LABELLED, tokenizer=letters, top=3, batch_size=2)
     np.testing.assert_array_equal(found.proponents, [[0, 1, 2]])
     np.testing.assert_array_equal(found.opponents, [[0, 1, 2]])
     assert influence(train=TRAIN[:2], top=5).proponents.shape == (3, 2)
@@ -107,15 +111,15 @@ def test_of_equal_scores_the_earlier_example_comes_first() -> None:
 def test_arrays_of_labels_are_of_training_examples_and_the_tests_have_their_own() -> None:
     train, test = (embgrad.CrossEntropy([label for _, label in items]) for items in (TRAIN, TEST))
     options = {"tokenizer": tokenizer, "test_objective": test, "top": None, "batch_size": 4}
-    found = embgrad.influence(model(dtype="float64"), texts(17), [text for text, _ in TEST], train, **options)
+    found = embgrad.tables.influence(model(dtype="float64"), texts(17), [text for text, _ in TEST], train, **options)
     np.testing.assert_array_equal(dense(found), dense(influence(top=None)))
     with pytest.raises(ObjectiveError) as raised:
-        embgrad.influence(model(), texts(17), texts(3), train, tokenizer=tokenizer)
+        embgrad.tables.influence(model(), texts(17), texts(3), train, tokenizer=tokenizer)
     assert raised.value.message == (
         "the objective has arguments with 17 entries, one for each training example: pass test_objective=... with those of the "
         "test examples, or Labelled(...) and labels beside the texts"
     )
-    shared = embgrad.influence(model(), texts(5), texts(3), embgrad.Sum(), tokenizer=tokenizer)
+    shared = embgrad.tables.influence(model(), texts(5), texts(3), embgrad.Sum(), tokenizer=tokenizer)
     assert shared.shape == (3, 5)
 
 
@@ -148,7 +152,7 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> 
 
 def test_a_call_without_an_objective_is_refused() -> None:
     with pytest.raises(ArgumentError):
-        embgrad.influence(model(), TRAIN, TEST)  # type: ignore[call-arg]
+        embgrad.tables.influence(model(), TRAIN, TEST)  # type: ignore[call-arg]
 
 
 def test_a_table_has_a_row_for_each_test_example_and_training_example() -> None:
