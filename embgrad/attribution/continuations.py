@@ -9,7 +9,7 @@ import numpy as np
 
 from embgrad.attribution.method import Method
 from embgrad.attribution.path_methods import IntegratedGradients
-from embgrad.attribution.targets import NONE, Targets
+from embgrad.attribution.targets import NONE, Targets, ids_at
 from embgrad.attribution.token_lines import Made
 from embgrad.attribution.token_passes import TokenPasses
 from embgrad.common.metrics import lengths
@@ -86,8 +86,7 @@ def _twice(passes: TokenPasses, output: int) -> TokenPasses:
         positions[row, 0, : len(at)] = at
         if types is not None:
             types[row, at] = types[row, at[0]]
-    chosen = np.take_along_axis(ids, np.maximum(positions[:, 0], 0), 1)[:, None]
-    targets = Targets(positions, np.where(positions == NONE, NONE, chosen), None)
+    targets = Targets(positions, ids_at(ids, positions), None)
     batch = passes.batch.take(np.tile(np.arange(count), 2))
     mask = None if side.mask is None else real.astype(np.int64)
     if decoder_names(batch.extras) is not None and side is not passes.batch:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.attribution.targets import NONE, Targets, targets_of
+from embgrad.attribution.targets import NONE, Targets, ids_at, pad_outputs, targets_of
 from embgrad.errors import EmbgradError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.results.token_attribution import TokenAttribution
@@ -56,14 +56,10 @@ def intermediate_tokens(through: Any, wanted: Targets, batch: TokenBatch, tokeni
         raise EmbgradError(f"through: {error.message}") from error
     last = wanted.spans[..., 0].max(1)
     rows = [np.unique(row[(row != NONE) & (row < end)]) for row, end in zip(named, last, strict=True)]
-    most = max(map(len, rows))
-    if not most:
+    if not any(map(len, rows)):
         return None
-    positions = np.full((len(batch), most), NONE)
-    for example, row in enumerate(rows):
-        positions[example, : len(row)] = row
-    ids = np.where(positions == NONE, NONE, np.take_along_axis(batch.ids, np.maximum(positions, 0), 1))
-    return Targets(positions, ids, None)
+    positions = pad_outputs([row[:, None].tolist() for row in rows])[..., 0]
+    return Targets(positions, ids_at(batch.ids, positions), None)
 
 
 def follow(result: TokenAttribution, between: TokenAttribution, hops: int) -> TokenAttribution:

@@ -14,7 +14,7 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.log_probability import LogProbability, ids_of_text
 from embgrad.results.spans import places_in_text
 
-__all__ = ["NONE", "Targets", "targets_of"]
+__all__ = ["NONE", "Targets", "ids_at", "pad_outputs", "targets_of"]
 
 #: The position and the id of an output token that an example does not have.
 NONE: Final = -1
@@ -110,9 +110,8 @@ def targets_of(targets: Any, contrast: Any, batch: TokenBatch, tokenizer: Any, s
         rows.append(found.outputs())
     if not any(rows):
         raise EmbgradError("no example has an output token: expected at least one real token after an example's first")
-    positions = _pad([[output.tolist() for output in row] for row in rows])
-    at = np.maximum(positions, 0).reshape(len(batch), -1)
-    ids = np.where(positions == NONE, NONE, np.take_along_axis(batch.ids, at, 1).reshape(positions.shape))
+    positions = pad_outputs([[output.tolist() for output in row] for row in rows])
+    ids = ids_at(batch.ids, positions)
     if contrast is None:
         return Targets(_single(positions), _single(ids), None)
     compared = _contrast(contrast, positions[..., 0], tokenizer)
@@ -122,7 +121,13 @@ def targets_of(targets: Any, contrast: Any, batch: TokenBatch, tokenizer: Any, s
     return made
 
 
-def _pad(rows: Sequence[Sequence[Sequence[int]]]) -> np.ndarray:
+def ids_at(ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return the ids, (example, position), at positions, (example, …), with `NONE` where there is no position."""
+    at = np.maximum(positions, 0).reshape(len(ids), -1)
+    return np.where(positions == NONE, NONE, np.take_along_axis(ids, at, 1).reshape(positions.shape))
+
+
+def pad_outputs(rows: Sequence[Sequence[Sequence[int]]]) -> np.ndarray:
     """Return lists of outputs, each a list of numbers, as an array of (example, output, number), with `NONE` for missing ones."""
     shape = len(rows), max(map(len, rows)), max(len(output) for row in rows for output in row)
     array = np.full(shape, NONE, np.int64)
@@ -307,7 +312,7 @@ def _contrast(contrast: Any, positions: np.ndarray, tokenizer: Any) -> np.ndarra
             f"contrast has the shape {continuations.shape}: expected one id or text, or one for each output token, (example, "
             f"output) = {positions.shape}"
         ) from None
-    return _pad(
+    return pad_outputs(
         [
             [ids if position != NONE else () for ids, position in zip(row, at, strict=True)]
             for row, at in zip(grid.tolist(), positions.tolist(), strict=True)
