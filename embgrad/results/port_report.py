@@ -9,7 +9,7 @@ from typing import Any
 from embgrad.common.files import check_path, write_whole
 from embgrad.display.pictures import differences_by_depth
 from embgrad.display.terminal import print_parts
-from embgrad.results.file_format import write_results
+from embgrad.results.file_format import Saved
 from embgrad.results.port_display import depth_of, parts, report_cell, report_page, text, verdict
 from embgrad.results.port_records import PortFields
 
@@ -17,7 +17,7 @@ __all__ = ["PortReport"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PortReport(PortFields):
+class PortReport(PortFields, Saved):
     """The verdict on a port, with the points at which it differs, and the causes.
 
     Attributes:
@@ -93,15 +93,3 @@ class PortReport(PortFields):
         """Return everything in a form that JSON can hold, apart from numbers that are not finite."""
         fields = asdict(self)
         return {"agrees": fields.pop("agrees"), "verdict": self.verdict, **fields}
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report to a safetensors file, which `embgrad.load` reads back bit for bit.
-
-        Args:
-            path: the file's path; its folder must exist.
-
-        Raises:
-            EmbgradError: `path` is not a path.
-            OSError: the file cannot be written.
-        """
-        write_results({"": self}, path, single=True)

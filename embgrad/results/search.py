@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +11,7 @@ import numpy as np
 
 from embgrad.common.text import visible
 from embgrad.inputs.batch import TokenBatch
-from embgrad.results.file_format import write_results
+from embgrad.results.file_format import Saved
 from embgrad.results.history import History
 from embgrad.results.search_changes import Change, changes_of
 from embgrad.results.search_display import DisplayedSearch, count_of
@@ -24,8 +23,10 @@ __all__ = ["History", "Search"]
 
 
 @dataclass(frozen=True, eq=False)
-class Search(DisplayedSearch, TabularByChoice):
+class Search(DisplayedSearch, TabularByChoice, Saved):
     """The texts that a search found.
+
+    Further inputs of the batch, such as `position_ids`, are not saved: both batches are read back without them.
 
     Attributes:
         before: the batch with which the search began.
@@ -89,17 +90,3 @@ class Search(DisplayedSearch, TabularByChoice):
     def figures(self) -> SearchFigures:
         """Return the robustness figures on the examples: attack success rate, accuracy under attack, queries, changed tokens."""
         return figures_of(self, self._title)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the search to a safetensors file, which `embgrad.load` reads back bit for bit.
-
-        Further inputs of the batch, such as `position_ids`, are not written: both batches are read back without them.
-
-        Args:
-            path: the file's path; its folder must exist.
-
-        Raises:
-            EmbgradError: the provenance cannot be stored as JSON.
-            OSError: the file cannot be written.
-        """
-        write_results({"": self}, path, single=True)
