@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -22,7 +23,7 @@ from embgrad.results.word_means import WordMeans, word_means
 __all__ = ["TabularResults", "columns_in_turn"]
 
 
-class TabularResults:
+class TabularResults(ABC):
     """A base class of iterables of the results of consecutive batches, of which one at a time is in memory."""
 
     def to_pandas(self, *, kind: str | None = None, by: str = "tokens", special: bool = True) -> Iterator[Any]:
@@ -76,9 +77,9 @@ class TabularResults:
         expect_units(by, special)
         return columns_in_turn(self._from_the_first(), kind, by, special)
 
+    @abstractmethod
     def _from_the_first(self) -> Iterable[Any]:
         """Return the results from the first on."""
-        raise NotImplementedError
 
 
 def columns_in_turn(results: Iterable[Any], kind: str | None, by: str, special: bool) -> Iterator[Columns]:
