@@ -28,8 +28,9 @@ WIDTH: Final = 70
 class Influence(TabularByChoice):
     """The training examples whose gradient steps change the objectives L of test examples most.
 
-    A step of gradient descent of rate η on a training example changes L of a test example by -η · score / η, up to terms of
-    second order, as far as the step changes rows of the table: proponents lower a loss, and opponents raise it.
+    A step of gradient descent on a training example at a checkpoint, with the learning rate of the checkpoint, lowers L of a test
+    example by its part of the score, up to terms of second order, as far as the step changes rows of the table. Steps on
+    proponents lower a loss, and those on opponents raise it.
 
     Attributes:
         proponents: the indices of the training examples with the highest scores, the highest first, int64, shape
