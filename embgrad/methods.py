@@ -1,8 +1,8 @@
 """Methods of attribution and of search, for `attribute`, `attribute_tokens`, `substitutions` and `search`."""
 
-from embgrad.attribution.attribute_pairs import IntegratedJacobians
 from embgrad.attribution.discretized import DiscretizedIntegratedGradients
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency, SmoothGrad
+from embgrad.attribution.pair_encoder import IntegratedJacobians
 from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
 from embgrad.attribution.perturbation_methods import KernelShap, Lime, Occlusion
 from embgrad.token_search.gcg import GCG

@@ -142,13 +142,19 @@ class AttributionChecks:
             np.testing.assert_allclose(made.scores[:, position], whole - without, atol=1e-12)
 
     @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # few steps
+    @pytest.mark.parametrize(
+        ("method", "single"),
+        [
+            (embgrad.methods.IntegratedJacobians(3), embgrad.methods.IntegratedGradients(3, "zero")),
+            ("input_x_gradient", "input_x_gradient"),
+        ],
+        ids=["integrated", "gradients"],
+    )
     @pytest.mark.parametrize("role", ["word", "layer.1"])
-    def test_pairs_are_attributed_as_by_single_calls(self, model: Any, role: str) -> None:
+    def test_pairs_are_attributed_as_by_single_calls(self, model: Any, role: str, method: Any, single: Any) -> None:
         built, batch = model("layers"), example_batch()
         other = batch.replace(ids=batch.ids[::-1].copy())
-        method = embgrad.methods.IntegratedJacobians(3)
         made = embgrad.attribute_pairs(built, (batch, other), method, similarity="dot", at=role)
-        single = embgrad.methods.IntegratedGradients(3)
         expected = np.zeros_like(made.scores)
         for number in range(len(OBJECTIVE.vector)):
             first, second = (
