@@ -28,8 +28,8 @@ class PairAttribution(DisplayedPairs, Tabular, Saved):
         scores: the contributions, float64, shape (pair, position of the first text, position of the second); 0 at padding.
         similarity: the similarity of both texts' encodings, float64, shape (pair,).
         explained: what an example's scores should add up to, likewise: the similarity without the part that the baselines'
-            encodings have in it, ⟨f(x) - f(r), f(y) - f(s)⟩, for the cosine divided by the lengths of f(x) and f(y). By gradients,
-            which have no baseline, the similarity itself, to which the scores of a linear encoder without a bias add up.
+            encodings have in it, ⟨f(x) - f(r), f(y) - f(s)⟩, for the cosine divided by the lengths of f(x) and f(y). By
+            gradients, which have no baseline, the similarity itself, to which those of a linear encoder without a bias add up.
         delta: the error of that sum, likewise: the sum of the scores minus `explained`.
         a: the contributions of the first texts' positions, each with the whole second text, as an `Attribution`, with its
             `words`, `plot` and so on; its `objective` is `similarity`. So is `b` of the second texts.
