@@ -108,20 +108,27 @@ class Calls:
         by_example = len(source) == len(result) == 3 and source[0] == result[0] == self.shape[0]
         return max(source[1], result[1]) if by_example else 0
 
-    def is_slight(self, number: int) -> bool:
-        """Return whether a call consists only of dropout, norms and the like: of modules so named, or that return their input."""
+    def is_slight(self, number: int, apart: Collection[int | None] = ()) -> bool:
+        """Return whether a call consists only of dropout, norms and the like: of modules so named, or that return their input.
+
+        Args:
+            number: the call's index.
+            apart: the indices of calls that may be inside it as well.
+        """
+        if apart:
+            return self._consists_of_slight(number, apart)
         if number not in self._slight:
-            self._slight[number] = self._consists_of_slight(number)
+            self._slight[number] = self._consists_of_slight(number, ())
         return self._slight[number]
 
-    def _consists_of_slight(self, number: int) -> bool:
+    def _consists_of_slight(self, number: int, apart: Collection[int | None]) -> bool:
         inside = [number]
         # Calls made during a call come right after it.
         for after in range(number + 1, len(self.all)):
             if not self.is_inside(after, [number]):
                 break
             inside.append(after)
-        plain = [self.all[index] for index in inside if index not in self.holding]
+        plain = [self.all[index] for index in inside if index not in self.holding and index not in apart]
         return all(SLIGHT.search(call.kind) or call.token == call.source for call in plain)
 
     def is_piped(self, number: int) -> bool:

@@ -408,7 +408,7 @@ def _embeddings(
     word, calls = _word_of(lookups, added), reading.all
     if word is None:
         return None
-    block = _block(word, calls, layers[:1] or _later_blocks(word, reading), added)
+    block = _block(word, reading, layers[:1] or _later_blocks(word, reading), lookups, added)
     entered = layers[0] if layers and is_entered else None
     if block is not None and (entered is None or not _leads_slightly(reading, block, entered)):
         return calls[block].key(OUTPUT)
@@ -423,13 +423,20 @@ def _word_of(lookups: Sequence[Lookup], added: Sequence[Lookup | None]) -> Looku
     )
 
 
-def _block(word: Lookup, calls: Sequence[ModuleCall], layers: Sequence[int], added: Sequence[Lookup]) -> int | None:
-    """Return the outermost call that makes the lookups by id, position and type and holds no layer; None where there is none."""
+def _block(
+    word: Lookup, reading: Calls, layers: Sequence[int], lookups: Sequence[Lookup], added: Sequence[Lookup]
+) -> int | None:
+    """Return the outermost call that makes the lookups by id, position and type and holds no layer; None where there is none.
+
+    Where no layer is known, the call holds nothing but lookups, dropout, norms and the like: it may be a whole model otherwise.
+    """
+    calls, makers = reading.all, {lookup.parent for lookup in lookups}
     above_layers = {number for layer in layers for number in ancestors(calls, layer)}
     inside = [
         number
         for number in ancestors(calls, word.parent)
         if number not in above_layers and calls[number].path and calls[number].token is not None
+        if layers or reading.is_slight(number, makers)
     ]
     with_all = [n for n in inside if added and all(n in ancestors(calls, lookup.parent) for lookup in added)]
     return with_all[-1] if with_all else None

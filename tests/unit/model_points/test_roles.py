@@ -393,6 +393,26 @@ def test_a_norm_after_the_embedding_block_belongs_to_it(between: list[tuple[str,
     assert trace.roles["embeddings"] == block
 
 
+@pytest.mark.parametrize("has_module", [True, False])
+def test_a_model_whose_layers_are_not_known_is_not_its_embedding_block(has_module: bool) -> None:
+    """SqueezeBERT's layers turn the axes, so that none is known; the module around them makes all lookups too."""
+    trace = Trace(BATCH)
+
+    def body(_: Value) -> Value:
+        if has_module:
+            bert_embeddings(trace, "body.embeddings")
+        else:
+            trace.table("body.word", IDS)
+            trace.table("body.position", POSITIONS)
+        for number in range(2):
+            trace.new(f"body.{number}", "Conv1d", trace.hidden(2, 8, 5), 5)
+        return trace.hidden()
+
+    trace.module("", "Model", lambda _: trace.module("body", "Backbone", body, None), None)
+    assert layers_of(trace) == []
+    assert trace.roles.get("embeddings") == ("body.embeddings:output#0" if has_module else None)
+
+
 def test_a_layer_called_with_other_operations_between_has_no_role() -> None:
     trace = Trace(BATCH)
     x = bert_embeddings(trace)
