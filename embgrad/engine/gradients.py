@@ -98,7 +98,8 @@ def gradients(
             output of the embedding block; "layer.N", the output of the Nth repeated block, "layer.-1" of the last. Or an
             attribute path, of a table or a module (`path:input` for the input of a module); with `#occurrence` where it is
             reached several times. See `points`. With a sequence of names the result is a dict by these names.
-        tokenizer: makes ids of texts, see `embgrad.encode`, and names the tokens of ids. Without it texts go through the model's
+        tokenizer: makes ids of texts, see `embgrad.encode`, and names the tokens of ids; for ids a vocabulary will
+            do, a list of tokens or a mapping of tokens to ids. Without it texts go through the model's
             own tokenizer, which is its attribute of that name.
         max_length: the most tokens of a text, special tokens included; how many were cut off is in the provenance, under
             `truncated`. With None the argument `tokenizer` cuts nothing off, and the model's own tokenizer cuts at the model's

@@ -31,6 +31,8 @@ __all__ = [
     "expect_id",
     "is_of_huggingface",
     "is_tokenizer",
+    "is_vocabulary",
+    "listed_tokens",
     "padding_of",
     "warn_of_doubled",
     "with_known_tokens",
@@ -100,15 +102,33 @@ def with_tokens(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
         token_of = tokenizer.convert_ids_to_tokens
     elif hasattr(tokenizer, "id_to_token"):
         token_of = tokenizer.id_to_token
-    elif isinstance(vocabulary := getattr(tokenizer, "get_vocab", lambda: None)(), list):
-        token_of = vocabulary.__getitem__
+    elif (listed := listed_tokens(tokenizer)) is not None:
+        token_of = listed.__getitem__
     else:
         raise BatchError(
             f"the batch holds ids, and the tokenizer, a {type(tokenizer).__name__}, cannot name them: expected an object with "
-            "convert_ids_to_tokens or id_to_token, or texts as the batch. Leave the tokenizer out for ids without tokens"
+            "convert_ids_to_tokens or id_to_token, a list of tokens, or texts as the batch. Leave the tokenizer out for ids "
+            "without tokens"
         )
     tokens = {number: _token(token_of, number, tokenizer) for number in np.unique(batch.ids).tolist()}
     return batch.replace(tokens=[[tokens[number] for number in row] for row in batch.ids.tolist()])
+
+
+def listed_tokens(tokenizer: Any) -> dict[int, str] | None:
+    """Return the tokens by id of a vocabulary, or of a tokenizer that lists its tokens; None where it does not."""
+    listed = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else getattr(tokenizer, "vocab", tokenizer)
+    if isinstance(listed, (list, tuple)):
+        return {number: str(token) for number, token in enumerate(listed)}
+    if not isinstance(listed, Mapping):
+        return None
+    if all(isinstance(key, (int, np.integer)) for key in listed):
+        return {int(id_): str(token) for id_, token in listed.items()}
+    return {int(id_): str(token) for token, id_ in listed.items()}
+
+
+def is_vocabulary(tokenizer: Any) -> bool:
+    """Return whether an object in place of a tokenizer names ids alone: a list of tokens, a mapping of tokens to ids or back."""
+    return isinstance(tokenizer, (Mapping, list, tuple))
 
 
 def with_known_tokens(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
@@ -262,6 +282,11 @@ def _encoder_of(tokenizer: Any) -> tuple[Encoder, Padding]:
         return with_keras_hub, padding_of_keras_hub(tokenizer)
     if callable(tokenizer):
         return _with_callable, Padding()
+    if is_vocabulary(tokenizer):
+        raise BatchError(
+            f"the tokenizer is a vocabulary, a {type(tokenizer).__name__}, which names ids and does not split texts: pass ids as "
+            "the batch, or a tokenizer"
+        )
     instead = (
         "; in place of a name, what AutoTokenizer.from_pretrained(...) gives" if isinstance(tokenizer, str) else ""
     )

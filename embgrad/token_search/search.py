@@ -23,7 +23,7 @@ from embgrad.engine.probe import with_shared
 from embgrad.errors import UnsupportedError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of, tokenizer_of
-from embgrad.inputs.encode import with_known_tokens
+from embgrad.inputs.encode import is_vocabulary, with_known_tokens
 from embgrad.inputs.special_tokens import id_of_special
 from embgrad.objectives.log_probability import LogProbability
 from embgrad.objectives.native import NativeObjective
@@ -88,7 +88,8 @@ def search(
         allowed: the tokens that may be put in, see `substitutions`.
         positions: the positions whose tokens may be replaced, see `substitutions`; by default also none whose token is a label
             of `LogProbability`.
-        stable: with a tokenizer, keep only texts that tokenise to the same ids, so that what is found can be typed.
+        stable: with a tokenizer, keep only texts that tokenise to the same ids, so that what is found can be typed. A vocabulary
+            in its place, a list of tokens or a mapping of tokens to ids, names the tokens that were put in, and splits no texts.
         training: see `gradients`. Each pass draws random numbers of its own, if the model does, so that texts are compared under
             different ones, and the same seed does not find the same again.
         batch_size: how many texts one pass runs at most; None for as many as have 2,048 positions.
@@ -182,6 +183,7 @@ def problem_of(
             "(example,)"
         )
     bound, tokenizer = bind(model, call), tokenizer_of(model, tokenizer)
+    can_split = stable and tokenizer is not None and not is_vocabulary(tokenizer)
     if tokens.extras:
         tokens = with_shared(bound, tokens, repeated=True)
     with explain_errors(bound, tokens):
@@ -194,7 +196,7 @@ def problem_of(
             allowed_ids(allowed, tokenizer, table.count),
             _find_searched(positions, tokens, tokenizer, made),
             table,
-            stability_of(tokens, tokenizer, some=joint) if stable and tokenizer is not None else None,
+            stability_of(tokens, tokenizer, some=joint) if can_split else None,
             size,
             Queries.none(len(tokens)),
             joint,

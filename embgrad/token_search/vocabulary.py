@@ -13,6 +13,7 @@ import numpy as np
 
 from embgrad.common.arrays import to_numpy, whole_numbers
 from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean
+from embgrad.inputs.encode import listed_tokens
 from embgrad.inputs.special_tokens import special_ids, unknown_ids
 from embgrad.results.words import SPECIAL
 
@@ -124,15 +125,8 @@ class _Vocabulary:
     @cached_property
     def tokens(self) -> list[str | None] | None:
         """The token of each id, None where an id has none; None where no tokenizer lists its tokens."""
-        vocab = getattr(self.tokenizer, "vocab", None)
-        listed = self.tokenizer.get_vocab() if hasattr(self.tokenizer, "get_vocab") else vocab
-        if not isinstance(listed, Mapping):
-            return None
-        tokens: list[str | None] = [None] * self.count
-        for token, id_ in listed.items():
-            if 0 <= id_ < self.count:
-                tokens[id_] = str(token)
-        return tokens
+        listed = listed_tokens(self.tokenizer)
+        return None if listed is None else [listed.get(id_) for id_ in range(self.count)]
 
     @cached_property
     def ordinary(self) -> np.ndarray:

@@ -119,7 +119,8 @@ def test_single_and_half_precision(dtype: str, tolerance: float) -> None:
             {"input_ids": IDS},
             {"tokenizer": len},
             "the batch holds ids, and the tokenizer, a builtin_function_or_method, cannot name them: expected an object with "
-            "convert_ids_to_tokens or id_to_token, or texts as the batch. Leave the tokenizer out for ids without tokens",
+            "convert_ids_to_tokens or id_to_token, a list of tokens, or texts as the batch. Leave the tokenizer out for ids "
+            "without tokens",
         ),
         ([[1, 2], [3]], {}, "cannot be read as a rectangular array"),
         ([], {}, "the batch is empty"),

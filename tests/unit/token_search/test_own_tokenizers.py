@@ -105,3 +105,41 @@ def test_a_batch_that_does_not_come_back_is_refused() -> None:
         embgrad.errors.BatchError, match=re.escape("holds the ids [1, 2, 4], and its text tokenises to []")
     ):
         embgrad.search(model(), ["a good film"], LOGIT, embgrad.methods.HotFlip(steps=1), tokenizer=Forgetful())
+
+
+class Listing(Plain):
+    """A function of a text with the vocabulary that it numbers words by."""
+
+    vocab = NUMBERS
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [WORDS, tuple(WORDS), NUMBERS, {number: word for word, number in NUMBERS.items()}, Listing()],
+    ids=["list", "tuple", "ids by token", "tokens by id", "callable"],
+)
+def test_the_tokens_that_were_put_in_are_named_by_a_vocabulary(
+    tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = np.array([encode("a bad film")])
+    found = embgrad.search(
+        model(), ids, LOGIT, "hotflip", allowed=lambda token: token in ("good", "spare"), tokenizer=tokenizer
+    )
+    assert found.batch.tokens is not None
+    assert [WORDS[id_] for id_ in found.batch.ids[0]] == list(found.batch.tokens[0])
+    assert {change.after for change in found.changes()[0]} <= {"good", "spare"}
+    assert found.provenance["stable"] is isinstance(tokenizer, Listing)
+    found.show()
+    printed = capsys.readouterr().out
+    assert "{+good+}" in printed or "{+spare+}" in printed
+
+
+def test_a_vocabulary_names_ids_and_splits_no_texts() -> None:
+    made = embgrad.attribute(model(), [encode("good film")], LOGIT, "saliency", tokenizer=WORDS)
+    assert made.tokens == (("good", "film"),)
+    with pytest.raises(embgrad.errors.BatchError, match="has no token for the id 11: expected the tokenizer that made"):
+        embgrad.attribute(model(), [[11]], LOGIT, "saliency", tokenizer=WORDS)
+    with pytest.raises(
+        embgrad.errors.BatchError, match="the tokenizer is a vocabulary, a list, which names ids and does"
+    ):
+        embgrad.attribute(model(), ["good film"], LOGIT, "saliency", tokenizer=WORDS)
