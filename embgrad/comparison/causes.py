@@ -106,7 +106,11 @@ def _rounding(explanation: Explanation) -> str:
 def _general(text: str, site: Site) -> str:
     """Return a text without the number of the site's layer, and of its partner, so that it is the same for all layers."""
     text = re.sub(r" \(\d+\)", "", text)
-    return text if site.layer is None else re.sub(rf"(?<=[./]){site.layer}(?=[._/:\s,]|$)", "N", text)
+    if site.layer is None:
+        return text
+    # Numbers such as 0.1 remain: a path has letters.
+    number = rf"(?<=[./]){site.layer}(?=[._/:,]|$)"
+    return re.sub(r"\S*[^\W\d_]\S*", lambda word: re.sub(number, "N", word[0]), text)
 
 
 def _span(layers: Sequence[int]) -> str:

@@ -28,7 +28,7 @@ from embgrad.errors import (
 )
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.axes import Arrangement, axis_of_examples, of_lookup, of_module
-from embgrad.model_points.points import INPUT, OUTPUT, WORD, Point, split_name
+from embgrad.model_points.points import INPUT, OUTPUT, WORD, Layout, Lookup, Point, split_name
 from embgrad.model_points.roles import LAYER
 from embgrad.objectives.objectives import Objective, as_objective
 
@@ -313,6 +313,11 @@ class LiveSide:
         if point.lookup is None:
             if not self._in_order:
                 return None
+            if (
+                len(point.shape) == 2 and point.shape[0] == self.batch.ids.size
+            ):  # positions of all examples, one after another
+                shape, layout = (*self.batch.shape, point.shape[1]), Layout(self.batch.shape, transposed=False)
+                return Arrangement(point.shape, shape, self.batch.ids, is_batch=True, layout=layout)
             found = of_module(point.name, point.shape, self.batch, axis, by_role=False, in_order=True)
             examples = self.batch.shape[0]
             return found if len(found.shape) > 1 and found.shape[0] == examples else None
@@ -322,7 +327,20 @@ class LiveSide:
                 point.name, lookup, self.batch, None if lookup.layout else axis, by_role=True, in_order=self._in_order
             )
         except (UnsupportedError, AmbiguousPointError):  # a lookup of relative positions, for example
-            return None
+            return self._of_decoder(point.lookup)
+
+    def _of_decoder(self, lookup: Lookup) -> Arrangement | None:
+        """Return the arrangement of a lookup of the decoder's ids, or of its positions, which all examples share; else None."""
+        for name, extra in self.batch.extras.items():
+            shape = np.shape(extra)
+            if not name.startswith("decoder") or len(shape) != 2:
+                continue
+            if lookup.indices.shape == shape:
+                return Arrangement(lookup.shape, lookup.shape, lookup.indices, is_batch=False)
+            if lookup.indices.size == shape[1]:
+                indices = np.broadcast_to(lookup.indices.reshape(1, -1), shape)
+                return Arrangement(lookup.shape, (*shape, lookup.dim), indices, is_batch=False, shared=True)
+        return None
 
     def _tensor(self, key: str, read: PointValues) -> Tensor:
         arrangement, point = self._arrangements[key], self.points[key]

@@ -11,6 +11,8 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.lookup import MISSING
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
+from embgrad.comparison.recording import FINAL
+from embgrad.comparison.sites import name_of
 from embgrad.model_points.points import OUTPUT
 
 __all__ = ["Combination", "moved_terms"]
@@ -61,6 +63,7 @@ class Combination:
         "missing-norm",
         "norm-order",
         "scaled-lookup",
+        "logit-scale",
         "missing-positions",
         "types-ignored",
     )
@@ -78,7 +81,7 @@ class Combination:
             if second is not None:
                 return list(_by_multipliers(site, terms, first[1], second))
         other = _terms(site, tensors, site.rows(site.b))
-        return [] if other is None or any(carried) else list(_by_terms(site, tensors, first, other))
+        return [] if other is None else list(_by_terms(site, tensors, first, other))
 
 
 def _carried(site: Site, term: _Term) -> _Term | None:
@@ -110,8 +113,10 @@ def _by_multipliers(site: Site, terms: Sequence[_Term], first: np.ndarray, secon
     if abs(second[number]) <= SAME:
         cause = _cause_of_missing(roles)
         setting, values = f"{before.name} is", ("added", "left out")
-    elif "word" in roles or "embeddings" in roles:
+    elif "word" in roles or "embeddings" in roles or _is_looked_up(site, before):
         cause = "scaled-lookup"
+    elif site.pair.a == FINAL and len(terms) == 1:
+        cause = "logit-scale"
     yield Explanation(cause, setting, values, predicted, compute if known else None, names)
 
 
@@ -177,6 +182,13 @@ def _roles(site: Site, before: Before) -> tuple[str, ...]:
     tensors = [tensor for tensor in site.recordings[0].tensors.values() if tensor.path == path]
     tensors += [site.recordings[1].tensors[pair.b] for pair in site.pairs if pair.name == before.name]
     return next((tensor.roles for tensor in tensors if tensor.roles), ())
+
+
+def _is_looked_up(site: Site, before: Before) -> bool:
+    """Return whether a tensor holds rows of a table, such as those of a decoder's ids."""
+    return any(
+        name_of(tensor) == before.name and tensor.ids is not None for tensor in site.recordings[0].tensors.values()
+    )
 
 
 def _distinct(site: Site) -> Iterator[Before]:

@@ -48,7 +48,7 @@ __all__ = [
 MOST: Final = 12
 
 #: The bases, shares of the head, soft caps and scalings that models have.
-BASES: Final = (10000.0, 1000000.0, 500000.0, 100000.0, 160000.0, 5000000.0, 1000.0)
+BASES: Final = (10000.0, 1000000.0, 500000.0, 100000.0, 150000.0, 160000.0, 5000000.0, 1000.0)
 SHARES: Final = (1.0, 0.25, 0.5, 0.4, 0.75)
 CAPS: Final = (50.0, 30.0, 20.0, 10.0)
 SCALINGS: Final = (

@@ -62,6 +62,7 @@ class Scaling:
         low: llama3's `low_freq_factor`; yarn's `beta_slow`.
         high: llama3's `high_freq_factor`; yarn's `beta_fast`.
         original: the length of the training's texts.
+        rounded: whether the ends of yarn's ramp are rounded to whole pairs of features.
     """
 
     kind: str
@@ -69,6 +70,7 @@ class Scaling:
     low: float = 1.0
     high: float = 4.0
     original: float = 8192.0
+    rounded: bool = True
 
     def apply(self, frequencies: np.ndarray, base: float, size: int) -> np.ndarray:
         """Return the changed frequencies, from the highest to the lowest."""
@@ -82,7 +84,9 @@ class Scaling:
                 size * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(base))
                 for turns in (self.high, self.low)
             )
-            start, end = max(math.floor(first), 0), min(math.ceil(last), size - 1)
+            if self.rounded:
+                first, last = math.floor(first), math.ceil(last)
+            start, end = max(first, 0), min(last, size - 1)
             kept = 1 - np.clip((np.arange(len(frequencies)) - start) / max(end - start, 1e-3), 0, 1)
         return np.asarray(kept * frequencies + (1 - kept) * frequencies / self.factor)
 
@@ -96,7 +100,10 @@ class Scaling:
         """A readable description."""
         if self.kind == "linear":
             return f"linear with factor {self.factor:g}"
-        return f"{self.kind} with factor {self.factor:g}, {self.low:g}, {self.high:g} and length {self.original:g}"
+        ends = "" if self.rounded else ", without rounding"
+        return (
+            f"{self.kind} with factor {self.factor:g}, {self.low:g}, {self.high:g} and length {self.original:g}{ends}"
+        )
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,7 @@ def _scalings(declared: Mapping[str, Any], scaling: Scaling | None) -> Iterator[
     yield from [] if own is None else [own]
     yield from SCALINGS
     if scaling is not None:
+        yield replace(scaling, rounded=not scaling.rounded)
         for name in ("factor", "low", "high", "original"):
             for factor in FACTORS:
                 changed = replace(scaling, **{name: getattr(scaling, name) * factor})

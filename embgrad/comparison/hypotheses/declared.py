@@ -50,4 +50,4 @@ def _scaling(declared: Mapping[str, Any]) -> Scaling | None:
     usual = (1.0, 4.0, 8192.0) if kind == "llama3" else (1.0, 32.0, number_in(declared, "positions") or 2048.0)
     names = ("rotary_low", "rotary_high", "rotary_original")
     low, high, original = (number_in(declared, name) or number for name, number in zip(names, usual, strict=True))
-    return Scaling(str(kind), factor, low, high, original)
+    return Scaling(str(kind), factor, low, high, original, rounded=bool(declared.get("rotary_rounded", True)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -155,17 +156,18 @@ def _crossing(site: Site, found: Sequence[Source], others: Sequence[Source]) -> 
 
 
 def _fused(site: Site, found: Sequence[Source]) -> Iterator[tuple[int, Projections]]:
+    """Yield the parts of fused tensors, and their values with queries and keys that a module returned, such as a norm's."""
     width = site.a.shape[-1]
     for rank, source in enumerate(found):
         if source.values.shape[-1] <= width:
             continue
         for size in _divisors(width):
             for _, query, key, value in splits(source, width // size, size):
-                yield from (
-                    (rank, Projections(query, key, value, size, tiled))
-                    for fits, tiled in _sizes(site, value)
-                    if fits == size
-                )
+                for tiled in (tiled for fits, tiled in _sizes(site, value) if fits == size):
+                    yield rank, Projections(query, key, value, size, tiled)
+                    for place, (normed, other) in enumerate(itertools.permutations(found, 2)):
+                        if normed.values.shape == query.values.shape and other.values.shape == key.values.shape:
+                            yield rank + place, Projections(normed, other, value, size, tiled)
 
 
 def _sizes(site: Site, value: Source) -> list[tuple[int, bool]]:

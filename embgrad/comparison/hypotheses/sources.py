@@ -68,10 +68,11 @@ class Source:
 
 def sources(site: Site, most: int) -> Iterator[Source]:
     """Yield the different tensors before a site, the nearest first, at most so many."""
-    seen: set[bytes] = set()
+    seen: set[tuple[tuple[int, ...], bytes]] = set()
     for before in site.before:
         flat = before.values.reshape(-1)
-        sample = np.asarray(flat[:: max(1, flat.size // SAMPLED)]).astype(np.float32).tobytes()
+        step = flat.size // SAMPLED | 1  # odd, so that it does not meet the same features of each position
+        sample = (before.values.shape, np.asarray(flat[::step]).astype(np.float32).tobytes())
         if sample in seen or not np.isfinite(before.values).all():
             continue
         seen.add(sample)

@@ -104,6 +104,12 @@ def test_paths_of_layers_are_written_once() -> None:
     assert cause.text == "b uses layers.N.up.W transposed, layers 0–1"
 
 
+def test_a_number_is_no_place_of_a_layer() -> None:
+    at = [(at, explanation(at, values=("0.1", "-1.1"))) for at in (site("layers.0.o", 0), site("layers.1.o", 1))]
+    (cause,) = causes_of(at)
+    assert cause.values == ("0.1", "-1.1")
+
+
 def test_rounded_weights_are_one_cause_whatever_their_names() -> None:
     sites = [site("layers.0.up", 0), site("layers.0.down", 0), site("head")]
     explained = [

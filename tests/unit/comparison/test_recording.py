@@ -48,6 +48,40 @@ def test_ports_with_several_outputs_are_checked(objective: Any) -> None:
     assert [point.gradient is None for point in wrong.points if point.name == "body"] == [objective is None]
 
 
+def test_states_of_all_examples_one_after_another_are_points() -> None:
+    """OPT flattens examples and positions before its feed-forward nets."""
+
+    def forward(m: Any, input_ids: np.ndarray) -> Any:
+        rows = lookup(m["E"], input_ids)
+        flat = m.module("flat", lambda x: (x @ m["flat.W"]).tanh(), rows.reshape(6, 4))
+        return {"last_hidden_state": flat.reshape(2, 3, 4)}
+
+    random = np.random.default_rng(0)
+    weights = {"E": random.normal(size=(9, 4)), "flat.W": random.normal(size=(4, 4))}
+    recording = LiveSide(ReferenceModel(forward, weights, ["flat"]), embgrad.TokenBatch(IDS)).record()
+    inside = recording.of_module("flat", "output")
+    assert inside is not None
+    np.testing.assert_allclose(inside.values, np.tanh(weights["E"][np.array(IDS)] @ weights["flat.W"]))
+
+
+def test_lookups_of_a_decoder_are_points_of_its_own_length() -> None:
+    def forward(m: Any, input_ids: np.ndarray, decoder_input_ids: np.ndarray) -> Any:
+        lookup(m["E"], input_ids)
+        rows = lookup(m["E"], decoder_input_ids) + lookup(m["P"], np.arange(2))
+        return {"last_hidden_state": m.module("body", lambda x: x.tanh(), rows)}
+
+    random = np.random.default_rng(0)
+    weights = {"E": random.normal(size=(9, 4)), "P": random.normal(size=(5, 4))}
+    model = ReferenceModel(forward, weights, ["body"])
+    later = np.array([[1, 2], [3, 4]])
+    recording = LiveSide(model, embgrad.TokenBatch(IDS, extras={"decoder_input_ids": later})).record()
+    at_tables = {tensor.key: tensor for tensor in recording.tensors.values() if tensor.side is None}
+    ids, positions = (next(t for t in at_tables.values() if t.values.shape == (2, 2, 4) and t.path == p) for p in "EP")
+    np.testing.assert_array_equal(ids.values, weights["E"][later])
+    np.testing.assert_array_equal(positions.values, np.broadcast_to(weights["P"][:2], (2, 2, 4)))
+    np.testing.assert_array_equal(positions.ids, [[0, 1], [0, 1]])
+
+
 def test_an_objective_of_an_output_that_is_not_there_is_refused() -> None:
     with pytest.raises(OutputError, match=r"expected output=.* in the objective"):
         check_port(encoder(), encoder(), IDS, embgrad.Sum())

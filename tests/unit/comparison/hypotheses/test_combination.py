@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from embgrad.comparison.hypotheses.combination import Combination, moved_terms
 from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.recording import FINAL, Tensor
 from embgrad.comparison.sites import Pair
 from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
 
@@ -85,6 +87,12 @@ def test_the_difference_of_an_earlier_site_that_goes_on_is_not_another_cause() -
     assert found.text == "norm is multiplied by 1 in a and 3 in b"
 
 
+def test_another_order_behind_an_explained_site_is_named() -> None:
+    """In a post-norm variant of BLOOM both residuals take the norm's output, the second behind the first."""
+    found = explained(after_another_site(Y + Z))
+    assert (found.cause, found.values) == ("norm-order", ("norm + layer", "norm + down"))
+
+
 def test_the_difference_of_an_unexplained_site_that_goes_on_is_not_known() -> None:
     found = Combination().explain(after_another_site(X - Y + Z, None))
     assert all(item.cause == "missing-residual" for item in found)
@@ -129,6 +137,28 @@ def test_a_lookup_that_is_left_out_is_named_by_its_role(role: str, expected: tup
 def test_rows_that_are_scaled_are_a_scaled_lookup(role: str, cause: str) -> None:
     found = explained(site(X, 8 * X, {"table": X}, roles={"table": [role]}))
     assert (found.cause, found.text) == (cause, "table is multiplied by 1 in a and 8 in b")
+
+
+def test_rows_of_a_table_without_a_role_are_a_scaled_lookup() -> None:
+    """A decoder's ids are looked up too, and have no role."""
+    at = site(X + Y, X + 8 * Y, {"shared#1": Y, "layer": X})
+    looked_up = Tensor("shared#1", "shared", None, 1, (), 0.5, Y, ids=np.zeros(Y.shape[:2], int))
+    tensors = {**at.recordings[0].tensors, looked_up.key: looked_up}
+    found = explained(replace(at, recordings=(replace(at.recordings[0], tensors=tensors), at.recordings[1])))
+    assert (found.cause, found.text) == ("scaled-lookup", "shared#1 is multiplied by 1 in a and 8 in b")
+    assert explained(at).cause == "residual-scale"
+
+
+def test_a_multiple_of_the_head_as_output_is_a_scale_of_logits() -> None:
+    pair, final = Pair("output", FINAL, FINAL), Tensor(FINAL, "", "output", 0, (), math.inf, X / 4)
+
+    def at_output(a: np.ndarray, b: np.ndarray) -> Site:
+        at = site(a, b, {"head": X, "other": Y})
+        return replace(at, pair=pair, recordings=(replace(at.recordings[0], tensors={FINAL: final}), at.recordings[1]))
+
+    found = explained(at_output(X / 4, X))
+    assert (found.cause, found.text) == ("logit-scale", "head is multiplied by 0.25 in a and 1 in b")
+    assert explained(at_output(X / 4 + Y, X + Y)).cause == "residual-scale"
 
 
 @pytest.mark.parametrize("b", [X + Y, X + Y * (1 + 1e-6)], ids=["equal", "nearly equal"])

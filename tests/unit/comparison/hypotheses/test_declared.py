@@ -39,6 +39,10 @@ X = np.ones((1, 2, 4))
             {"rotary_scaling": "yarn", "rotary_factor": 4.0, "positions": 512},
             Scaling("yarn", 4.0, 1.0, 32.0, 512.0),
         ),
+        (
+            {"rotary_scaling": "yarn", "rotary_factor": 4.0, "positions": 512, "rotary_rounded": False},
+            Scaling("yarn", 4.0, 1.0, 32.0, 512.0, rounded=False),
+        ),
     ],
 )
 def test_scalings_have_all_of_their_numbers(declared: dict[str, Any], wanted: Scaling | None) -> None:

@@ -85,6 +85,17 @@ def test_a_tensor_of_another_width_is_not_split(heads: int, size: int) -> None:
     assert not list(splits(Source("qkv", np.zeros((1, 1, 6))), heads, size))
 
 
+def test_queries_and_keys_behind_norms_are_found_beside_the_values_of_a_fused_tensor() -> None:
+    """Persimmon normalises each head's queries and keys, which are parts of the fused tensor, as its values are."""
+    whole = np.concatenate([OTHER, BEFORE[NAMES[1]] + 1, VALUE], -1)
+    found = found_at(site_of(A, A, {"k_norm": BEFORE[NAMES[1]], "q_norm": QUERY, "qkv": whole}, real=REAL))
+    assert [
+        (one.size, one.tiled)
+        for one in found
+        if (one.query.name, one.key.name) == ("q_norm", "k_norm") and np.array_equal(one.value.values, VALUE)
+    ] == [(8, False)]
+
+
 def test_queries_keys_and_values_of_a_fused_tensor_are_found() -> None:
     whole = np.concatenate([QUERY, BEFORE[NAMES[1]], VALUE], -1)
     found = found_at(site_of(A, A, {"qkv": whole}, real=REAL))

@@ -84,6 +84,16 @@ def test_yarn_rounds_the_pairs_between_which_it_changes() -> None:
     np.testing.assert_allclose(scaling.apply(np.ones(4), base, 8), [1, 1, 0.5 + 0.125, 0.25])
 
 
+def test_yarn_may_leave_the_pairs_unrounded() -> None:
+    # The indices are 1.1 and 2.1: the pair with the index 2 is at nine tenths.
+    base, length = math.exp(2), 2 * math.pi * math.exp(0.55 + 1.5)
+    scaling = Scaling("yarn", 4.0, math.exp(1), math.exp(1.5), length, rounded=False)
+    np.testing.assert_allclose(scaling.apply(np.ones(4), base, 8), [1, 1, 0.1 + 0.9 / 4, 0.25])
+    assert Scaling("yarn", 4.0, 1.0, 32.0, 64.0, rounded=False).text == (
+        "yarn with factor 4, 1, 32 and length 64, without rounding"
+    )
+
+
 def test_sizes_follow_the_heads() -> None:
     assert Rotary(16.0, 8).of_head(16, 8).size == 4
     assert Rotary(16.0, 4).of_head(16, 4).size == 2

@@ -17,6 +17,15 @@ def test_different_tensors_are_taken_once_the_nearest_first() -> None:
     assert [source.name for source in sources(site, 2)] == ["c", "b"]
 
 
+def test_tensors_that_are_equal_at_some_features_alone_are_different() -> None:
+    """Queries stand in the first features of a fused tensor, which has as many entries for each of theirs."""
+    whole = np.arange(2.0 * 64 * 12).reshape(2, 64, 12)
+    changed = np.array(whole)
+    changed[..., 1:] += 1
+    names = [source.name for source in sources(site_of(X, X, {"qkv": whole, "q": whole[..., :4], "r": changed}), 9)]
+    assert names == ["qkv", "q", "r"]
+
+
 def test_parts_of_parts_read_the_features_of_the_tensor() -> None:
     part = Source("a", X).part(np.array([1, 2, 3]), "some").part(np.array([2, 0]), "few")
     np.testing.assert_array_equal(part.values, X[..., [3, 1]])
