@@ -22,9 +22,9 @@ __all__ = ["FORMAT", "Saved", "Stored", "plain", "read_results", "write_results"
 
 #: The version of the file format; a reader refuses a later one. A single `EmbeddingGradients` is written as version 1, which
 #: every embgrad reads, and several as version 2; an `Attribution` takes version 3, in which each entry names its class, a
-#: `TokenAttribution` version 4, `Substitutions` and a `Search` version 5, a `PortReport` version 6, and
-#: a `PairAttribution` version 7, which have the same form.
-FORMAT: Final = 7
+#: `TokenAttribution` version 4, `Substitutions` and a `Search` version 5, a `PortReport` version 6, a
+#: `PairAttribution` version 7, and an `Influence` version 8, which have the same form.
+FORMAT: Final = 8
 
 #: The schemas by the names of the results' classes.
 SCHEMAS: Final[Mapping[str, Schema]] = {**OF_TEXTS, "PortReport": PORT_REPORT}

@@ -10,9 +10,11 @@ import numpy as np
 
 from embgrad.common.options import count_or_none
 from embgrad.common.text import visible
+from embgrad.common.token_text import show_token
 from embgrad.display.lines import examples_of
 from embgrad.errors import BatchError
-from embgrad.results.table_rows import influence_columns
+from embgrad.results.file_format import Saved
+from embgrad.results.table_rows import influence_columns, term_columns
 from embgrad.results.tabular import TabularByChoice
 
 __all__ = ["Influence"]
@@ -25,7 +27,7 @@ WIDTH: Final = 70
 
 
 @dataclass(frozen=True, eq=False)
-class Influence(TabularByChoice):
+class Influence(TabularByChoice, Saved):
     """The training examples whose gradient steps change the objectives L of test examples most.
 
     A step of gradient descent on a training example at a checkpoint, with the learning rate of the checkpoint, lowers L of a test
@@ -40,9 +42,14 @@ class Influence(TabularByChoice):
         opponent_scores: their scores.
         count: the number of training examples.
         provenance: the versions, the model, the objective, the learning rates, and more, as JSON-compatible values.
+        proponent_ids: the ids whose rows of the table carry the score of each proponent, the largest terms first, int64, shape
+            (test example, top, token), -1 where there are fewer; None where tokens were not kept.
+        proponent_terms: their parts of the score, float64, likewise, 0 where there is none. Those of all common ids add up to it.
+        opponent_ids: the same of opponents; so is `opponent_terms`.
+        names: the tokens of these ids by id; None where no tokenizer names them.
     """
 
-    _TABLES: ClassVar[Mapping[str, Any]] = {"pairs": influence_columns}
+    _TABLES: ClassVar[Mapping[str, Any]] = {"pairs": influence_columns, "tokens": term_columns}
 
     proponents: np.ndarray = field(repr=False)
     proponent_scores: np.ndarray = field(repr=False)
@@ -50,6 +57,11 @@ class Influence(TabularByChoice):
     opponent_scores: np.ndarray = field(repr=False)
     count: int
     provenance: Mapping[str, Any] = field(repr=False)
+    proponent_ids: np.ndarray | None = field(default=None, repr=False)
+    proponent_terms: np.ndarray | None = field(default=None, repr=False)
+    opponent_ids: np.ndarray | None = field(default=None, repr=False)
+    opponent_terms: np.ndarray | None = field(default=None, repr=False)
+    names: Mapping[int, str] | None = field(default=None, repr=False)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -57,7 +69,7 @@ class Influence(TabularByChoice):
         return len(self.proponents), self.count
 
     def show(self, texts: Sequence[Any] | None = None, examples: Any = None, *, most: int = SHOWN) -> None:
-        """Print the first proponents and opponents of test examples, with their scores.
+        """Print the first proponents and opponents of test examples, with their scores, and the tokens that carry them.
 
         Args:
             texts: the training texts, of which the beginnings are printed; None for their indices alone.
@@ -74,18 +86,31 @@ class Influence(TabularByChoice):
                 f"texts has {len(texts)} entries, and {self.count} examples were trained on: pass all of these"
             )
         for example in examples_of(examples, len(self.proponents)):
-            print("\n".join(self._lines(example, texts, most)))
+            print("\n".join(self.lines(example, texts, most)))
 
-    def _lines(self, example: int, texts: Sequence[Any] | None, most: int) -> list[str]:
+    def lines(self, example: int, texts: Sequence[Any] | None = None, most: int = SHOWN) -> list[str]:
+        """Return what `show` prints of a test example."""
         lines = [f"test example {example}"]
         for kind in ("proponents", "opponents"):
             lines.append(f"  {kind}")
             scores = getattr(self, f"{kind[:-1]}_scores")[example, :most].tolist()
-            for number, score in zip(getattr(self, kind)[example, :most].tolist(), scores, strict=True):
+            for rank, (number, score) in enumerate(
+                zip(getattr(self, kind)[example, :most].tolist(), scores, strict=True)
+            ):
                 text = "" if texts is None else visible(str(texts[number]))
                 text = text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
                 lines.append(f"  {score:+11.4g}  {number:>6}  {text}".rstrip())
+                lines += self._tokens(kind[:-1], example, rank)
         return lines
+
+    def _tokens(self, kind: str, example: int, rank: int) -> list[str]:
+        """Return a line of the tokens that carry a score, with their terms; none where they were not kept."""
+        ids, terms = getattr(self, f"{kind}_ids"), getattr(self, f"{kind}_terms")
+        if ids is None:
+            return []
+        pairs = zip(ids[example, rank].tolist(), terms[example, rank].tolist(), strict=True)
+        known = [(show_token((self.names or {}).get(id_, str(id_))), term) for id_, term in pairs if id_ >= 0]
+        return [" " * 23 + ", ".join(f"{token} {term:+.2g}" for token, term in known)] if known else []
 
     def __repr__(self) -> str:
         tests, count = self.shape

@@ -10,6 +10,7 @@ from embgrad.errors import EmbgradError, brief
 from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.file_format import read_results, write_results
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.influence import Influence
 from embgrad.results.pair_attribution import PairAttribution
 from embgrad.results.port_report import PortReport
 from embgrad.results.search import Search
@@ -27,13 +28,14 @@ _CLASSES: Final[dict[str, Callable[..., Any]]] = {
     "Substitutions": Substitutions,
     "Search": Search,
     "PortReport": PortReport,
+    "Influence": Influence,
 }
 
 #: The results that can be compared.
 Result: TypeAlias = EmbeddingGradients | Attribution
 
 #: The results that files hold.
-Stored: TypeAlias = Result | TokenAttribution | PairAttribution | Substitutions | Search | PortReport
+Stored: TypeAlias = Result | TokenAttribution | PairAttribution | Substitutions | Search | PortReport | Influence
 
 
 def save(results: Stored | Mapping[str, Any], path: str | os.PathLike[str], *, durable: bool = False) -> None:
@@ -43,8 +45,8 @@ def save(results: Stored | Mapping[str, Any], path: str | os.PathLike[str], *, d
 
     Args:
         results: a result of `embgrad.gradients`, `embgrad.attribute`, `embgrad.attribute_tokens`, `embgrad.attribute_pairs`,
-            `embgrad.substitutions`, `embgrad.search` or `embgrad.check_port`, or a mapping of names to results; any string is a
-            valid name.
+            `embgrad.substitutions`, `embgrad.search`, `embgrad.check_port` or `embgrad.tables.influence`, or a mapping of names
+            to results; any string is a valid name.
         path: the file's path; its folder must exist.
         durable: return only when the file would survive a power failure.
 
@@ -63,9 +65,9 @@ def load(path: str | os.PathLike[str]) -> Any:
     Nothing in the file is executed, and reading takes no more memory than the file's size justifies.
 
     Returns:
-        An `EmbeddingGradients`, an `Attribution`, a `TokenAttribution`, a `PairAttribution`, `Substitutions`, a `Search` or a
-        `PortReport`; of a file of several a dict by name in the order written, or `Attributions` where all are of the class
-        `Attribution`.
+        An `EmbeddingGradients`, an `Attribution`, a `TokenAttribution`, a `PairAttribution`, `Substitutions`, a `Search`, a
+        `PortReport` or an `Influence`; of a file of several a dict by name in the order written, or `Attributions` where all are
+        of the class `Attribution`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -91,7 +93,8 @@ def expect_results(results: object) -> Mapping[str, Result]:
 
 def _expect_stored(results: object) -> Mapping[str, Any]:
     others = (
-        "embgrad.attribute_tokens, embgrad.attribute_pairs, embgrad.substitutions, embgrad.search or embgrad.check_port"
+        "embgrad.attribute_tokens, embgrad.attribute_pairs, embgrad.substitutions, embgrad.search, embgrad.check_port or "
+        "embgrad.tables.influence"
     )
     return _expect(results, Stored, f"expected a result of embgrad.gradients, embgrad.attribute, {others}")
 

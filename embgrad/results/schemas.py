@@ -322,8 +322,8 @@ PAIR_ATTRIBUTION: Final = _PairSchema(
 # Substitutions
 
 
-class _SubstitutionSchema(Schema):
-    """The stored fields of `Substitutions`."""
+class _NamedSchema(Schema):
+    """The stored fields of a class with the tokens of ids by id, `names`."""
 
     def entry_of(self, result: Any) -> dict[str, Any]:
         """Return the fields of a result that are not arrays; `names` with ids as text, as keys in JSON are."""
@@ -363,7 +363,7 @@ def _goal(provenance: Any, arrays: Arrays) -> dict[str, Any]:
     return checked
 
 
-SUBSTITUTIONS: Final = _SubstitutionSchema(
+SUBSTITUTIONS: Final = _NamedSchema(
     {
         "ids": Array("example position top", "int64", -1),
         "scores": Array("example position top"),
@@ -498,6 +498,41 @@ SEARCH: Final = _SearchSchema(
     version=5,
 )
 
+# Influence
+
+
+def _count(count: Any, arrays: Arrays) -> int:
+    """Return the number of training examples, above the index of each."""
+    most = max(int(arrays[kind].max()) for kind in ("proponents", "opponents"))
+    if type(count) is not int or count <= most:
+        raise SchemaError(
+            f"holds {brief(count)} as count: expected a whole number above {most}, an index of an example"
+        )
+    return count
+
+
+def _expect_terms(arrays: Arrays) -> None:
+    if len({f"{kind}_{name}" in arrays for kind in ("proponent", "opponent") for name in ("ids", "terms")}) > 1:
+        raise SchemaError(f"lacks some of the ids and terms of tokens: {EXPECTED}")
+
+
+INFLUENCE: Final = _NamedSchema(
+    {
+        "proponents": Array("example top", "int64", 0),
+        "proponent_scores": Array("example top"),
+        "opponents": Array("example top", "int64", 0),
+        "opponent_scores": Array("example top"),
+        **{
+            f"{kind}_ids": Array(f"example top {kind}_token", "int64", -1, optional=True)
+            for kind in ("proponent", "opponent")
+        },
+        **{f"{kind}_terms": Array(f"example top {kind}_token", optional=True) for kind in ("proponent", "opponent")},
+    },
+    {"count": _count, "names": _names, "provenance": provenance_of},
+    version=8,
+    rules=(_expect_terms,),
+)
+
 #: The schemas by the names of the results' classes, apart from that of checks of ports.
 SCHEMAS: Final[dict[str, Schema]] = {
     "EmbeddingGradients": GRADIENTS,
@@ -506,4 +541,5 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "PairAttribution": PAIR_ATTRIBUTION,
     "Substitutions": SUBSTITUTIONS,
     "Search": SEARCH,
+    "Influence": INFLUENCE,
 }

@@ -105,6 +105,9 @@ def clipped_table(g: EmbeddingGradients | Sequence[RowSparse], max_norm: float) 
 class TableIndex:
     """Several tables by their rows: row `rows[i]` is in the tables `owners[starts[i]:ends[i]]`.
 
+    Attributes:
+        tables: the tables.
+
     Args:
         tables: gradients of one table.
 
@@ -114,7 +117,7 @@ class TableIndex:
 
     def __init__(self, tables: Sequence[RowSparse]) -> None:
         _expect_one_shape(tables)
-        self._tables = tables
+        self.tables = tables
         sizes = np.array([len(table.rows) for table in tables], np.int64)
         rows = np.concatenate([table.rows for table in tables]) if tables else np.zeros(0, np.int64)
         order = np.argsort(rows, kind="stable")
@@ -125,7 +128,7 @@ class TableIndex:
         self.dim = tables[0].shape[1] if tables else 0
 
     def __len__(self) -> int:
-        return len(self._tables)
+        return len(self.tables)
 
     def products(self, other: TableIndex) -> np.ndarray:
         """Return the inner products of the tables with others, float64, shape (own table, other table).
@@ -133,7 +136,7 @@ class TableIndex:
         Raises:
             EmbgradError: the others are of a table of another shape.
         """
-        _expect_one_shape([*self._tables[:1], *other._tables[:1]])
+        _expect_one_shape([*self.tables[:1], *other.tables[:1]])
         products = np.zeros((len(self), len(other)))
         for left, right in _find_shared(self, other):
             inner = self.values(left) @ other.values(right).transpose(0, 2, 1)
@@ -148,7 +151,7 @@ class TableIndex:
         order = np.argsort(owners, kind="stable")
         bounds = np.flatnonzero(np.diff(owners[order])) + 1
         for group in np.split(order, bounds) if len(order) else ():
-            vectors[group] = self._tables[owners[group[0]]].values[within[group]]
+            vectors[group] = self.tables[owners[group[0]]].values[within[group]]
         return vectors.reshape(*entries.shape, self.dim)
 
 

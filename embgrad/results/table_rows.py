@@ -19,6 +19,7 @@ __all__ = [
         "change_columns",
         "example_columns",
         "influence_columns",
+        "term_columns",
         "metric_columns",
         "pair_columns",
         "saliency_columns",
@@ -303,6 +304,32 @@ def influence_columns(result: Any) -> Columns:
         tests, ranks = np.indices(numbers.shape).reshape(2, -1)
         scores = getattr(result, f"{kind}_scores").ravel()
         tables[kind] = {"example": tests, "rank": ranks, "training_example": numbers.ravel(), "score": scores}
+    return stack("kind", tables)
+
+
+def term_columns(result: Any) -> Columns:
+    """Return the columns of `Influence` by tokens: a row for each token that a score is the sum of, the largest first.
+
+    Raises:
+        EmbgradError: the tokens were not kept.
+    """
+    if result.proponent_ids is None:
+        raise EmbgradError(
+            "the influence has no tokens: call embgrad.tables.influence with tokens=..., the number kept"
+        )
+    tables = {}
+    for kind in ("proponent", "opponent"):
+        ids = getattr(result, f"{kind}_ids")
+        tests, ranks, places = np.nonzero(ids >= 0)
+        own = ids[tests, ranks, places]
+        tables[kind] = {
+            "example": tests,
+            "rank": ranks,
+            "training_example": getattr(result, f"{kind}s")[tests, ranks],
+            "id": own,
+            "token": text_column([None if result.names is None else result.names.get(id_) for id_ in own.tolist()]),
+            "score": getattr(result, f"{kind}_terms")[tests, ranks, places],
+        }
     return stack("kind", tables)
 
 

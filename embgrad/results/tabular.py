@@ -215,7 +215,7 @@ class TabularByChoice(ABC):
 
         Args:
             by: what a row stands for: of a search "changes" or "examples", of substitutions "tokens", of an influence
-                "pairs", of a faithfulness "examples" or "shares"; None for the first of these.
+                "pairs" or "tokens", of a faithfulness "examples" or "shares"; None for the first of these.
 
         Raises:
             EmbgradError: pandas is not installed (`pip install 'embgrad[table]'`), or there is no such kind of row.

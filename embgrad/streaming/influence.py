@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -15,8 +16,12 @@ from embgrad.common.keywords import explain_arguments
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress
 from embgrad.errors import BatchError, EmbgradError, ObjectiveError, brief
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.conventions import tokenizer_of
+from embgrad.inputs.encode import with_known_tokens
 from embgrad.model_points.points import WORD
 from embgrad.results.influence import Influence
+from embgrad.results.row_sparse import RowSparse
 from embgrad.results.table_norms import TableIndex
 from embgrad.streaming.objectives import Objectives
 from embgrad.streaming.stream import stream
@@ -34,6 +39,7 @@ def influence(
     test_objective: Any = None,
     rates: Sequence[float] | None = None,
     top: int | None = 10,
+    tokens: int | None = None,
     tokenizer: Any = None,
     max_length: int | None = None,
     batch_size: int | None = None,
@@ -60,6 +66,7 @@ def influence(
         test_objective: that of the test examples; None for the same, which then has no argument with entries by example.
         rates: the learning rate of each checkpoint; None for 1 each.
         top: how many proponents and opponents of each test example are kept; None for all training examples in order.
+        tokens: how many tokens of each kept score are kept, those with the largest parts of it, see `Influence`; None for none.
         tokenizer: as in `embgrad.stream`, likewise `max_length`, `batch_size`, `window`, `call` and `progress`, which is of the
             training examples of the first checkpoint.
         at: the lookup whose table is meant.
@@ -75,7 +82,7 @@ def influence(
     """
     models = model if isinstance(model, list) else [model]
     weights = _expect_rates(rates, len(models))
-    top = count_or_none(top, "top")
+    top, tokens = count_or_none(top, "top"), count_or_none(tokens, "tokens")
     test_objective = _of_test(objective, test_objective)
     if len(models) > 1:
         for name, source in (("train", train), ("test", test)):
@@ -95,17 +102,34 @@ def influence(
             for number, each in enumerate(models)
         ]
         for results in zip(*streams, strict=True):
+            tables = [result.per_example() for result in results]
             products = [
-                rate * index.products(TableIndex(result.per_example()))
-                for rate, index, result in zip(weights, indices, results, strict=True)
+                rate * index.products(TableIndex(own))
+                for rate, index, own in zip(weights, indices, tables, strict=True)
             ]
             scores = np.sum(products, axis=0)
-            highest.add(scores, count)
-            lowest.add(scores, count)
+            for best in (highest, lowest):
+                best.add(scores, count)
+                if tokens is not None:
+                    best.add_terms(_Terms(weights, indices, tables, tokens), count)
             count += scores.shape[1]
             provenance = provenance or dict(results[0].provenance)
     provenance |= {"method": "TracIn-WE", "rates": weights}
-    return Influence(*highest.result(), *lowest.result(), count, provenance)
+    made = Influence(*highest.result(), *lowest.result(), count, provenance)
+    return made if tokens is None else _with_tokens(made, highest, lowest, tokenizer_of(models[0], tokenizer))
+
+
+def _with_tokens(made: Influence, highest: _Best, lowest: _Best, tokenizer: Any) -> Influence:
+    """Return an influence with the terms of tokens, and with the tokens' names where a tokenizer knows them."""
+    arrays: dict[str, Any] = {
+        f"{kind}_{name}": array
+        for kind, best in (("proponent", highest), ("opponent", lowest))
+        for name, array in zip(("ids", "terms"), best.terms(), strict=True)
+    }
+    ids = np.unique(np.concatenate([arrays[f"{kind}_ids"].ravel() for kind in ("proponent", "opponent")]))
+    ids = ids[ids >= 0]
+    tokens = with_known_tokens(TokenBatch(ids[None]), tokenizer).tokens if ids.size else None
+    return replace(made, **arrays, names=None if tokens is None else dict(zip(ids.tolist(), tokens[0], strict=True)))
 
 
 def _expect_rates(rates: Any, count: int) -> list[float]:
@@ -147,6 +171,36 @@ def _index(model: Any, test: Iterable[Any], objective: Any, options: Mapping[str
     return TableIndex([table for result in stream(model, test, objective, **options) for table in result.per_example()])
 
 
+@dataclass(frozen=True)
+class _Terms:
+    """The parts of scores by ids, for one batch of training examples.
+
+    Attributes:
+        rates: the learning rate of each checkpoint.
+        tests: the gradients of the test examples, by checkpoint.
+        training: those of the batch.
+        most: how many ids of a score are kept.
+    """
+
+    rates: Sequence[float]
+    tests: Sequence[TableIndex]
+    training: Sequence[Sequence[RowSparse]]
+    most: int
+
+    def of(self, test: int, example: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids with the largest parts of a score, and these, the largest first."""
+        rows, terms = [], []
+        for rate, index, tables in zip(self.rates, self.tests, self.training, strict=True):
+            x, y = tables[example], index.tables[test]
+            common, of_x, of_y = np.intersect1d(x.rows, y.rows, assume_unique=True, return_indices=True)
+            rows.append(common)
+            terms.append(rate * np.einsum("rd,rd->r", x.values[of_x], y.values[of_y], dtype=np.float64))
+        ids, numbers = np.unique(np.concatenate(rows), return_inverse=True)
+        sums = np.bincount(numbers.ravel(), np.concatenate(terms), len(ids))
+        order = np.argsort(-np.abs(sums), kind="stable")[: self.most]
+        return ids[order], sums[order]
+
+
 class _Best:
     """The training examples with the highest scores of each test example, or the lowest.
 
@@ -158,6 +212,7 @@ class _Best:
     def __init__(self, top: int | None, sign: int) -> None:
         self._top, self._sign = top, sign
         self._kept: list[tuple[np.ndarray, np.ndarray]] = []
+        self._terms: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def add(self, scores: np.ndarray, start: int) -> None:
         """Add the scores of the next training examples, (test example, training example), of which the first has this index."""
@@ -165,6 +220,26 @@ class _Best:
         self._kept.append((numbers, scores))
         if self._top is not None:
             self._kept = [self.result()]
+
+    def add_terms(self, terms: _Terms, start: int) -> None:
+        """Add the terms of those that were kept of the training examples that were added last."""
+        numbers, _ = self.result()
+        kept = dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]()
+        for test, row in enumerate(numbers.tolist()):
+            for number in row:
+                key = test, number
+                kept[key] = terms.of(test, number - start) if number >= start else self._terms[key]
+        self._terms = kept
+
+    def terms(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids and terms of the result's scores, (test example, training example, token), -1 and 0 at the end."""
+        numbers, _ = self.result()
+        width = max(1, *(len(ids) for ids, _ in self._terms.values()))
+        ids, terms = np.full((*numbers.shape, width), -1, np.int64), np.zeros((*numbers.shape, width))
+        for index in np.ndindex(numbers.shape):
+            own = self._terms[index[0], int(numbers[index])]
+            ids[index][: len(own[0])], terms[index][: len(own[0])] = own
+        return ids, terms
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices and scores, the best first; of equal scores the earlier example comes first."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -186,3 +188,99 @@ def test_the_first_examples_are_printed_with_their_texts(capsys: pytest.CaptureF
         "Influence(3 test × 17 training examples, the first 2 of each kind, by CrossEntropy of "
     )
     assert max(labels(17)) < CLASSES
+
+
+def test_the_terms_of_all_common_tokens_add_up_to_the_score() -> None:
+    models, rates = [model(seed, "float64") for seed in (0, 1)], [0.5, 0.125]
+    found = influence(models, top=4, tokens=100, rates=rates)
+    tables = [
+        [whole(each, items).reshape(len(items), *each["E"].value.shape) for items in (TEST, TRAIN)] for each in models
+    ]
+    by_id = sum(rate * np.einsum("evd,tvd->etv", *sides) for rate, sides in zip(rates, tables, strict=True))
+    for kind in ("proponent", "opponent"):
+        numbers, ids, terms = (getattr(found, f"{kind}{name}") for name in ("s", "_ids", "_terms"))
+        np.testing.assert_allclose(terms.sum(2), getattr(found, f"{kind}_scores"), rtol=1e-12)
+        for test, rank, place in np.argwhere(ids >= 0):
+            expected = by_id[test, numbers[test, rank], ids[test, rank, place]]
+            np.testing.assert_allclose(terms[test, rank, place], expected, rtol=1e-12)
+        assert (np.diff(np.abs(terms), axis=2) <= 0).all(), "the largest come first"
+        assert not terms[ids < 0].any()
+
+
+@pytest.mark.parametrize("size", [1, 5, 32])
+def test_the_tokens_with_the_largest_terms_are_kept_whatever_the_batches(size: int) -> None:
+    every = influence(top=3, tokens=100, batch_size=4)
+    found = influence(top=3, tokens=2, batch_size=size)
+    np.testing.assert_array_equal(found.proponent_ids, every.proponent_ids[..., :2])
+    np.testing.assert_allclose(found.opponent_terms, every.opponent_terms[..., :2], rtol=1e-10)
+    assert found.names is None, "the tokenizer is a function, which names no ids"
+
+
+def of_letters(**options: Any) -> Influence:
+    """Return the influence of three texts on one, with the tokens of their common letters."""
+    train = [("abc", 0), ("xyz", 1), ("abx", 1)]
+    return embgrad.tables.influence(model(), train, [("abz", 0)], LABELLED, tokenizer=Letters(), tokens=3, **options)
+
+
+class Letters:
+    """A tokenizer of letters that lists its tokens."""
+
+    vocab: ClassVar[dict[str, int]] = {letter: number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz", 3)}
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the ids of a text."""
+        return letters(text)
+
+
+def test_tokens_are_named_printed_and_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    found = of_letters(top=2)
+    assert set(found.names.values()) <= {*"abz"}
+    found.show(most=1)
+    lines = capsys.readouterr().out.splitlines()
+    first = [found.names[id_] for id_ in found.proponent_ids[0, 0].tolist() if id_ >= 0]
+    assert [part.split()[0] for part in lines[3].split(", ")] == first
+    assert float(lines[3].split(", ")[0].split()[1]) == pytest.approx(found.proponent_terms[0, 0, 0], rel=0.05)
+    frame = found.to_pandas(by="tokens")
+    assert list(frame) == ["kind", "example", "rank", "training_example", "id", "token", "score"]
+    sums = frame.groupby(["kind", "rank"]).score.sum()
+    np.testing.assert_allclose(sums["opponent"], found.opponent_scores[0], rtol=1e-6)
+    with pytest.raises(EmbgradError) as raised:
+        influence(top=2).to_pandas(by="tokens")
+    assert raised.value.message == (
+        "the influence has no tokens: call embgrad.tables.influence with tokens=..., the number kept"
+    )
+
+
+@pytest.mark.parametrize("found", [influence(top=2), of_letters(top=3)], ids=["scores", "tokens"])
+def test_an_influence_is_restored_from_a_file(found: Influence, tmp_path: Path) -> None:
+    found.save(tmp_path / "i.safetensors")
+    loaded = embgrad.load(tmp_path / "i.safetensors")
+    assert isinstance(loaded, Influence)
+    for name in fields(found):
+        actual, expected = getattr(loaded, name.name), getattr(found, name.name)
+        if isinstance(expected, np.ndarray):
+            np.testing.assert_array_equal(actual, expected)
+            assert actual.dtype == expected.dtype
+        elif name.name != "provenance":
+            assert actual == expected
+    assert repr(loaded) == repr(found)
+    embgrad.save({"x": found}, tmp_path / "named.safetensors")
+    assert list(embgrad.load(tmp_path / "named.safetensors")) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"count": 16}, "holds 16 as count: expected a whole number above 16, an index of an example"),
+        ({"opponent_terms": None}, "lacks some of the ids and terms of tokens: expected what embgrad.save writes"),
+        (
+            {"names": {1: "a"}, "proponents": -np.ones((3, 2), np.int64)},
+            "holds -1 in proponents: expected no number below",
+        ),
+    ],
+)
+def test_an_influence_that_does_not_fit_is_not_written(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    found = replace(influence(top=2, tokens=2), **{"proponents": np.full((3, 2), 16), **changed})
+    with pytest.raises(EmbgradError) as raised:
+        found.save(tmp_path / "i.safetensors")
+    assert message in raised.value.message
