@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from embgrad.common.token_text import token_text
 from embgrad.results.attribution import Attribution
 from embgrad.results.gradient_display import has_tokens
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.influence import Influence
+from embgrad.results.pair_attribution import PairAttribution
 from embgrad.results.port_report import PortReport
 from embgrad.results.search import Search
 from embgrad.results.substitutions import Substitutions
@@ -21,7 +23,19 @@ from embgrad.results.token_attribution import TokenAttribution
 
 __all__ = ["Result", "Results", "describe", "model_of", "name_results", "print_summary"]
 
-Result = EmbeddingGradients | Attribution | TokenAttribution | Search | Substitutions | PortReport
+Result = (
+    EmbeddingGradients
+    | Attribution
+    | TokenAttribution
+    | PairAttribution
+    | Search
+    | Substitutions
+    | PortReport
+    | Influence
+)
+
+#: The names of results that are of no point, by their classes.
+NAMES: Final = {Search: "search", Substitutions: "substitutions", Influence: "influence", PairAttribution: "pairs"}
 
 #: One result, or several results by the names of their points, or of their methods.
 Results = Result | Mapping[str, Result]
@@ -32,8 +46,9 @@ def name_results(results: Results) -> dict[str, Result]:
     if isinstance(results, PortReport):
         return {"port": results}
     if isinstance(results, Result):
-        kind = type(results).__name__.lower() if isinstance(results, Search | Substitutions) else "result"
-        return {str(results.provenance.get("point", kind)): results}
+        name = NAMES.get(type(results), "result")
+        point = None if isinstance(results, PairAttribution | Influence) else results.provenance.get("point")
+        return {name if point is None else str(point): results}
     return dict(results)
 
 
@@ -45,6 +60,8 @@ def describe(result: Result) -> dict[str, Any]:
         return _describe_attribution(result)
     if isinstance(result, TokenAttribution):
         return _describe_tokens(result)
+    if isinstance(result, PairAttribution | Influence):
+        return _describe_arrays(result)
     if isinstance(result, Search):
         return _describe_search(result)
     if isinstance(result, Substitutions):
@@ -59,6 +76,18 @@ def describe(result: Result) -> dict[str, Any]:
         "examples": _examples(result) if has_tokens(result) else None,
         "provenance": dict(result.provenance),
     }
+
+
+def _describe_arrays(result: PairAttribution | Influence) -> dict[str, Any]:
+    """Return the arrays of a result by name as nested lists, without those of the sides of pairs."""
+    arrays = {name: value for name, value in vars(result).items() if isinstance(value, np.ndarray)}
+    return {**{name: array.tolist() for name, array in arrays.items()}, "provenance": dict(provenance_of(result))}
+
+
+def provenance_of(result: Any) -> Mapping[str, Any]:
+    """Return the provenance of a result, of pairs that of their first texts."""
+    provenance: Mapping[str, Any] = (result.a if isinstance(result, PairAttribution) else result).provenance
+    return provenance
 
 
 def _describe_attribution(attribution: Attribution) -> dict[str, Any]:
@@ -254,5 +283,5 @@ def model_of(result: Result) -> str:
     """Return the model's class and its framework, as "BertModel (torch)"; of a check of a port both models."""
     if isinstance(result, PortReport):
         return visible(f"{result.labels[1]} against {result.labels[0]}")
-    source = result.provenance
+    source = provenance_of(result)
     return visible(f"{str(source.get('model', '?')).rpartition('.')[2]} ({source.get('backend', '?')})")

@@ -12,6 +12,8 @@ from embgrad.errors import EmbgradError
 from embgrad.results.attribution import Attribution
 from embgrad.results.gradient_display import gradient_lines
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.influence import Influence
+from embgrad.results.pair_attribution import PairAttribution
 from embgrad.results.pieces import lines_of
 from embgrad.results.port_display import parts
 from embgrad.results.port_report import PortReport
@@ -21,7 +23,7 @@ from embgrad.results.substitutions import Substitutions
 from embgrad.results.substitutions import lines_of as lines_of_substitutions
 from embgrad.results.token_attribution import TokenAttribution
 
-__all__ = ["legend_of", "port_lines", "result_lines", "search_text", "text_lines"]
+__all__ = ["legend_of", "lines_of_several", "port_lines", "result_lines", "search_text", "text_lines"]
 
 #: What the scores of gradients and of attributions by saliency show, by the kind of saliency.
 GRADIENTS: Final = {"norm": "length of the gradient", "dot": "gradient · embedding"}
@@ -59,6 +61,14 @@ def result_lines(result: Any, terminal: Terminal, *, words: bool = False, kind: 
         for example in having
         for text in text_lines(result.matrix(example, by=unit).lines(), coloured, labels=True)
     ]
+
+
+def lines_of_several(result: PairAttribution | Influence, coloured: bool) -> list[Any]:
+    """Return the lines of pairs of texts, one for each token of the first, or of the training examples of an influence."""
+    if isinstance(result, Influence):
+        return [line for example in range(len(result.proponents)) for line in result.lines(example)]
+    matrices = [result.matrix(pair) for pair in range(len(result.scores))]
+    return [text for matrix in matrices for text in text_lines(matrix.lines(), coloured, labels=True)]
 
 
 def search_text(search: Search, terminal: Terminal) -> Any:

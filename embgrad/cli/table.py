@@ -17,11 +17,11 @@ from embgrad.loading.errors import UsageError
 from embgrad.objectives.objectives import Objective
 from embgrad.results.attribution import Attributions
 from embgrad.results.table_file import expect_table_file, open_table
-from embgrad.results.tabular import columns_of_tokens, stack
+from embgrad.results.tabular import Columns, Tabular, TabularByChoice, TabularGradients, columns_of_tokens, stack
 from embgrad.streaming.stream import stream
 from embgrad.streaming.tables import columns_in_turn
 
-__all__ = ["TableOptions", "write_table"]
+__all__ = ["TableOptions", "expect_table", "write_results", "write_table"]
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,7 @@ class TableOptions:
             if self.words:
                 raise UsageError("--words says what the rows of --to stand for: add --to TABLE, or remove it")
             return
-        if self.to == "-":
-            raise UsageError("--to is '-': expected the name of a file that ends in .parquet or .csv")
-        expect_writable(self.to, "--to")
-        try:
-            expect_table_file(self.to)
-        except EmbgradError as error:
-            raise UsageError(f"--to: {error.message}") from error
+        expect_table(self.to)
 
     def write(self, results: Attributions) -> None:
         """Write the table of results that are in memory."""
@@ -72,6 +66,47 @@ class TableOptions:
         """Print which table was written."""
         if self.to is not None:
             terminal.say(f"written to {self.to}")
+
+
+def expect_table(path: str) -> None:
+    """Check, before anything is computed, that a table can be written.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if path == "-":
+        raise UsageError("--to is '-': expected the name of a file that ends in .parquet or .csv")
+    expect_writable(path, "--to")
+    try:
+        expect_table_file(path)
+    except EmbgradError as error:
+        raise UsageError(f"--to: {error.message}") from error
+
+
+def write_results(path: str, results: Mapping[str, Any], by: str) -> None:
+    """Write the table of saved results; that of several has their names in a column.
+
+    Args:
+        path: the file.
+        results: the results by name.
+        by: "tokens" or "words", for results with a score for each token.
+
+    Raises:
+        UsageError: a result has no table, or results have different columns.
+    """
+    tables = {name: _columns_of(name, result, by) for name, result in results.items()}
+    if len({tuple(columns) for columns in tables.values()}) > 1:
+        raise UsageError("--to: the results have different tables; choose one of them with --at")
+    with open_table(path) as add:
+        add(stack("result", tables) if len(tables) > 1 else next(iter(tables.values())))
+
+
+def _columns_of(name: str, result: Any, by: str) -> Columns:
+    if isinstance(result, TabularByChoice):
+        return result._columns_by(None)
+    if isinstance(result, Tabular | TabularGradients):
+        return columns_of_tokens(result, by, True)
+    raise UsageError(f"--to: {name!r} is a {type(result).__name__}, which has no table; remove --to")
 
 
 def write_table(
