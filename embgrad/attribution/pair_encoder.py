@@ -242,19 +242,26 @@ class Encoder:
         They take forward passes alone, and have errors below a hundredth. Along a line the differences are forward and backward
         by turns, so that part of their errors cancels; at a single place they are both.
         """
-        own, origin = self.passes.inputs[text], self.origins[text]
+        origin = self.origins[text]
+        change = self.passes.inputs[text] - origin
         nodes, weights = self.line
         move = ON_LINES
         if len(nodes) == 1:
             nodes, weights, move = np.repeat(nodes, 2), np.repeat(weights / 2, 2), AT_TEXTS
         moves = move * (-1.0) ** np.arange(len(nodes))
-        positions = np.flatnonzero((own != origin).any(1))
-        values = np.repeat((origin + nodes[:, None, None] * (own - origin))[:, None], 1 + len(positions), 1)
-        values[:, 1 + np.arange(len(positions)), positions] += moves[:, None, None] * (own - origin)[positions]
-        rows = values.reshape(-1, *own.shape)
-        vectors = self._vectors(np.full(len(rows), text), rows).reshape(*values.shape[:2], self.width)
-        found = np.zeros((self.width, len(own)))
-        found[:, positions] = np.einsum("s,spn->np", weights / moves, vectors[:, 1:] - vectors[:, :1])
+        positions = np.flatnonzero(change.any(1))
+        places = np.append(positions, -1)  # the last row of each place on the line has no position moved
+        count, size, pieces = len(nodes) * len(places), self._size(1), []
+        for start in range(0, count, size):
+            node, place = np.divmod(np.arange(start, min(start + size, count)), len(places))
+            values = origin + nodes[node, None, None] * change
+            moved = np.flatnonzero(places[place] >= 0)
+            at = places[place[moved]]
+            values[moved, at] += moves[node[moved], None] * change[at]
+            pieces.append(self._vectors(np.full(len(values), text), values))
+        vectors = np.concatenate(pieces).reshape(len(nodes), len(places), self.width)
+        found = np.zeros((self.width, len(change)))
+        found[:, positions] = np.einsum("s,spn->np", weights / moves, vectors[:, :-1] - vectors[:, -1:])
         return found
 
     def contributions(self, texts: np.ndarray, directions: np.ndarray) -> np.ndarray:

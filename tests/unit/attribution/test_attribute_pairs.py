@@ -179,6 +179,19 @@ def test_the_few_directions_of_a_wide_encoding_give_the_scores_of_all_its_number
     np.testing.assert_allclose(few.explained, every.explained, rtol=1e-13)
 
 
+def test_no_pass_has_more_rows_than_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    question = Encoder._question
+
+    def counting(self: Any, texts: np.ndarray, *arguments: Any, **options: Any) -> Any:
+        rows.append(len(texts))
+        return question(self, texts, *arguments, **options)
+
+    monkeypatch.setattr(Encoder, "_question", counting)
+    attribute_pairs(wide(), (A, B), IntegratedJacobians(30), batch_size=3)
+    assert max(rows) == 3
+
+
 def test_few_directions_are_taken_where_they_take_fewer_passes() -> None:
     def take_less(model: ReferenceModel, a: TokenBatch, b: TokenBatch) -> bool:
         sides = [Encoder(bind(model), side, None, None, "word", None, InputXGradient(), None) for side in (a, b)]
