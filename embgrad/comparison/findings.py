@@ -52,6 +52,7 @@ CAUSES: Final[dict[str, str]] = {
     "activation": "the two compute different activations",
     "gate-swapped": "one side applies the activation to the other branch of a gate",
     "missing-gate": "one side's gate does not multiply",
+    "expert-routing": "the two choose or weigh experts differently",
     # rotary positions
     "rotary-base": "the two have different bases of their rotary positions",
     "rotary-scaling": "the two scale their rotary positions differently",

@@ -64,6 +64,9 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "inner_dim": ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "intermediate_dim", "encoder_ffn_dim"),
     "vocab": ("vocab_size", "vocabulary_size"),
     "positions": ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_top_k"),
+    "experts_normalised": ("norm_topk_prob",),
     "attention_bias": ("attention_bias", "use_bias", "qkv_bias"),
 }
 
@@ -94,6 +97,7 @@ SETTING_OF_CAUSE: Final[Mapping[str, tuple[str, ...]]] = {
     "layer-norm-epsilon": ("epsilon",),
     "gelu": ("activation",),
     "activation": ("activation",),
+    "expert-routing": ("experts_per_token", "experts_normalised"),
     "rotary-base": ("rotary_base",),
     "rotary-scaling": (
         "rotary_scaling",

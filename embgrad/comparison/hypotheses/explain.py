@@ -9,6 +9,7 @@ from embgrad.comparison.hypotheses.activation import ActivationFunction
 from embgrad.comparison.hypotheses.attention import AttentionCore
 from embgrad.comparison.hypotheses.combination import Combination
 from embgrad.comparison.hypotheses.dropping import Dropout
+from embgrad.comparison.hypotheses.experts import Experts
 from embgrad.comparison.hypotheses.gate import Gate
 from embgrad.comparison.hypotheses.lookup import Rows
 from embgrad.comparison.hypotheses.norm import Norm
@@ -57,6 +58,7 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     ActivationFunction(),
     Gate(),
     AttentionCore(),
+    Experts(),
 )
 
 

@@ -24,6 +24,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
         *("different-table", "scaled-lookup", "position-ids-offset", "missing-positions"),
         *("types-ignored", "padding-row", "other-ids"),
     ),
+    "experts": ("expert-routing",),
     "residual": ("residual-scale", "missing-residual", "norm-order"),
     "head": ("head-untied", "logit-cap", "logit-scale"),
 }

@@ -13,6 +13,7 @@ from tests.cross.ports.causes import CAUSES, FAMILIES, family
 from tests.cross.ports.faults import FAULTS, LISTED
 from tests.cross.ports.pairs_of_faults import PAIRS
 from tests.cross.ports.right_ports import RIGHT_PORTS
+from tests.cross.ports.twins import TWIN_FAULTS
 
 pytestmark = [pytest.mark.framework("torch"), pytest.mark.framework("jax"), pytest.mark.framework("tensorflow")]
 
@@ -27,7 +28,7 @@ def test_there_are_two_hundred_faults_with_names_of_their_own() -> None:
 
 
 def test_every_cause_of_every_family_is_planted() -> None:
-    planted = {cause for fault in LISTED for cause in fault.causes}
+    planted = {cause for fault in (*LISTED, *TWIN_FAULTS) for cause in fault.causes}
     assert planted == set(CAUSES)
     assert {family(cause) for cause in planted} == set(FAMILIES)
 

@@ -12,7 +12,8 @@ import pytest
 from tests.cross.ports.faults import LISTED
 from tests.cross.ports.pairs_of_faults import PAIRS
 from tests.cross.ports.right_ports import RIGHT_PORTS
-from tests.cross.ports.trials import Outcome, read, try_fault, try_right, with_shares
+from tests.cross.ports.trials import Outcome, check, read, try_fault, try_right, with_shares
+from tests.cross.ports.twins import MODELS, TWIN_FAULTS, twins
 
 pytestmark = [pytest.mark.framework("torch"), pytest.mark.framework("jax"), pytest.mark.framework("tensorflow")]
 
@@ -51,6 +52,7 @@ def test_shares_are_written_between_the_marks_of_a_page(tmp_path: Path) -> None:
 | --- | --- | --- | --- | --- | --- |
 | one fault | 3 | 1 | 1 | 1 | 2 |
 | two faults at once | 1 | 1 | 0 | 1 | 1 |
+| one fault in a further architecture | 0 | 0 | 0 | 0 | 0 |
 | right ports | 0 | 0 | 0 | 0 | 0 |
 
 <!-- end -->
@@ -78,6 +80,26 @@ def test_nine_tenths_of_all_faults_are_named_and_one_in_a_hundred_falsely_at_mos
     assert sum(outcome.right for outcome in outcomes) >= 0.9 * len(outcomes), missed(outcomes)
     assert sum(outcome.wrong for outcome in outcomes) <= 0.01 * len(outcomes)
     assert sum(outcome.site for outcome in outcomes) >= 0.98 * len(outcomes)
+
+
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_and_its_twin_agree(name: str) -> None:
+    report = check(twins(name))
+    assert report.agrees, (report.first, report.causes)
+
+
+def test_a_sample_of_faults_in_further_architectures_is_named() -> None:
+    outcomes = [try_fault(fault) for fault in random.Random(2).sample(TWIN_FAULTS, 10)]
+    assert [outcome.name for outcome in outcomes if outcome.wrong] == []
+    assert len(missed(outcomes)) <= 1, missed(outcomes)
+
+
+@pytest.mark.slow
+def test_most_faults_in_further_architectures_are_named_and_none_falsely() -> None:
+    outcomes = [try_fault(fault) for fault in TWIN_FAULTS]
+    assert [outcome.name for outcome in outcomes if outcome.wrong] == []
+    assert len(missed(outcomes)) <= 0.1 * len(outcomes), missed(outcomes)
 
 
 @pytest.mark.slow

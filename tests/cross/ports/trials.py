@@ -23,12 +23,18 @@ from tests.cross.ports.faults import FAULTS
 from tests.cross.ports.pairs_of_faults import PAIRS, TwoFaults
 from tests.cross.ports.ports import Pair
 from tests.cross.ports.right_ports import RIGHT_PORTS, RightPort
+from tests.cross.ports.twins import TWIN_FAULTS, TwinFault
 
 #: The marks of the table on a page.
 TABLE: Final = re.compile(r"(<!-- table: trials -->\n).*?(<!-- end -->)", re.DOTALL)
 
 #: What is listed, by its kind.
-KINDS: Final = {"fault": "one fault", "two": "two faults at once", "right": "right ports"}
+KINDS: Final = {
+    "fault": "one fault",
+    "two": "two faults at once",
+    "twin": "one fault in a further architecture",
+    "right": "right ports",
+}
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Outcome:
 
     Attributes:
         name: of the fault, the pair of faults or the right port.
-        kind: "fault", "two" or "right".
+        kind: a key of `KINDS`.
         expected: the causes that are true; for two faults those of both.
         named: the causes that were named, first to last.
         right: whether the first cause is true; for two faults whether both are named; for a right port whether it agrees.
@@ -67,12 +73,16 @@ def check(pair: Pair, floor: str | None = None) -> PortReport:
         return check_port(pair.reference, pair.port, (pair.batch, pair.port_batch), floor=floor)
 
 
-def try_fault(fault: Fault | TwoFaults) -> Outcome:
-    planted = (fault,) if isinstance(fault, Fault) else (fault.first, fault.second)
-    pair = fault.healthy()
-    fault.plant_in(pair)
+def try_fault(fault: Fault | TwoFaults | TwinFault) -> Outcome:
+    planted = (fault.first, fault.second) if isinstance(fault, TwoFaults) else (fault,)
+    if isinstance(fault, TwinFault):
+        pair = fault.make()
+    else:
+        pair = fault.healthy()
+        fault.plant_in(pair)
     start = time.perf_counter()
-    kind, expected = "fault" if len(planted) == 1 else "two", tuple(one.causes for one in planted)
+    kind = {Fault: "fault", TwoFaults: "two", TwinFault: "twin"}[type(fault)]
+    expected = tuple(one.causes for one in planted)
     try:
         report = check(pair)
     except Exception as error:  # an error is a miss to be listed, not the end of the table
@@ -84,7 +94,7 @@ def try_fault(fault: Fault | TwoFaults) -> Outcome:
     true = {cause for causes in expected for cause in causes}
     paths = [*_ends_of_first(report), *_paths_of_first(report)]
     at = any(re.search(one.site, path) for one in planted for path in paths)
-    right = bool(named) and named[0] in true if kind == "fault" else all(found)
+    right = bool(named) and named[0] in true if kind != "two" else all(found)
     texts = tuple(cause.text for cause in report.causes)
     wrong = bool(named) and named[0] not in true
     return Outcome(
@@ -141,7 +151,7 @@ def try_right(port: RightPort) -> Outcome:
 def shares(outcomes: Sequence[Outcome]) -> Mapping[str, str]:
     """Return the shares that the list is judged by."""
     rows: dict[str, str] = {}
-    for kind in ("fault", "two", "right"):
+    for kind in KINDS:
         own = [outcome for outcome in outcomes if outcome.kind == kind]
         if own:
             count = Counter(
@@ -177,7 +187,7 @@ def with_shares(page: str, outcomes: Sequence[Outcome]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cross.ports.trials", description=__doc__)
     parser.add_argument("--only", default="", help="a regular expression of the names")
-    parser.add_argument("--kinds", default="fault,two,right")
+    parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--json", type=Path, help="write the outcomes here")
     parser.add_argument(
         "--read", type=Path, nargs="*", default=[], help="outcomes of earlier runs, which are not run again"
@@ -189,6 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
     kinds: dict[str, tuple[Mapping[str, Any], Any]] = {
         "fault": (FAULTS, try_fault),
         "two": (PAIRS, try_fault),
+        "twin": ({fault.name: fault for fault in TWIN_FAULTS}, try_fault),
         "right": (RIGHT_PORTS, try_right),
     }
     for kind in options.kinds.split(","):

@@ -1,0 +1,191 @@
+"""The weights of the experts of a layer and of their router, read from a model's weights by their shapes and numbers."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.functions import ACTIVATIONS, GELUS, Activation
+from embgrad.comparison.recording import Recording
+
+__all__ = ["FUNCTIONS", "Bank", "Scores", "banks_of", "routers_of"]
+
+#: A number in a weight's name, by which experts are counted.
+NUMBER: Final = re.compile(r"(?<=[._/])\d+(?=[._/])")
+
+#: gpt-oss's bound of both branches of the gate.
+BOUND: Final = 7.0
+
+
+@dataclass(frozen=True, eq=False)
+class Bank:
+    """The weights of all experts of a layer.
+
+    Attributes:
+        label: what distinguishes it from other readings of the same weights.
+        gate: the matrices of the activated branch, (expert, feature, unit).
+        up: those of the branch that it is multiplied with; None where there is none.
+        down: the matrices of the units, (expert, unit, feature).
+        biases: what is added to the three, (expert, 1, unit or feature) or 0.
+        names: the names of the weights.
+    """
+
+    label: str
+    gate: np.ndarray = field(repr=False)
+    up: np.ndarray | None = field(repr=False)
+    down: np.ndarray = field(repr=False)
+    biases: tuple[np.ndarray | float, np.ndarray | float, np.ndarray | float] = (0.0, 0.0, 0.0)
+    names: tuple[str, ...] = ()
+
+    def outputs(self, rows: np.ndarray, function: Activation, experts: slice = slice(None)) -> np.ndarray:
+        """Return what experts make of rows, (token, feature): an array (expert, token, feature)."""
+        gate_bias, up_bias, down_bias = (bias if isinstance(bias, float) else bias[experts] for bias in self.biases)
+        gate = rows @ self.gate[experts] + gate_bias
+        if self.up is None:
+            units = function.apply(gate)
+        elif function is CLAMPED:
+            units = function.apply(np.minimum(gate, BOUND))
+            units = units * (np.clip(rows @ self.up[experts] + up_bias, -BOUND, BOUND) + 1)
+        else:
+            units = function.apply(gate) * (rows @ self.up[experts] + up_bias)
+        return np.asarray(units @ self.down[experts] + down_bias)
+
+
+class Scores(Bank):
+    """Experts that return which of them they are, so that their mixture is the weights: the output of a router.
+
+    Args:
+        count: the number of experts.
+    """
+
+    def __init__(self, count: int) -> None:
+        units = np.eye(count)[:, None]
+        super().__init__("", units, None, units)
+
+    def outputs(self, rows: np.ndarray, function: Activation, experts: slice = slice(None)) -> np.ndarray:
+        """Return a row for each token with 1 at the expert, (expert, token, expert)."""
+        return np.asarray(np.repeat(self.down[experts], len(rows), axis=1))
+
+
+#: The gate of gpt-oss, whose branches are bounded, and one of them moved by 1.
+CLAMPED: Final = Activation("the bounded gate of gpt-oss", GELUS[2].apply)
+FUNCTIONS: Final = (*ACTIVATIONS, CLAMPED)
+
+
+def routers_of(side: Recording, layer: int | None, width: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield how a layer may score experts, see `Mixture.router`."""
+    own = [weight for weight in side.weights if weight.layer == layer]
+    counts = {len(stack) for stack in _stacks(side, layer).values()}
+    vectors = [weight for weight in own if int(np.prod(weight.shape)) in counts and max(weight.shape) in counts]
+    for weight in own:
+        if len(weight.shape) != 2 or width not in weight.shape or not counts & set(weight.shape):
+            continue
+        values = weight.get().astype(np.float64)
+        for matrix in (values, values.T):
+            count = matrix.shape[1]
+            if len(matrix) != width or count not in counts:
+                continue
+            none = np.zeros(count)
+            fitting = [vector for vector in vectors if max(vector.shape) == count]
+            for vector in fitting:
+                added = vector.get().astype(np.float64).reshape(count)
+                yield (matrix, added, none) if vector.module == weight.module else (matrix, none, added)
+            yield matrix, none, none
+
+
+def banks_of(side: Recording, layer: int | None, width: int, count: int) -> Iterator[Bank]:
+    """Yield the readings of a layer's weights as those of experts.
+
+    Args:
+        side: the model's recording.
+        layer: the index of the layer.
+        width: the number of features of the experts' input and output.
+        count: the number of experts.
+    """
+    stacks = {name: stack for name, stack in _stacks(side, layer).items() if len(stack) == count}
+    entries = [entry for name, stack in stacks.items() if stack.ndim == 3 for entry in _oriented(name, stack, width)]
+    vectors = {name: stack for name, stack in stacks.items() if stack.ndim == 2}
+    for (name, down), (first, up) in itertools.product(entries, entries):
+        units = down.shape[1]
+        if name == first or down.shape[2] != width or up.shape[1] != width:
+            continue
+        last = _bias(name, width, vectors)
+        if up.shape[2] == 2 * units:
+            bias = _bias(first, 2 * units, vectors)
+            for label, parts in _halves(units):
+                gate, other = (up[..., part] for part in parts)
+                biases = tuple(bias if isinstance(bias, float) else bias[..., part] for part in parts)
+                yield Bank(label, gate, other, down, (biases[0], biases[1], last), (first, name))
+        elif up.shape[2] == units:
+            beside = [entry for entry in entries if entry[0] not in (name, first) and entry[1].shape == up.shape]
+            bias = _bias(first, units, vectors)
+            for second, other in beside:
+                yield Bank(
+                    f"{_short(first)} activated",
+                    up,
+                    other,
+                    down,
+                    (bias, _bias(second, units, vectors), last),
+                    (first, second, name),
+                )
+            if not beside:
+                yield Bank("", up, None, down, (bias, 0.0, last), (first, name))
+
+
+def _halves(units: int) -> Iterator[tuple[str, tuple[slice, slice]]]:
+    """Yield how two branches may stand in one matrix: the activated branch and the other one."""
+    first, second, even, odd = slice(units), slice(units, None), slice(0, None, 2), slice(1, None, 2)
+    yield "the first half activated", (first, second)
+    yield "the second half activated", (second, first)
+    yield "the even units activated", (even, odd)
+    yield "the odd units activated", (odd, even)
+
+
+def _oriented(name: str, stack: np.ndarray, width: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield matrices with one side of a width as (expert, input, output)."""
+    if width in stack.shape[1:]:
+        yield name, stack
+        yield name, stack.swapaxes(1, 2)
+
+
+def _stacks(side: Recording, layer: int | None) -> Mapping[str, np.ndarray]:
+    """Return the weights of a layer that have one for each expert, stacked, by name without the expert's number."""
+    found: dict[str, np.ndarray] = {}
+    numbered: dict[str, dict[int, Callable[[], np.ndarray]]] = defaultdict(dict)
+    for weight in side.weights:
+        if weight.layer != layer:
+            continue
+        if len(weight.shape) == 3 or (len(weight.shape) == 2 and "bias" in weight.name.lower()):
+            found[weight.name] = weight.get().astype(np.float64)
+        for match in NUMBER.finditer(weight.name):
+            numbered[f"{weight.name[: match.start()]}N{weight.name[match.end() :]}"][int(match[0])] = weight.get
+    for name, members in numbered.items():
+        if len(members) > 1 and set(members) == set(range(len(members))):
+            values = [members[number]().astype(np.float64) for number in range(len(members))]
+            if len({value.shape for value in values}) == 1:
+                found[name] = np.stack(values)
+    return found
+
+
+def _bias(name: str, width: int, vectors: Mapping[str, np.ndarray]) -> np.ndarray | float:
+    """Return the vectors that are added to a product with matrices of a name, (expert, 1, output); 0 where there are none."""
+    near = [other for other, stack in vectors.items() if stack.shape[1] == width and _is_of(other, name)]
+    return vectors[near[0]][:, None] if near else 0.0
+
+
+def _is_of(bias: str, name: str) -> bool:
+    """Return whether a bias is called as a matrix is: "up_proj_bias" and "up_proj", or "up.N.bias" and "up.N.weight"."""
+    stem = re.sub(r"[._/]?(weight|kernel)$", "", name)
+    return re.sub(r"[._/]?bias$", "", bias) == stem
+
+
+def _short(name: str) -> str:
+    """Return the part of a name that distinguishes a branch, such as "gate_proj"."""
+    parts = [part for part in re.split(r"[./]", name) if part not in ("N", "weight", "kernel")]
+    return parts[-1]

@@ -1,0 +1,325 @@
+"""The hypothesis of a mixture of experts: how many experts a token takes, with which weights, and what each of them computes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.activation import cause_of
+from embgrad.comparison.hypotheses.expert_weights import FUNCTIONS, Bank, Scores, banks_of, routers_of
+from embgrad.comparison.hypotheses.functions import ACTIVATIONS, Activation
+from embgrad.comparison.hypotheses.site import Explanation, Site, Values
+from embgrad.comparison.hypotheses.sources import Source, most_off, sources
+
+__all__ = ["Experts"]
+
+#: The most tensors before a site that may be the experts' input, that may be added to their sum, and the most that are added.
+MOST_INPUTS: Final = 4
+MOST_TERMS: Final = 6
+MOST_ADDED: Final = 2
+
+#: The most experts that a token takes, beside all of them.
+MOST_TAKEN: Final = 8
+
+#: The number of tokens by which mixtures are told apart first.
+TOKENS: Final = 12
+
+#: The relative difference up to which two factors are equal.
+SAME: Final = 1e-4
+
+
+class Routing(NamedTuple):
+    """The weights that a token gives to experts.
+
+    Attributes:
+        score: "softmax" or "sigmoid".
+        number: the number of experts that a token takes, those of the largest scores.
+        normalised: whether their scores are divided by their sum.
+    """
+
+    score: str
+    number: int
+    normalised: bool
+
+    def weights(self, logits: np.ndarray, preferred: np.ndarray) -> np.ndarray:
+        """Return the weights of all experts, (token, expert), 0 for those that are not taken.
+
+        Args:
+            logits: the scores before the softmax, (token, expert).
+            preferred: what is added to scores by which experts are chosen, and not to their weights, (expert,).
+        """
+        if self.score == "softmax":
+            scores = np.exp(logits - logits.max(-1, keepdims=True))
+            scores = scores / scores.sum(-1, keepdims=True)
+        else:
+            scores = 0.5 * (1 + np.tanh(0.5 * logits))
+        least = np.sort(scores + preferred, axis=-1)[:, -self.number, None]
+        taken = np.where(scores + preferred >= least, scores, 0.0)
+        return np.asarray(taken / taken.sum(-1, keepdims=True) if self.normalised else taken)
+
+
+class Term(NamedTuple):
+    """A tensor that is added to the experts' sum.
+
+    Attributes:
+        name: the name of its point, such as that of shared experts' output.
+        gate: the name of a point with a number for each token, by whose logistic function it is multiplied; "" for none.
+    """
+
+    name: str
+    gate: str = ""
+
+    def read(self, at: Values) -> np.ndarray:
+        """Return what is added, in a pass whose values at points a function returns."""
+        return at(self.name) * (0.5 * (1 + np.tanh(0.5 * at(self.gate)))) if self.gate else at(self.name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the points that it reads."""
+        return (self.name, self.gate) if self.gate else (self.name,)
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """A sum of experts' outputs and of further tensors.
+
+    Attributes:
+        source: the experts' input.
+        router: the matrix and the bias of the logits, (feature, expert) and (expert,), and what is added to scores by which
+            experts are chosen, (expert,).
+        bank: the experts' weights.
+        function: the activation function.
+        routing: how experts are taken.
+        factor: what their sum is multiplied by.
+        added: the tensors that are added.
+    """
+
+    source: Source
+    router: tuple[np.ndarray, np.ndarray, np.ndarray] = field(repr=False)
+    bank: Bank
+    function: Activation
+    routing: Routing
+    factor: float = 1.0
+    added: tuple[Term, ...] = ()
+
+    def logits(self, rows: np.ndarray) -> np.ndarray:
+        """Return the scores of experts before the softmax, (token, expert)."""
+        return np.asarray(rows @ self.router[0] + self.router[1])
+
+    def compute(self, at: Values) -> np.ndarray:
+        """Return the sum in a pass whose values at points a function returns, (example, position, feature)."""
+        values = self.source.read(at)
+        rows = values.reshape(-1, values.shape[-1])
+        weights = self.routing.weights(self.logits(rows), self.router[2])
+        total = np.zeros((len(rows), self.bank.down.shape[-1]))
+        for expert in range(weights.shape[1]):
+            tokens = np.flatnonzero(weights[:, expert])
+            output = self.bank.outputs(rows[tokens], self.function, slice(expert, expert + 1))[0]
+            total[tokens] += weights[tokens, expert, None] * output
+        result = self.factor * total.reshape(*values.shape[:-1], -1)
+        for term in self.added:
+            result = result + term.read(at)
+        return np.asarray(result)
+
+    def predicted(self, site: Site) -> np.ndarray:
+        """Return the sum at a site."""
+        return self.compute({before.name: before.values for before in site.before}.__getitem__)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the points that it reads."""
+        return tuple(dict.fromkeys([self.source.name, *(name for term in self.added for name in term.names)]))
+
+
+class Experts:
+    """A mixture of experts, with a residual or shared experts beside them."""
+
+    causes = ("expert-routing", "swapped-weights", "different-weight", "gate-swapped", "activation", "gelu")
+
+    def explain(self, site: Site) -> list[Explanation]:
+        """Return how the mixtures of both models differ; an empty list where a computes none."""
+        with np.errstate(all="ignore"):
+            first = next(_fits(site), None)
+            second = None if first is None else _ported(site, first)
+        return [] if first is None or second is None else _explanations(site, first, second)
+
+
+def _fits(site: Site) -> Iterator[Mixture]:
+    """Yield the mixtures that reproduce the reference's output."""
+    most = most_off(site)
+    inputs = [source for source in sources(site, 3 * MOST_INPUTS) if source.values.shape[:2] == site.a.shape[:2]]
+    for source in inputs[:MOST_INPUTS]:
+        width = source.values.shape[-1]
+        for router in routers_of(site.recordings[0], site.layer, width):
+            count = len(router[1])
+            banks: Iterable[Bank] = ()
+            functions, sums = list(FUNCTIONS), _sums(site)
+            if width == site.a.shape[-1]:
+                banks = banks_of(site.recordings[0], site.layer, width, count)
+            elif count == site.a.shape[-1]:  # the router's own output
+                banks, functions, sums = [Scores(count)], [ACTIVATIONS[0]], [()]
+            for bank in banks:
+                start = Mixture(source, router, bank, functions[0], Routing("softmax", 1, normalised=True))
+                for mixture in _nearest(site, start, [bank], functions, site.a, sums, most):
+                    if site.off(mixture.predicted(site), from_a=True) <= most:
+                        yield mixture
+
+
+def _ported(site: Site, a: Mixture) -> Mixture | None:
+    """Return the mixture that reproduces the port's output, with as few other settings as do; None where none does."""
+    most = most_off(site)
+    width, count = a.source.values.shape[-1], a.router[0].shape[1]
+    is_mixed = not isinstance(a.bank, Scores)
+    readings = list(banks_of(site.recordings[0], site.layer, width, count)) if is_mixed else []
+    own = list(banks_of(site.recordings[1], _layer_of(site), width, count)) if is_mixed else []
+    tried: list[tuple[Sequence[Bank], Sequence[Activation]]] = [
+        ([a.bank], [a.function]),
+        (readings, [a.function]),
+        ([a.bank], FUNCTIONS if is_mixed else ()),
+        ([bank for bank in own if bank.label == a.bank.label], [a.function]),
+        (own, [a.function]),
+    ]
+    for banks, functions in tried:
+        for mixture in _nearest(site, a, banks, functions, site.b, [a.added], most):
+            if site.off(mixture.predicted(site)) <= most:
+                return mixture
+    return None
+
+
+def _changes(a: Mixture, b: Mixture) -> int:
+    """Return how many settings of the routing differ."""
+    same_factor = abs(b.factor - a.factor) <= SAME * abs(a.factor)
+    return sum(mine != its for mine, its in zip(a.routing, b.routing, strict=True)) + (not same_factor)
+
+
+def _nearest(
+    site: Site,
+    start: Mixture,
+    banks: Sequence[Bank],
+    functions: Sequence[Activation],
+    wanted: np.ndarray,
+    sums: Sequence[tuple[Term, ...]],
+    most: float,
+) -> list[Mixture]:
+    """Return the mixtures that reproduce an output at a few tokens: those with fewest changes first, of them the nearest.
+
+    Args:
+        site: the site.
+        start: the mixture whose input and router these have, and against which changes are counted.
+        banks: the weights that are tried.
+        functions: the activation functions that are tried.
+        wanted: the output, (example, position, feature).
+        sums: the tensors that may be added.
+        most: the relative L2 up to which an output is reproduced.
+    """
+    tokens = _few(site)
+    rows = site.rows(start.source.values)[tokens]
+    logits, preferred = start.logits(rows), start.router[2]
+    weights = {routing: routing.weights(logits, preferred) for routing in _routings(len(preferred))}
+    at = {before.name: before.values for before in site.before}.__getitem__
+    whole = site.rows(wanted)[tokens]
+    rests = [whole - sum((site.rows(term.read(at))[tokens] for term in added), np.zeros(1)) for added in sums]
+    found: list[tuple[int, float, int, Mixture]] = []
+    for bank, function in itertools.product(banks, functions):
+        outputs = bank.outputs(rows, function)
+        mixed = np.stack([np.einsum("te,etf->tf", shares, outputs) for shares in weights.values()])
+        power = (mixed**2).sum((1, 2)) + 1e-300
+        for added, rest in zip(sums, rests, strict=True):
+            factors = np.einsum("rtf,tf->r", mixed, rest) / power
+            offs = np.linalg.norm((rest - factors[:, None, None] * mixed).reshape(len(mixed), -1), axis=1)
+            for routing, factor, off in zip(weights, factors.tolist(), offs.tolist(), strict=True):
+                if off <= 3 * most * np.linalg.norm(whole) and abs(factor) > SAME:
+                    exact = 1.0 if abs(factor - 1) <= SAME else factor
+                    mixture = replace(start, bank=bank, function=function, routing=routing, factor=exact, added=added)
+                    found.append((_changes(start, mixture), off, len(found), mixture))
+    return [mixture for *_, mixture in sorted(found, key=lambda entry: entry[:3])]
+
+
+def _few(site: Site) -> np.ndarray:
+    """Return the indices of a few tokens among those at real positions."""
+    count = int(site.real.sum())
+    return np.unique(np.linspace(0, count - 1, min(count, TOKENS)).astype(int))
+
+
+def _routings(count: int) -> Iterator[Routing]:
+    """Yield the ways in which tokens take experts, the frequent ones first."""
+    numbers = [number for number in (2, 1, *range(3, MOST_TAKEN + 1)) if number < count] + [count]
+    for number, score, normalised in itertools.product(numbers, ("softmax", "sigmoid"), (True, False)):
+        if normalised and number == 1 and score == "sigmoid":
+            continue  # the same as with softmax
+        yield Routing(score, number, normalised)
+
+
+def _sums(site: Site) -> list[tuple[Term, ...]]:
+    """Return what may be added to the experts' sum: nothing, a residual, shared experts, or both."""
+    near = list(sources(site, 3 * MOST_TERMS))
+    gates = [source.name for source in near if source.values.shape == (*site.a.shape[:2], 1)]
+    names = [source.name for source in near if source.values.shape == site.a.shape][:MOST_TERMS]
+    terms = [Term(name, gate) for name in names for gate in ("", *gates[:1])]
+    return [added for count in range(MOST_ADDED + 1) for added in itertools.combinations(terms, count)]
+
+
+def _layer_of(site: Site) -> int | None:
+    """Return the index of the site's layer in b."""
+    names = {match.a: match.b for match in site.matching.matches}
+    own = [names.get(weight.name) for weight in site.recordings[0].weights if weight.layer == site.layer]
+    layers = [weight.layer for weight in site.recordings[1].weights if weight.name in own]
+    return max(set(layers), key=layers.count) if layers else site.layer
+
+
+def _explanations(site: Site, a: Mixture, b: Mixture) -> list[Explanation]:
+    """Return the first setting in which two mixtures differ, with the others."""
+    rest = (b.predicted(site), b.compute, b.inputs)
+    found = []
+    for cause, setting, values in _differences(a, b):
+        found.append(Explanation(cause, setting, values, *rest))
+    return [replace(found[0], also=tuple(found[1:]))] if found else []
+
+
+def _differences(a: Mixture, b: Mixture) -> Iterator[tuple[str, str, tuple[str, str]]]:
+    mine, its = a.routing, b.routing
+    if mine.number != its.number:
+        yield "expert-routing", "experts for each token", (str(mine.number), str(its.number))
+    if mine.score != its.score:
+        yield "expert-routing", "the experts' scores are", (f"a {mine.score}", f"a {its.score}")
+    if mine.normalised != its.normalised:
+        texts = [("divided by their sum" if one.normalised else "taken as they are") for one in (mine, its)]
+        yield "expert-routing", "the chosen experts' scores are", (texts[0], texts[1])
+    if abs(a.factor - b.factor) > SAME * abs(a.factor):
+        yield "expert-routing", "the experts' sum is multiplied by", (f"{a.factor:.6g}", f"{b.factor:.6g}")
+    if a.function is not b.function:
+        yield cause_of(a.function, b.function), "the experts' activation is", (a.function.name, b.function.name)
+    if a.bank.label != b.bank.label:
+        yield "gate-swapped", "of the experts' branches", (a.bank.label, b.bank.label)
+    elif a.bank is not b.bank:
+        yield from _of_weights(a.bank, b.bank)
+
+
+def _of_weights(a: Bank, b: Bank) -> Iterator[tuple[str, str, tuple[str, str]]]:
+    """Yield in which matrices two banks differ, and whether they are those of other experts."""
+    for name, mine, its in (("gate", a.gate, b.gate), ("up", a.up, b.up), ("down", a.down, b.down)):
+        if mine is None or its is None or mine.shape != its.shape:
+            continue
+        wrong = [number for number in range(len(mine)) if not np.allclose(mine[number], its[number])]
+        whose = {
+            number: next((place for place in range(len(mine)) if np.allclose(mine[place], its[number])), None)
+            for number in wrong
+        }
+        others = [number for number in wrong if whose[number] is None]
+        if others:
+            yield "different-weight", f"the {name} matrices of experts {_listed(others)} are", ("a's own", "others")
+        moved = [number for number in wrong if whose[number] is not None]
+        if moved:
+            values = (_listed(moved), _listed(whose[number] for number in moved))
+            yield "swapped-weights", f"the {name} matrices of experts {_listed(moved)} are those of", values
+    biases = zip(("gate", "up", "down"), a.biases, b.biases, strict=True)
+    for name in (name for name, mine, its in biases if not np.array_equal(mine, its)):
+        yield "different-weight", f"the experts' {name} biases are", ("a's own", "others")
+
+
+def _listed(numbers: Iterable[int | None]) -> str:
+    return ", ".join(map(str, numbers))

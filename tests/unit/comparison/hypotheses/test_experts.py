@@ -1,0 +1,231 @@
+"""Mixtures of experts are reproduced token by token, and what differs in them is named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.hypotheses.expert_weights import banks_of
+from embgrad.comparison.hypotheses.experts import Experts, Routing
+from embgrad.comparison.hypotheses.site import Explanation, Site
+from tests.unit.comparison.hypotheses.modules import best, module_site
+from tests.unit.comparison.hypotheses.planted import expect_exact
+
+RANDOM = np.random.default_rng(0)
+EXPERTS, DIM, UNITS = 4, 6, 5
+X, RESIDUAL, SHARED = RANDOM.normal(size=(3, 2, 5, DIM))
+ROUTER = RANDOM.normal(size=(EXPERTS, DIM))
+GATE, UP = RANDOM.normal(size=(2, EXPERTS, UNITS, DIM))
+DOWN = RANDOM.normal(size=(EXPERTS, DIM, UNITS))
+BEFORE = {"block.router": RANDOM.normal(size=(2, 5, EXPERTS)), "block": X, "norm": RESIDUAL}
+
+
+def silu(x: float) -> float:
+    return x / (1 + math.exp(-x))
+
+
+def relu(x: float) -> float:
+    return max(x, 0.0)
+
+
+def named(gate: np.ndarray = GATE, up: np.ndarray = UP, down: np.ndarray = DOWN) -> dict[str, np.ndarray]:
+    """Return the weights with one name for each expert, as Mixtral's are."""
+    own = {
+        f"block.experts.{number}.{name}": stack[number]
+        for name, stack in (("w1", gate), ("w3", up), ("w2", down))
+        for number in range(EXPERTS)
+    }
+    return {"block.gate": ROUTER, **own}
+
+
+def mixed(
+    *,
+    taken: int = 2,
+    normalised: bool = True,
+    sigmoid: bool = False,
+    preferred: Sequence[float] = (0.0,) * EXPERTS,
+    factor: float = 1.0,
+    function: Callable[[float], float] = silu,
+    gate: np.ndarray = GATE,
+    up: np.ndarray | None = UP,
+    down: np.ndarray = DOWN,
+    added: np.ndarray | float = RESIDUAL,
+    bias: np.ndarray | None = None,
+) -> np.ndarray:
+    """Return what a mixture of experts makes of X, as its definition says."""
+    result = np.zeros(X.shape)
+    for place in np.ndindex(*X.shape[:2]):
+        logits = ROUTER @ X[place]
+        scores = [1 / (1 + math.exp(-x)) for x in logits] if sigmoid else list(np.exp(logits) / np.exp(logits).sum())
+        chosen = sorted(range(EXPERTS), key=lambda number: -(scores[number] + preferred[number]))[:taken]
+        total = sum(scores[number] for number in chosen) if normalised else 1.0
+        for number in chosen:
+            units = np.array([function(x) for x in gate[number] @ X[place]])
+            units = units if up is None else units * (up[number] @ X[place])
+            output = down[number] @ units + (0.0 if bias is None else bias[number])
+            result[place] += factor * scores[number] / total * output
+    return result + added
+
+
+A = mixed()
+
+
+def site(
+    b: np.ndarray,
+    a: np.ndarray = A,
+    before: Mapping[str, np.ndarray] = BEFORE,
+    held: Mapping[str, np.ndarray] | None = None,
+    **further: Any,
+) -> Site:
+    return module_site(a, b, before, **{"key": "layer:output#0", "held_a": held or named(), **further})
+
+
+def explained(at: Site) -> Explanation:
+    found = best(at, Experts().explain(at))
+    expect_exact(at, found)
+    return found
+
+
+ROUTINGS = {
+    "fewer": (mixed(taken=1), "experts for each token 2 in a and 1 in b"),
+    "more": (mixed(taken=3), "experts for each token 2 in a and 3 in b"),
+    "all": (mixed(taken=4), "experts for each token 2 in a and 4 in b"),
+    "plain scores": (
+        mixed(normalised=False),
+        "the chosen experts' scores are divided by their sum in a and taken as they are in b",
+    ),
+    "sigmoid": (mixed(sigmoid=True), "the experts' scores are a softmax in a and a sigmoid in b"),
+    "a factor": (mixed(factor=2.5), "the experts' sum is multiplied by 1 in a and 2.5 in b"),
+}
+
+
+@pytest.mark.parametrize(("b", "text"), ROUTINGS.values(), ids=ROUTINGS)
+def test_another_routing_is_named(b: np.ndarray, text: str) -> None:
+    found = explained(site(b))
+    assert (found.cause, found.text, found.also) == ("expert-routing", text, ())
+
+
+def test_another_activation_is_named() -> None:
+    found = explained(site(mixed(function=relu)))
+    assert (found.cause, found.text) == ("activation", "the experts' activation is SiLU in a and ReLU in b")
+
+
+def test_the_other_branch_is_activated() -> None:
+    found = explained(site(mixed(gate=UP, up=GATE)))
+    assert (found.cause, found.values) == ("gate-swapped", ("w1 activated", "w3 activated"))
+
+
+def test_exchanged_experts_are_named() -> None:
+    other = np.array(DOWN)
+    other[[0, 2]] = DOWN[[2, 0]]
+    found = explained(site(mixed(down=other), held_b=named(down=other)))
+    assert found.cause == "swapped-weights"
+    assert found.text == "the down matrices of experts 0, 2 are those of 0, 2 in a and 2, 0 in b"
+
+
+def test_other_weights_of_an_expert_are_named() -> None:
+    other = np.array(UP)
+    other[3] += 0.5
+    found = explained(site(mixed(up=other), held_b=named(up=other)))
+    assert (found.cause, found.text) == (
+        "different-weight",
+        "the up matrices of experts 3 are a's own in a and others in b",
+    )
+
+
+def test_several_settings_are_named_together() -> None:
+    found = explained(site(mixed(taken=1, factor=3.0)))
+    assert [item.values for item in (found, *found.also)] == [("2", "1"), ("1", "3")]
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_both_branches_may_be_in_one_stack_with_biases(is_interleaved: bool) -> None:
+    """gpt-oss has them by turns, Granite one behind the other, and either as one array for all experts."""
+    fused = np.concatenate([GATE, UP], 1)
+    if is_interleaved:
+        fused[:, ::2], fused[:, 1::2] = GATE, UP
+    bias = RANDOM.normal(size=(EXPERTS, DIM))
+    held = {"block.gate": ROUTER, "block.gate_up": fused, "block.down": DOWN, "block.down_bias": bias}
+    a, b = mixed(bias=bias), mixed(bias=bias, gate=UP, up=GATE)
+    found = explained(site(b, a, held=held))
+    names = ("even", "odd") if is_interleaved else ("first", "second")
+    what = "units" if is_interleaved else "half"
+    assert found.values == tuple(f"the {name} {what} activated" for name in names)
+    found = explained(site(mixed(), a, held=held, held_b={**held, "block.down_bias": np.zeros_like(bias)}))
+    assert (found.cause, found.text) == (
+        "different-weight",
+        "the experts' down biases are a's own in a and others in b",
+    )
+
+
+def test_experts_may_have_one_branch() -> None:
+    held = {name: values for name, values in named().items() if "w3" not in name}
+    found = explained(site(mixed(up=None, function=relu), mixed(up=None), held=held))
+    assert found.values == ("SiLU", "ReLU")
+
+
+def test_shared_experts_are_added_with_or_without_a_gate() -> None:
+    logit = RANDOM.normal(size=(2, 5, 1))
+    before = {"block.shared": SHARED, "block.shared_gate": logit, **BEFORE}
+    for shared in (SHARED, SHARED / (1 + np.exp(-logit))):
+        found = explained(site(mixed(taken=1, added=RESIDUAL + shared), mixed(added=RESIDUAL + shared), before))
+        assert found.text == "experts for each token 2 in a and 1 in b"
+    assert Experts().explain(site(mixed(taken=1, added=2 * SHARED), mixed(added=2 * SHARED), before)) == []
+
+
+def test_a_number_that_experts_are_chosen_by_is_no_part_of_their_weights() -> None:
+    """DeepSeek's third version corrects scores before it chooses, and weighs with what they were."""
+    preferred = [0.5, -0.5, 0.25, 0.0]
+    held = {**named(), "block.choice.bias": np.array(preferred)}
+    a, b = (mixed(preferred=preferred, taken=number) for number in (2, 3))
+    assert np.abs(a - A).max() > 0.01
+    assert explained(site(b, a, held=held)).values == ("2", "3")
+
+
+def test_the_output_of_a_router_is_explained() -> None:
+    def routed(number: int) -> np.ndarray:
+        weights = Routing("softmax", number, normalised=True).weights(X.reshape(-1, DIM) @ ROUTER.T, np.zeros(EXPERTS))
+        return weights.reshape(2, 5, EXPERTS)
+
+    at = site(routed(1), routed(2), {"norm": X}, key="block.router:output#0")
+    assert explained(at).text == "experts for each token 2 in a and 1 in b"
+
+
+def test_weights_of_experts_that_are_taken_sum_to_one_if_they_are_normalised() -> None:
+    logits, none = np.array([[1.0, 0.0, 2.0, -1.0]]), np.zeros(4)
+    np.testing.assert_allclose(
+        Routing("softmax", 2, True).weights(logits, none), [[1 / (1 + math.e), 0, math.e / (1 + math.e), 0]]
+    )
+    whole = np.exp(logits).sum()
+    np.testing.assert_allclose(
+        Routing("softmax", 1, False).weights(logits, np.array([0.0, 9.0, 0.0, 0.0])), [[0, 1 / whole, 0, 0]]
+    )
+    np.testing.assert_allclose(Routing("sigmoid", 4, False).weights(logits, none), 1 / (1 + np.exp(-logits)))
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {name: values for name, values in named().items() if name != "block.gate"},
+        {name: values for name, values in named().items() if ".0." not in name},
+        {"block.gate": ROUTER},
+    ],
+    ids=["no router", "no expert 0", "no experts"],
+)
+def test_what_is_no_mixture_is_not_explained(held: Mapping[str, np.ndarray]) -> None:
+    assert Experts().explain(site(mixed(taken=1), held=held)) == []
+
+
+def test_another_input_is_not_explained() -> None:
+    assert Experts().explain(site(mixed(taken=1), before={"block": X + 0.1, "norm": RESIDUAL})) == []
+    assert Experts().explain(site(RANDOM.normal(size=X.shape))) == []
+
+
+def test_stacks_have_as_many_matrices_as_the_router_has_scores() -> None:
+    side = site(A).recordings[0]
+    assert {bank.down.shape for bank in banks_of(side, None, DIM, EXPERTS)} == {(EXPERTS, UNITS, DIM)}
+    assert list(banks_of(side, None, DIM, EXPERTS + 1)) == []
