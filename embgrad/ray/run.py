@@ -105,7 +105,7 @@ def gradients(
     """
     job, pool = settings(build, objective, options)
     wanted = _wanted_columns(output, kind, length, prefix, method, job)
-    return _compute(dataset_of(dataset), GradientWorker, (job, wanted), job, pool)
+    return compute(dataset_of(dataset), GradientWorker, (job, wanted), job, pool)
 
 
 def write(
@@ -146,12 +146,12 @@ def write(
         with readable(dataset), plain_errors():
             rows, before = _with_one_schema(rows, job)
     with plain_errors():
-        computed = _compute(rows, GradientWorker, (job, wanted), job, pool)
+        computed = compute(rows, GradientWorker, (job, wanted), job, pool)
         computed.write_parquet(address, min_rows_per_file=FILE_ROWS[output])
         after = None
         if before is not None:
             there = system.get_file_info(fs.FileSelector(path))
-            after = _tally(ray.data.read_parquet(address, partitioning=None), job)[0] if there else Tally()
+            after = tally_with_schemas(ray.data.read_parquet(address, partitioning=None), job)[0] if there else Tally()
     if before is not None and after is not None:
         expect_same_rows(before, after, f"what was written to {address}")
     manifest = _manifest(job, wanted, None if before is None else before.rows)
@@ -195,10 +195,10 @@ def table(
     before = None
     if pool.verify:
         with readable(dataset), plain_errors():
-            before, _ = _tally(rows, job)
+            before, _ = tally_with_schemas(rows, job)
     total = Total()
     with plain_errors():
-        computed = _compute(rows, TableWorker, (job,), job, pool)
+        computed = compute(rows, TableWorker, (job,), job, pool)
         for block in computed.iter_batches(batch_format="pyarrow", batch_size=None):
             total.add_arrow(block)
     if before is not None:
@@ -241,7 +241,7 @@ def _wanted_columns(
     return Wanted(output, kind, length, prefix or "", chosen)
 
 
-def _compute(rows: Any, worker: type, arguments: tuple[Any, ...], job: Job, pool: Pool) -> Any:
+def compute(rows: Any, worker: type, arguments: tuple[Any, ...], job: Job, pool: Pool) -> Any:
     """Return the dataset of the results that actors compute from the rows."""
     if not ray.is_initialized():
         ray.init()  # as Ray Data does: at RAY_ADDRESS, or on this machine
@@ -280,7 +280,7 @@ def _cpus(num_cpus: float | None, workers: int) -> float:
     return num_cpus
 
 
-def _tally(rows: Any, job: Job) -> tuple[Tally, list[pa.Schema]]:
+def tally_with_schemas(rows: Any, job: Job) -> tuple[Tally, list[pa.Schema]]:
     """Return the tally of a dataset, which is read once and not kept in memory, and the schemas of its blocks."""
     columns = job.inputs.columns
 
@@ -300,7 +300,7 @@ def _tally(rows: Any, job: Job) -> tuple[Tally, list[pa.Schema]]:
 
 def _with_one_schema(rows: Any, job: Job) -> tuple[Any, Tally]:
     """Return the rows with the same columns in all blocks, and their tally."""
-    tally, schemas = _tally(rows, job)
+    tally, schemas = tally_with_schemas(rows, job)
     if not schemas:  # there are no rows
         return rows, tally
     schema = unify([("a block of the dataset", block_schema) for block_schema in schemas])
@@ -312,7 +312,7 @@ def _with_one_schema(rows: Any, job: Job) -> tuple[Any, Tally]:
         return conform(block, schema, "the dataset")
 
     rows = rows.map_batches(conform_block, batch_format="pyarrow", batch_size=None)
-    return rows, _tally(rows, job)[0]  # again: raises for values that the wider type cannot hold
+    return rows, tally_with_schemas(rows, job)[0]  # again: raises for values that the wider type cannot hold
 
 
 def _empty_folder(folder: str | Path) -> tuple[str, Any, str]:

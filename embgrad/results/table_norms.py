@@ -13,7 +13,7 @@ from embgrad.errors import EmbgradError, brief
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.row_sparse import RowSparse, scatter
 
-__all__ = ["TableIndex", "clipped_table", "table_norms", "table_products"]
+__all__ = ["TableIndex", "clipped_table", "table_norms", "table_products", "tables_of"]
 
 #: The most bytes that float64 copies of rows may take at once.
 BLOCK_BYTES: Final = 2**25
@@ -39,7 +39,7 @@ def table_norms(g: EmbeddingGradients | Sequence[RowSparse]) -> np.ndarray:
         EmbgradError: it is neither.
         PointError: the result's point is not a lookup, see `EmbeddingGradients.per_example`.
     """
-    return np.array([table.norm() for table in _tables(g, "g")])
+    return np.array([table.norm() for table in tables_of(g, "g")])
 
 
 def table_products(
@@ -62,9 +62,9 @@ def table_products(
         EmbgradError: it is neither, or the tables' shapes differ.
         PointError: a result's point is not a lookup, see `EmbeddingGradients.per_example`.
     """
-    first = TableIndex(_tables(g, "g"))
+    first = TableIndex(tables_of(g, "g"))
     if h is not None:
-        return first.products(TableIndex(_tables(h, "h")))
+        return first.products(TableIndex(tables_of(h, "h")))
     products = first.products(first)
     _make_symmetric(products)
     return products
@@ -87,7 +87,7 @@ def clipped_table(g: EmbeddingGradients | Sequence[RowSparse], max_norm: float) 
     if isinstance(max_norm, bool) or not isinstance(max_norm, Real) or not max_norm > 0:
         raise EmbgradError(f"max_norm is {brief(max_norm)}: expected a number above 0")
     most = float(max_norm)  # a float16 would give each quotient the precision of float16
-    tables = _tables(g, "g")
+    tables = tables_of(g, "g")
     _expect_one_shape(tables)
     if not tables:
         raise EmbgradError(f"g is empty: {_EXPECTED}, of one table at least")
@@ -189,7 +189,12 @@ def _make_symmetric(products: np.ndarray) -> None:
         products[rows, start:], products[start:, rows] = mean, mean.T
 
 
-def _tables(g: Any, name: str) -> list[RowSparse]:
+def tables_of(g: Any, name: str) -> list[RowSparse]:
+    """Return the tables of a result's examples, or those of a list.
+
+    Raises:
+        EmbgradError: it is neither; `name` is the argument's.
+    """
     if isinstance(g, EmbeddingGradients):
         return g.per_example()
     if isinstance(g, (list, tuple)) and all(isinstance(table, RowSparse) for table in g):

@@ -26,7 +26,7 @@ from embgrad.results.table_norms import TableIndex
 from embgrad.streaming.objectives import Objectives
 from embgrad.streaming.stream import stream
 
-__all__ = ["influence"]
+__all__ = ["Best", "influence"]
 
 
 @explain_arguments
@@ -94,7 +94,7 @@ def influence(
     options = {"tokenizer": tokenizer, "max_length": max_length, "batch_size": batch_size}
     options |= {"window": window, "at": at, "call": call}
     indices = [_index(each, test, test_objective, options) for each in models]
-    highest, lowest = _Best(top, 1), _Best(top, -1)
+    highest, lowest = Best(top, 1), Best(top, -1)
     count, provenance = 0, dict[str, Any]()
     with contextlib.ExitStack() as stack:
         streams = [
@@ -109,7 +109,7 @@ def influence(
             ]
             scores = np.sum(products, axis=0)
             for best in (highest, lowest):
-                best.add(scores, count)
+                best.add(scores, np.broadcast_to(count + np.arange(scores.shape[1]), scores.shape))
                 if tokens is not None:
                     best.add_terms(_Terms(weights, indices, tables, tokens), count)
             count += scores.shape[1]
@@ -119,7 +119,7 @@ def influence(
     return made if tokens is None else _with_tokens(made, highest, lowest, tokenizer_of(models[0], tokenizer))
 
 
-def _with_tokens(made: Influence, highest: _Best, lowest: _Best, tokenizer: Any) -> Influence:
+def _with_tokens(made: Influence, highest: Best, lowest: Best, tokenizer: Any) -> Influence:
     """Return an influence with the terms of tokens, and with the tokens' names where a tokenizer knows them."""
     arrays: dict[str, Any] = {
         f"{kind}_{name}": array
@@ -201,7 +201,7 @@ class _Terms:
         return ids[order], sums[order]
 
 
-class _Best:
+class Best:
     """The training examples with the highest scores of each test example, or the lowest.
 
     Args:
@@ -214,9 +214,8 @@ class _Best:
         self._kept: list[tuple[np.ndarray, np.ndarray]] = []
         self._terms: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
 
-    def add(self, scores: np.ndarray, start: int) -> None:
-        """Add the scores of the next training examples, (test example, training example), of which the first has this index."""
-        numbers = np.broadcast_to(np.arange(start, start + scores.shape[1]), scores.shape)
+    def add(self, scores: np.ndarray, numbers: np.ndarray) -> None:
+        """Add the scores of further training examples, (test example, training example), with their indices, likewise."""
         self._kept.append((numbers, scores))
         if self._top is not None:
             self._kept = [self.result()]
@@ -244,5 +243,5 @@ class _Best:
     def result(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices and scores, the best first; of equal scores the earlier example comes first."""
         numbers, scores = (np.concatenate(parts, axis=1) for parts in zip(*self._kept, strict=True))
-        order = np.argsort(-self._sign * scores, axis=1, kind="stable")[:, : self._top]
+        order = np.lexsort((numbers, -self._sign * scores))[:, : self._top]
         return np.take_along_axis(numbers, order, 1), np.take_along_axis(scores, order, 1)
