@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -12,8 +13,12 @@ import torch
 from torch.utils import checkpoint
 
 from embgrad.toolkit import Interception
+from embgrad_torch.walk import spell
 
-__all__ = ["in_reentrant_segment", "in_segment", "segments_recorded", "without_checkpoints", "without_reentrance"]
+__all__ = [
+    *("blocks_with_checkpoints", "checkpointing", "in_reentrant_segment", "in_segment", "segments_recorded"),
+    *("without_checkpoints", "without_reentrance"),
+]
 
 #: The function that runs a reentrant segment (use_reentrant=True).
 _reentrant: Final = Interception(lambda: checkpoint.CheckpointFunction, "apply")
@@ -37,7 +42,63 @@ def _run_plainly(original: Callable[..., Any], function: Callable[..., Any], pre
 
 
 def _keep_tensors(original: Callable[..., Any], *args: Any) -> AbstractContextManager[None]:
-    return contextlib.nullcontext()
+    saves: AbstractContextManager[None] = (
+        original(*args) if getattr(_running, "saves", False) else contextlib.nullcontext()
+    )
+    return saves
+
+
+def blocks_with_checkpoints(walked: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
+    """Return by path the blocks of transformers for which the user has enabled gradient checkpointing."""
+    return {
+        spell(path): module
+        for path, module in walked
+        if getattr(module, "gradient_checkpointing", False)
+        and any(cls.__name__ == "GradientCheckpointingLayer" for cls in type(module).__mro__)
+    }
+
+
+@contextlib.contextmanager
+def checkpointing(blocks: Iterable[Any]) -> Iterator[None]:
+    """Run blocks in evaluation mode as segments in spite of `without_checkpoints`; transformers has them in training alone.
+
+    A block takes the mode of training until it calls the function that makes a segment; inside it evaluates. Random states
+    are not kept, since nothing is drawn.
+    """
+    blocks = list(blocks)
+    before = [(block, block.training, block._gradient_checkpointing_func) for block in blocks]
+    try:
+        for block in blocks:
+            block.training, block._gradient_checkpointing_func = True, functools.partial(_run_saving, block)
+        yield
+    finally:
+        for block, training, function in before:
+            block.training, block._gradient_checkpointing_func = training, function
+
+
+def _run_saving(block: Any, function: Any, *args: Any) -> Any:
+    """Run a block's function as a segment, without a cache of keys and values, to which a second run would add once more."""
+    keywords = {name: _no_cache(name, value) for name, value in function.keywords.items()}
+
+    def evaluate(*args: Any) -> Any:
+        block.training = False
+        try:
+            return function.func(*function.args, *args, **keywords)
+        finally:
+            block.training = True
+
+    saved, _running.saves = getattr(_running, "saves", False), True
+    try:
+        arguments = [_no_cache("", value) for value in args]
+        return checkpoint.checkpoint(evaluate, *arguments, use_reentrant=False, preserve_rng_state=False)
+    finally:
+        _running.saves = saved
+
+
+def _no_cache(name: str, value: Any) -> Any:
+    if name == "use_cache":
+        return False
+    return None if any(cls.__name__ == "Cache" for cls in type(value).__mro__) else value
 
 
 def _is_reentrant(apply: Any) -> bool:

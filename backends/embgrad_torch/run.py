@@ -31,7 +31,7 @@ from embgrad.backend import (
 )
 from embgrad.toolkit import as_parts
 from embgrad_torch import inputs
-from embgrad_torch.checkpoints import without_checkpoints
+from embgrad_torch.checkpoints import blocks_with_checkpoints, checkpointing, without_checkpoints
 from embgrad_torch.inputs import TorchTensors
 from embgrad_torch.lookup import DIFFERENTIATING, LookupMode, WeightsDifferentiated
 from embgrad_torch.modules import ModuleWatch
@@ -147,6 +147,10 @@ class TorchPass(ModelPass):
                 stack.enter_context(self._tables.differentiable())
             if self.frozen and not request.pullback:
                 stack.enter_context(torch.no_grad())
+            elif self.frozen and not recorder.needs_modules:
+                blocks = blocks_with_checkpoints(walked)
+                if not any(name.startswith(f"{path}.") for name in request.points for path in blocks):
+                    stack.enter_context(checkpointing(blocks.values()))
             yield
 
     def call(self) -> Any:
