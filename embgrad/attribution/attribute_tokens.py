@@ -28,6 +28,7 @@ from embgrad.backend.registry import bind
 from embgrad.common.keywords import explain_arguments
 from embgrad.common.metrics import lengths
 from embgrad.common.options import count_or_none, expect_flag, lists_choices
+from embgrad.common.progress import Progress, reporter
 from embgrad.engine.encoder_decoders import further_text, takes_decoder
 from embgrad.engine.generate import generate_tokens
 from embgrad.engine.keras_generate import prompts_of_texts
@@ -73,6 +74,7 @@ def attribute_tokens(
     call: Call | None = None,
     training: bool = False,
     batch_size: int | None = None,
+    progress: Progress | bool | None = None,
 ) -> TokenAttribution:
     """Return how much each token before an output contributes to the output's log-probability; an output is a token or a span.
 
@@ -110,6 +112,8 @@ def attribute_tokens(
         at: the point whose values are the inputs, see `attribute`; in an encoder-decoder "word".
         training: see `attribute`. Tokens are generated in evaluation mode.
         batch_size: how many examples or steps one pass runs at most; None for as many as have 2,048 positions.
+        progress: True for a line on the terminal, or a function that takes the number of pullbacks done and that of all, None
+            where it is not known; occlusion counts its forward passes.
 
     Returns:
         A `TokenAttribution`, whose `scores` are (example, output, position).
@@ -147,17 +151,46 @@ def attribute_tokens(
     def compute(methods: Sequence[Method], passes: TokenPasses) -> Made:
         return _mean([contributions(single, passes, known) for single in methods])
 
-    def attribute(outputs: Targets) -> TokenAttribution:
-        passes = TokenPasses(bound, moved, _move(outputs, side_move), names, size, training)
-        methods = _with_moved_baseline(chosen, move).by_baseline()
+    methods = _with_moved_baseline(chosen, move).by_baseline()
+
+    def attribute(passes: TokenPasses, outputs: Targets) -> TokenAttribution:
         made = (
             compare_continuations(passes, methods, compute) if outputs.needs_continuations else compute(methods, passes)
         )
         return _result(made, chosen, passes, outputs, tokens, decoder, (move, decoder_move), known)
 
     between = intermediate_tokens(through, wanted, side, known, start) if hops else None
-    result = attribute(wanted)
-    return result if between is None else follow(result, attribute(between), hops)
+    outputs = [wanted] if between is None else [wanted, between]
+    passes = [TokenPasses(bound, moved, _move(each, side_move), names, size, training) for each in outputs]
+    with reporter(progress, "pullbacks") as report:
+        counter = _Counter(report, _count_pullbacks(methods, passes))
+        done = [
+            attribute(replace(single, on_pullback=counter), each) for single, each in zip(passes, outputs, strict=True)
+        ]
+    return done[0] if between is None else follow(done[0], done[1], hops)
+
+
+class _Counter:
+    """A counter of pullbacks, which reports each; the total is None where it is not known, or was passed."""
+
+    def __init__(self, report: Progress, total: int | None) -> None:
+        self.report, self.total, self.done = report, total, 0
+        report(0, total)
+
+    def __call__(self) -> None:
+        self.done += 1
+        if self.total is not None and self.done > self.total:
+            self.total = None
+        self.report(self.done, self.total)
+
+
+def _count_pullbacks(methods: Sequence[Method], passes: Sequence[TokenPasses]) -> int | None:
+    """Return how many pullbacks the methods take, lines that are refined aside; None for occlusion, which takes none."""
+    if any(isinstance(method, Occlusion) for method in methods):
+        return None
+    # Steps at the baseline and at the inputs give L there.
+    times = [method.steps + 2 if isinstance(method, IntegratedGradients) else 1 for method in methods]
+    return sum(single.count_pullbacks(each) for single in passes for each in times)
 
 
 def _method(method: Any) -> Method:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -58,6 +59,7 @@ class TokenPasses:
         batch_size: how many rows one pass runs at most; None for as many as have `MOST_POSITIONS` positions.
         training: whether the model runs in training mode.
         paired: whether the second half of the batch's examples are those of the first with continuations to compare with.
+        on_pullback: called after each pullback, and after each pass without any.
     """
 
     bound: BoundModel
@@ -67,6 +69,7 @@ class TokenPasses:
     batch_size: int | None
     training: bool = False
     paired: bool = False
+    on_pullback: Callable[[], None] = lambda: None
 
     @cached_property
     def sides(self) -> list[TokenBatch]:
@@ -95,6 +98,12 @@ class TokenPasses:
     def size(self) -> int:
         """The most rows of one pass."""
         return size_of_pass(self.batch_size, sum(side.shape[1] for side in self.sides))
+
+    def count_pullbacks(self, times: int) -> int:
+        """Return how many pullbacks all outputs take where the batch is run several times."""
+        outputs = int(self.targets.spans.shape[1])
+        rows = times * len(self.batch) * (2 if self.targets.needs_continuations else 1)
+        return outputs * math.ceil(rows / self.size)
 
     def pieces(self, times: int) -> Iterator[np.ndarray]:
         """Yield the numbers of the rows of each pass, where the batch is run several times.
@@ -208,7 +217,7 @@ class TokenPasses:
     def _pass_rows(self, question: Question, reduce: Reduce | None = None, weighed: np.ndarray | None = None) -> Scored:
         """Return the results of a pass; there are scores if the question has a pullback."""
         with explain_errors(self.bound, question.batch):
-            run, located = run_located(question, reduce)
+            run, located = run_located(question, None if reduce is None else self._report_each(reduce))
         question.warn(run.unused, run.masked_id)
         last = run.objectives[-1]  # its output follows the most ids
         question.only(-1).expect_sole_use(located, run, last.values)
@@ -229,10 +238,25 @@ class TokenPasses:
             },
         )
 
+    def _report_each(self, reduce: Reduce) -> Reduce:
+        """Return the function that reduces gradients, and reports each pullback when the first of its points arrives."""
+        first: list[str] = []
+
+        def reduce_and_report(key: str, gradient: np.ndarray, value: np.ndarray) -> np.ndarray:
+            reduced = reduce(key, gradient, value)
+            first.append(key)
+            if key == first[0]:
+                self.on_pullback()
+            return reduced
+
+        return reduce_and_report
+
     def evaluate(self, rows: np.ndarray, batch: TokenBatch) -> np.ndarray:
         """Return L of the outputs of some rows for a changed batch, float64, (output, row), without gradients."""
         question = self._question(rows % len(self.batch), {}, pullback=False, quiet=True)
-        return np.stack(evaluate_each(replace(question, batch=batch, options=replace(question.options, names=()))))
+        found = np.stack(evaluate_each(replace(question, batch=batch, options=replace(question.options, names=()))))
+        self.on_pullback()
+        return found
 
     def objectives_at(self, rows: np.ndarray, values: Sequence[np.ndarray]) -> np.ndarray:
         """Return L of the outputs of some rows with other values at the points, float64, (output, row), without gradients."""

@@ -100,7 +100,7 @@ def attribute_tokens(
     files.expect(printed="tokens")
     request.expect()
     loaded, batch, tokenizer = load_with_batch(models, inputs, request, terminal)
-    with terminal.busy(f"attributing in {loaded.framework} …"):
+    with terminal.progress(f"attributing in {loaded.framework}") as progress:
         result = attributed(
             loaded.model,
             batch,
@@ -114,6 +114,7 @@ def attribute_tokens(
             call=request.function(),
             training=request.training,
             batch_size=request.batch_size,
+            progress=progress,
         )
     files.write(result)
     terminal.say(f"{method} at {visible(str(result.provenance['point']))}, {model_of(result)}", style="bold")

@@ -25,6 +25,7 @@ from tests.unit.attribution.language_models import (
     weights,
 )
 from tests.unit.objectives.test_log_probability import words
+from tests.unit.refusals import refused
 
 IDS = np.array([[2, 7, 1, 5, 9], [0, 0, 4, 9, 3], [8, 6, 10, 0, 0]])
 MASK = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [1, 1, 1, 0, 0]])
@@ -650,3 +651,33 @@ def test_a_gradient_that_is_not_finite_at_a_node_with_weight_is_refused() -> Non
         match=r"the gradient of the output tokens at index 0 at 'word' is .* The rule 'riemann_left' takes a step at the",
     ):
         attribute_tokens(model, alone(0), [-1], contrast=3, method=method)
+
+
+@pytest.mark.parametrize(
+    ("options", "total"),
+    [
+        ({}, 4),
+        ({"batch_size": 1}, 12),
+        ({"method": embgrad.methods.IntegratedGradients(10)}, 4),
+        ({"method": embgrad.methods.IntegratedGradients(10), "batch_size": 9}, 4 * 4),
+        ({"method": embgrad.methods.IntegratedGradients(10, baseline=["zero", 3])}, 8),
+        ({"contrast": [[[3, 4]] * 4] * 3, "batch_size": 2}, 4 * 3),
+        ({"targets": [-1], "through": [2], "hops": 1}, 2),
+    ],
+    ids=["one pass", "batches", "steps", "batches of steps", "baselines", "continuations", "hops"],
+)
+def test_progress_counts_pullbacks(options: dict[str, Any], total: int) -> None:
+    reported: list[tuple[int, Any]] = []
+    ids = np.array([[2, 7, 1, 5, 9], [8, 6, 10, 3, 1], [1, 2, 3, 4, 5]])
+    attribute_tokens(causal(), ids, progress=lambda done, whole: reported.append((done, whole)), **options)
+    assert reported == [(number, total) for number in range(total + 1)]
+
+
+def test_progress_has_no_total_where_none_is_known() -> None:
+    reported: list[tuple[int, Any]] = []
+    batch = TokenBatch(alone(0))
+    occlusion = embgrad.methods.Occlusion(11)
+    attribute_tokens(causal(), batch, method=occlusion, progress=lambda *counts: reported.append(counts), batch_size=1)
+    assert reported == [(number, None) for number in range(7)]  # the text itself, and each of its five tokens replaced
+    with refused(EmbgradError, "progress is 3: expected True, or a function that takes (done, total)"):
+        attribute_tokens(causal(), batch, progress=3)  # type: ignore[arg-type]
