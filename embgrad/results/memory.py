@@ -33,7 +33,8 @@ class Memory:
         per_example: what a call takes for each example that is run at once: activations, gradients, temporary arrays, results.
         result: the size of one example's results, part of `per_example`; those of all examples are held until the call returns.
             0 on a GPU, since results lie in the memory of the process.
-        measured: what calls took beyond `base`, by the number of examples in the sub-batches that were run.
+        measured: what calls took beyond `base`, by the number of examples in the sub-batches that were run; with `longest` by
+            the number of positions of the example that was run.
     """
 
     device: str

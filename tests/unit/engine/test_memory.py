@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad import TokenBatch
 from embgrad.common import memory_meter
 from embgrad.common.memory_meter import MemoryMeter, process_meter
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
@@ -203,3 +204,68 @@ def test_a_forecast_of_the_process_is_within_15_percent() -> None:
         forecast = found.with_batch_size(size)
         assert forecast.activations == pytest.approx(meter.read()[1] - before, rel=0.15)
         assert forecast.peak == pytest.approx(meter.read()[1], rel=0.15)
+
+
+def by_positions(monkeypatch: pytest.MonkeyPatch, take: Callable[[int], float]) -> tuple[ReferenceModel, Calls]:
+    """Return a model whose runs take so many MiB by their positions, and the list of the shapes that it ran."""
+    calls: Calls = []
+
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        calls.append(input_ids.size)
+        return lookup(model["E"], input_ids).sum(1)
+
+    def read() -> tuple[int, int]:
+        return BASE, BASE + int(take(calls[-1]) * MIB)
+
+    monkeypatch.setattr(
+        "embgrad.engine.memory.process_meter", lambda: MemoryMeter("cpu", lambda: None, read, holds_results=True)
+    )
+    return ReferenceModel(forward, WEIGHTS), calls
+
+
+@pytest.mark.parametrize(
+    ("take", "expected"),
+    [
+        (lambda length: 10 + 2 * length, 10 + 2 * 160),
+        (lambda length: 10 + 2 * length + length**2 / 8, 10 + 2 * 160 + 160**2 / 8),
+        (
+            lambda length: min(2 * length, 60),
+            60 + (60 - 40) * 120 // 20,
+        ),  # no parabola that bends down: the last two's line
+        (lambda length: 50, 50),
+    ],
+    ids=["line", "attention", "bent down", "constant"],
+)
+def test_a_long_text_is_forecast_from_shorter_ones(
+    monkeypatch: pytest.MonkeyPatch, take: Callable[[int], float], expected: float
+) -> None:
+    ids = np.random.default_rng(0).integers(0, 20, (3, 160))
+    model, calls = by_positions(monkeypatch, take)
+    found = embgrad.memory(model, TokenBatch(ids, np.ones_like(ids)), embgrad.Logit(0), longest=40, batch_size=2)
+    assert list(found.measured) == [10, 20, 40]
+    assert max(calls) == 40
+    result = 2 * 160 * 4 * 4 + 160 * 8 * 2 + 8
+    assert abs(found.result - result) < 40
+    assert (found.examples, found.batch_size, found.fixed) == (3, 2, 0)
+    assert found.per_example == pytest.approx(expected * MIB, abs=8)
+
+
+def test_a_text_that_is_not_longer_than_the_longest_is_run_whole(metered: Any) -> None:
+    model, calls = metered(30 * MIB)
+    assert list(embgrad.memory(model, IDS, embgrad.Logit(0), longest=6).measured) == [1, 2, 4, 8]
+    assert max(calls) == 8
+
+
+def test_shorter_texts_that_cannot_be_made_are_refused(metered: Any) -> None:
+    with refused(embgrad.EmbgradError, "longest is 3: expected at least 4 positions"):
+        embgrad.memory(metered(MIB)[0], IDS, embgrad.Logit(0), longest=3)
+    batch = TokenBatch(IDS, extras={"bias": np.ones((64, 6), np.float32)})
+    with refused(embgrad.errors.UnsupportedError, "'bias'", "Give longest=None, or a batch of shorter texts"):
+        embgrad.memory(metered(MIB)[0], batch, embgrad.Logit(0), longest=4)
+
+
+def test_an_only_example_that_takes_plenty_is_not_doubled(metered: Any) -> None:
+    model, calls = metered(600 * MIB)
+    found = embgrad.memory(model, IDS[:1], embgrad.Logit(0))
+    assert (list(found.measured), max(calls)) == ([1], 1)
+    assert (found.fixed, found.per_example) == (0, FIXED + 600 * MIB)
