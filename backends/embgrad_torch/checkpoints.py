@@ -65,15 +65,21 @@ def checkpointing(blocks: Iterable[Any]) -> Iterator[None]:
     A block takes the mode of training until it calls the function that makes a segment; inside it evaluates. Random states
     are not kept, since nothing is drawn.
     """
-    blocks = list(blocks)
-    before = [(block, block.training, block._gradient_checkpointing_func) for block in blocks]
+    before = [(block, block.training, *_segment_function(block)) for block in blocks]
     try:
-        for block in blocks:
-            block.training, block._gradient_checkpointing_func = True, functools.partial(_run_saving, block)
+        for block, _, name, _ in before:
+            block.training = True
+            setattr(block, name, functools.partial(_run_saving, block))
         yield
     finally:
-        for block, training, function in before:
-            block.training, block._gradient_checkpointing_func = training, function
+        for block, training, name, function in before:
+            block.training = training
+            setattr(block, name, function)
+
+
+def _segment_function(block: Any) -> tuple[str, Any]:
+    """Return the function of a block that runs it as a segment, which `gradient_checkpointing_enable` has set, and its name."""
+    return next((name, value) for name, value in vars(block).items() if name.endswith("gradient_checkpointing_func"))
 
 
 def _run_saving(block: Any, function: Any, *args: Any) -> Any:

@@ -24,7 +24,6 @@ PRIVATE_NAMES: Final[dict[str, str]] = {
     "_forward_pre_hooks": "There is no public question whether a module has hooks.",
     "_functorch": "There is no public question whether a transform of torch.func runs.",
     "_get_current_function_mode_stack": "There is no public question which function modes are active.",
-    "_gradient_checkpointing_func": "transformers runs a block by it in training alone, and has no public switch for evaluation.",
     "_is_view": "There is no public question whether a tensor is a view.",
     "_modules": "named_children leaves out a child's further names, and takes several times as long.",
     "_orig_mod": "What torch.compile made of a module has no public way to it.",

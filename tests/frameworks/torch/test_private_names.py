@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from tests.frameworks.torch.private_names import PRIVATE_NAMES
-from tests.frameworks.torch.test_block_checkpoints import enable, llama
 from tests.unit.backend_files import private_names
 
 
@@ -25,14 +24,11 @@ def holders() -> list[Any]:
     product = tensor * 2
     exported = torch.export.export(nn.Linear(2, 2), (torch.zeros(1, 2),)).module()
     product.register_hook(lambda gradient: None)
-    with_checkpoints = llama()
-    enable(with_checkpoints)
     tensor.register_post_accumulate_grad_hook(lambda leaf: None)
     names = "torch torch._C torch.autograd torch.autograd.Variable torch.nn.modules.module torch.overrides torch.utils"
     names += " torch.utils.checkpoint torch._dynamo.eval_frame"
     modules = [eval(name, {"torch": torch}) for name in names.split()]
-    of_torch = [compiled, function, tensor, product.grad_fn, nn.Linear(2, 2), parametrize, exported.graph]
-    return [*modules, *of_torch, *with_checkpoints.modules()]
+    return [*modules, compiled, function, tensor, product.grad_fn, nn.Linear(2, 2), parametrize, exported.graph]
 
 
 @pytest.mark.parametrize("name", [name for name in PRIVATE_NAMES if name != "_getframe"])
