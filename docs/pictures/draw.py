@@ -15,6 +15,7 @@ from embgrad.display.colours import LEVELS, step
 
 HERE: Final = Path(__file__).parent
 README: Final = HERE.parents[1] / "README.md"
+GENERATION: Final = HERE.parent / "generation.md"
 INK, GREY, GOES, COMES, PALE, PAD = "#1f2933", "#7b8794", "#2b6cb0", "#c05621", "#edf2f7", "#d9dee4"
 FONT: Final = "font-family='ui-monospace, Menlo, Consolas, monospace' font-size='14'"
 
@@ -199,6 +200,27 @@ def quickstart() -> str:
     )
 
 
+def trained() -> str:
+    """The words of the page's trained model, a line for each method, in the colours of the scores that the page prints."""
+    section = GENERATION.read_text(encoding="utf-8").partition("## A model that was trained")[2]
+    printed = section.split("```text\n")[1].split("```")[0]
+    parts, advance = [text(24, 32, "log p(are) − log p(is), by", anchor="start", colour=GREY)], 8.5
+    for line, row in enumerate(re.findall(r"^([a-z× ]+?)  +(\w+ .*)$", printed, flags=re.MULTILINE)):
+        method, scores = row[0], re.findall(r"(\w+) (-?[\d.]+)", row[1])
+        most, y, x = max(abs(float(score)) for _, score in scores), 48 + 40 * line, 230.0
+        parts.append(text(24, y + 18, method, anchor="start", weight="bold"))
+        for word, score in scores:
+            sign = "n" if method == "saliency" else "p" if float(score) > 0 else "m"
+            colours = step("light", sign, round(LEVELS * abs(float(score)) / most))
+            width = advance * len(word) + 10
+            parts.append(f"<rect x='{x:g}' y='{y}' width='{width:g}' height='26' rx='4' fill='{colours.background}'/>")
+            parts.append(f"<text x='{x + 5:g}' y='{y + 18}' fill='{colours.text}'>{escape(word)}</text>")
+            x += width + 4
+    return picture(
+        560, 222, "What makes a trained model write are after The keys to the cabinet, by four methods", parts
+    )
+
+
 PICTURES: Final[dict[str, Callable[[], str]]] = {
     "quickstart": quickstart,
     "word": word,
@@ -206,6 +228,7 @@ PICTURES: Final[dict[str, Callable[[], str]]] = {
     "table": table,
     "padding": padding,
     "tied": tied,
+    "generation-trained": trained,
 }
 
 

@@ -38,7 +38,8 @@ from embgrad.results.special_positions import special_positions
 __all__ = [
     *("AUTO", "NAMES", "NEEDS_DIRECTION", "NOT_FINITE", "SCALES", "SCALE_FREE", "Visible", "absent_positions"),
     *("baseline_values", "check_baseline", "check_baselines", "choose_visible", "explain_zeros", "id_of", "is_auto"),
-    *("is_flat", "is_scale_free", "is_zero", "known_id", "notes_of", "rows_at_scales", "warn_of_no_direction"),
+    *("is_flat", "is_scale_free", "is_zero", "keep_first", "known_id", "note_first", "notes_of", "rows_at_scales"),
+    *("warn_of_no_direction",),
 ]
 
 #: The names of baselines.
@@ -63,6 +64,11 @@ CHANGES: Final = "L changes with the scale of the values"
 #: Why they are not.
 SCALE_FREE: Final = "L does not change with the scale of the values"
 NOT_FINITE: Final = "L at zeros is not finite"
+
+#: Why the first token stays in place. With one row at all positions a causal model computes at each what it computes at the
+#: first, where the hidden states of trained decoders are a hundred times longer than elsewhere: Sun et al., "Massive activations
+#: in large language models", 2024. Along the line each position loses these at a place of its own, at which L jumps.
+WANDERING: Final = "the error from zeros is larger than a quarter of the difference of L"
 
 #: What to do where zeros are the baseline of a model that normalises the values.
 NEEDS_DIRECTION: Final = (
@@ -339,6 +345,21 @@ def notes_of(flat: np.ndarray, chosen: Visible | None, why: str) -> dict[str, li
         "baseline_taken": [other if is_flat else "zero" for is_flat in flat.tolist()],
         "reason": [reason if is_flat else CHANGES for is_flat in flat.tolist()],
     }
+
+
+def keep_first(passes: Passes, values: np.ndarray) -> np.ndarray:
+    """Return the values of a baseline, (example, position, dim), with those of the text at each example's first real position."""
+    first = np.zeros(passes.batch.shape, bool)
+    first[np.arange(len(first)), passes.batch.real.argmax(1)] = True
+    return np.where(first[..., None], passes.inputs, values)
+
+
+def note_first(notes: dict[str, list[Any]], kept: np.ndarray, chosen: Visible) -> None:
+    """Enter into the notes of `notes_of` the examples whose first token stays in place, bool, (example,)."""
+    for example in np.flatnonzero(kept).tolist():
+        notes["baseline_taken"][example] = chosen.baseline
+        notes["reason"][example] = f"{WANDERING}: the first token in place, and {chosen.of}"
+    notes["first_kept"] = kept.tolist()
 
 
 @contextlib.contextmanager

@@ -19,8 +19,8 @@ SHARE: Final = 0.01
 #: What to do where the steps are too few, by whether the line was refined.
 ADVICE: Final[Mapping[bool, str]] = {
     False: "Take more steps, or a tolerance, with which the line is refined where it bends",
-    True: "Give most=... for more steps, or take a method that needs no path, such as Occlusion or KernelShap, and see by "
-    "embgrad.metrics.faithfulness which one the model follows",
+    True: "Give most=... for more steps, for a causal model baseline='pad' with keep_first=True, or take a method that needs no "
+    "path, such as Occlusion or KernelShap, and see by embgrad.metrics.faithfulness which one the model follows",
 }
 
 #: What a warning says in place of its advice where more steps do not help.

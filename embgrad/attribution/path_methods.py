@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from embgrad.attribution.baselines import (
     NOT_FINITE,
     SCALE_FREE,
     SCALES,
+    Visible,
     baseline_values,
     check_baselines,
     choose_visible,
@@ -21,6 +22,7 @@ from embgrad.attribution.baselines import (
     is_flat,
     is_scale_free,
     is_zero,
+    keep_first,
     notes_of,
     rows_at_scales,
     warn_of_no_direction,
@@ -60,12 +62,15 @@ class IntegratedGradients(GradientMethod):
         baseline: "auto", zeros unless L does not change with the scale of the values, as where a model normalises them at once,
             and then the row of the padding or of the end of a text, or the table's mean row; "zero"; "pad" or "mask", the table's
             row at all real positions, or "mean", its mean row; an id; or an array at the point, which broadcasts to (example,
-            position, dim). The result for a list of names, ids and arrays is the mean over these.
+            position, dim). The result for a list of names, ids and arrays is the mean over these. In `attribute_tokens` "auto" is
+            the other row with the first token in place if the error from zeros is larger than a quarter of the difference of L.
         rule: "gausslegendre", or "riemann_left", "riemann_right", "riemann_middle", "riemann_trapezoid".
         tolerance: refine the line of each example, in parts of a few steps that are halved where they miss their share of L,
             until `error` is at most this share of the size of L - L(baseline); None takes the steps as they are.
         keep_special: leave the values of special tokens as they are under a baseline that is a name or an id.
         most: with `tolerance` the most steps of an example in all; None for 32 times `steps`.
+        keep_first: leave the values of the first real position as they are. A trained causal model computes there what it
+            computes nowhere else, unless all positions have the same row.
     """
 
     steps: int = 50
@@ -74,9 +79,11 @@ class IntegratedGradients(GradientMethod):
     tolerance: float | None = None
     keep_special: bool = False
     most: int | None = None
+    keep_first: bool = False
 
     def __post_init__(self) -> None:
         expect_flag(self.keep_special, "keep_special")
+        expect_flag(self.keep_first, "keep_first")
         expect_count(self.steps, "steps")
         check_baselines(self.baseline, auto=True)
         expect_choice(self.rule, "rule", RULES)
@@ -94,11 +101,20 @@ class IntegratedGradients(GradientMethod):
         """Return the values at the point of each baseline."""
         if not is_auto(self.baseline):
             several = self.baseline if lists_choices(self.baseline) else (self.baseline,)
-            return [baseline_values(passes, baseline, tokenizer, self.keep_special) for baseline in several]
-        origin = baseline_values(passes, "zero", tokenizer, self.keep_special)
+            return [self.origin(passes, baseline, tokenizer) for baseline in several]
+        origin = self.origin(passes, "zero", tokenizer)
         flat = is_scale_free(passes, origin)
-        chosen = choose_visible(passes, tokenizer, self.keep_special) if flat.any() else None
+        chosen = self._choose(passes, tokenizer) if flat.any() else None
         return [origin if chosen is None else np.where(flat[:, None, None], chosen.values, origin)]
+
+    def origin(self, passes: Passes, baseline: Any, tokenizer: Any) -> np.ndarray:
+        """Return the values of a baseline at the point, (example, position, dim)."""
+        values = baseline_values(passes, baseline, tokenizer, self.keep_special)
+        return keep_first(passes, values) if self.keep_first else values
+
+    def _choose(self, passes: Passes, tokenizer: Any) -> Visible | None:
+        chosen = choose_visible(passes, tokenizer, self.keep_special)
+        return replace(chosen, values=keep_first(passes, chosen.values)) if chosen and self.keep_first else chosen
 
     def values_at(self, passes: Passes, inputs: np.ndarray, prepared: Any) -> np.ndarray:
         """Return the integrals from the baseline to the inputs, times their difference, the mean over several baselines."""
@@ -112,7 +128,7 @@ class IntegratedGradients(GradientMethod):
         if is_auto(self.baseline):
             line, flat, notes = self._from_visible(passes, tokenizer)
         else:
-            baseline = baseline_values(passes, self.baseline, tokenizer, self.keep_special)
+            baseline = self.origin(passes, self.baseline, tokenizer)
             with explain_zeros(self.baseline):
                 line = along(passes, baseline, self.rule, self.steps)
             flat = self._is_flat(passes, line) if is_zero(self.baseline) else np.zeros(len(baseline), bool)
@@ -136,18 +152,18 @@ class IntegratedGradients(GradientMethod):
             The contributions; the examples that need another baseline when none is known, bool, (example,); and the entries of
             the provenance.
         """
-        origin = baseline_values(passes, "zero", tokenizer, self.keep_special)
+        origin = self.origin(passes, "zero", tokenizer)
         try:
             line = along(passes, origin, self.rule, self.steps)
             flat, why = self._is_flat(passes, line), SCALE_FREE
         except ObjectiveError:
             flat, why = np.ones(len(origin), bool), NOT_FINITE
-            chosen = choose_visible(passes, tokenizer, self.keep_special)
+            chosen = self._choose(passes, tokenizer)
             if chosen is None:
                 raise
             line = along(passes, chosen.values, self.rule, self.steps)
         else:
-            chosen = choose_visible(passes, tokenizer, self.keep_special) if flat.any() else None
+            chosen = self._choose(passes, tokenizer) if flat.any() else None
             if chosen is not None:
                 line.take_from(along(passes, chosen.values, self.rule, self.steps), flat)
         return line, flat & (chosen is None), notes_of(flat, chosen, why)

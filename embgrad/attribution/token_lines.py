@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from embgrad.attribution.baselines import (
     is_auto,
     is_flat,
     is_zero,
+    keep_first,
+    note_first,
     notes_of,
 )
 from embgrad.attribution.lines import explain_end
@@ -34,6 +36,9 @@ from embgrad.engine.embedding_table import table_of
 from embgrad.errors import BatchError, ObjectiveError, UnsupportedError
 
 __all__ = ["Made", "integrate_tokens"]
+
+#: The share of the difference of L above which the error of the line from zeros is compared with that of another line.
+WANDERS: Final = 0.25
 
 
 @dataclass
@@ -98,7 +103,15 @@ def _from_visible(
         chosen = choose() if flat.any() else None
         if chosen is not None:
             line.take_from(_along(method, passes, inputs, chosen.baseline, tokenizer), flat)
-    return line, flat & (chosen is None), notes_of(flat, chosen, why)
+    notes = notes_of(flat, chosen, why)
+    wandering = (line.error_share() > WANDERS) & (passes.batch.real.sum(1) > 1)
+    visible = choose() if wandering.any() and not method.keep_first and len(inputs) == 1 else None
+    if visible is not None and not passes.first.is_random:
+        kept = _along(replace(method, keep_first=True), passes, inputs, visible.baseline, tokenizer)
+        better = wandering & (2 * kept.error_share() < line.error_share())
+        line.take_from(kept, better)
+        note_first(notes, better, visible)
+    return line, flat & (chosen is None), notes
 
 
 @dataclass
@@ -143,6 +156,13 @@ class _TokenLine:
             own[:, examples] = theirs[:, examples]
         self.before[:, examples] = other.before[:, examples]
         self.error[:, examples] = other.error[:, examples]
+
+    def error_share(self) -> np.ndarray:
+        """Return the share of an example's error in its differences of L, all output tokens and both of a pair together."""
+        error, size = self.error.sum(0), np.abs(self.own - self.before).sum(0)
+        if self.passes.paired:
+            error, size = (array + np.roll(array, self.examples // 2) for array in (error, size))
+        return np.asarray(error / np.maximum(size, np.finfo(np.float64).tiny))
 
     def flat_examples(self) -> np.ndarray:
         """Return whether L of all of an example's output tokens is the same at all scales of its values, bool, (example,)."""
@@ -218,6 +238,8 @@ def _along(
     """Return the contributions by the method's rule along the lines from a baseline."""
     count, outputs = len(passes.batch), passes.targets.positions.shape[1]
     origins = _baselines(baseline, passes, inputs, tokenizer, method.keep_special)
+    if method.keep_first:
+        origins[0] = keep_first(passes.first, origins[0])
     differences = [own - origin for own, origin in zip(inputs, origins, strict=True)]
     nodes, weights = nodes_and_weights(method.rule, method.steps)
     # Steps at the baseline and at the inputs, without weight, give L there.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ from safetensors.numpy import load_file
 
 import embgrad
 from tests.benchmarks.measuring import distance
+from tests.docs.pages import DOCS, difference
 from tests.support.llama_by_hand import llama_by_hand
 from tests.support.smollm2 import load_smollm2, smollm2_folder
 
@@ -95,3 +99,59 @@ def test_output_tokens_have_the_input_x_gradient_of_autograd(loaded: Any) -> Non
     np.testing.assert_allclose(a.objective[0, 0], difference.item(), rtol=1e-9)
     np.testing.assert_allclose(a.scores[0, 0, :-1], expected, rtol=0, atol=1e-9 * np.abs(expected).max())
     assert difference.item() > 0, "the model finds the verb's form"
+
+
+def contributions(model: Any, ids: list[int], start: np.ndarray, right: int, wrong: int) -> np.ndarray:
+    """Return the integrated gradients of a difference of logits by 24 parts of 8 steps each, (position,)."""
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    rows, origin = model.model.embed_tokens.weight[ids].detach(), torch.tensor(start)
+    total = torch.zeros_like(rows)
+    for part in range(24):
+        places = torch.tensor((part + (nodes + 1) / 2) / 24, dtype=rows.dtype)[:, None, None]
+        values = (origin + places * (rows - origin)).requires_grad_(True)
+        logits = model.lm_head(model.model(inputs_embeds=values).last_hidden_state[:, -1])
+        (gradient,) = torch.autograd.grad((logits[:, right] - logits[:, wrong]).sum(), values)
+        total += torch.einsum("s,spd->pd", torch.tensor(weights / 48, dtype=rows.dtype), gradient)
+    return (total * (rows - origin)).sum(-1).numpy()
+
+
+def test_integrated_gradients_keep_the_first_token_and_their_error_bounds_what_they_miss() -> None:
+    """From zeros the line wanders, and its error says so: every position loses the states of a first one on the way."""
+    model, tokenizer = load_smollm2()
+    asked = {"targets": [-1], "contrast": " is", "tokenizer": tokenizer}
+    texts, ids = [f"{PROMPTS[0]} are"], tokenizer(PROMPTS[0]).input_ids
+    are, is_ = (tokenizer(word).input_ids[-1] for word in (" are", " is"))
+    with pytest.warns(embgrad.EmbgradWarning, match="with 50 steps the contributions to 1 of 1 output tokens miss"):
+        zero = embgrad.attribute_tokens(
+            model, texts, method=embgrad.methods.IntegratedGradients(baseline="zero"), **asked
+        )
+    assert zero.error is not None
+    assert zero.error[0, 0] > abs(zero.objective - zero.baseline_objective)[0, 0], "it bounds nothing"
+    assert zero.error[0, 0] >= abs(zero.delta[0, 0])
+
+    a = embgrad.attribute_tokens(model, texts, method=embgrad.methods.IntegratedGradients(tolerance=0.01), **asked)
+    method, end = a.provenance["method"], tokenizer.pad_token_id
+    assert (method["first_kept"], method["baseline_taken"]) == ([True], [end])
+    assert method["reason"][0].startswith(
+        "the error from zeros is larger than a quarter of the difference of L: the first token in place"
+    )
+    difference = (a.objective - a.baseline_objective)[0, 0]
+    assert a.error is not None
+    assert a.error[0, 0] <= 0.01 * difference
+
+    rows = model.model.embed_tokens.weight[[ids[0]] + [end] * (len(ids) - 1)].detach().numpy()
+    exact = contributions(model, ids, rows, are, is_)
+    np.testing.assert_allclose(exact.sum(), difference, rtol=1e-3)
+    assert abs(a.scores[0, 0].sum() - exact.sum()) <= a.error[0, 0] + 1e-3 * difference
+    np.testing.assert_allclose(a.scores[0, 0, : len(ids)], exact, rtol=0, atol=a.error[0, 0])
+    assert exact.argmax() == 1, "the keys are many"
+
+
+def test_the_page_on_generation_shows_what_the_model_says() -> None:
+    """Its fences are not run with the others of the page, which has a model of its own."""
+    section = (DOCS / "generation.md").read_text(encoding="utf-8").partition("## A model that was trained\n")[2]
+    code, shown = re.findall(r"```(?:py|text)\n(.*?)```", section.partition("\n## ")[0], flags=re.DOTALL)
+    stream, (model, tokenizer) = io.StringIO(), load_smollm2()
+    with contextlib.redirect_stdout(stream):
+        exec(code, {"embgrad": embgrad, "model": model, "tokenizer": tokenizer})
+    assert difference(shown, stream.getvalue()) is None

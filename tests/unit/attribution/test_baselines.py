@@ -243,6 +243,56 @@ def test_output_tokens_get_a_baseline_that_the_model_sees(epsilon: float) -> Non
     assert usual.provenance["method"]["baseline_taken"] == ["zero"]
 
 
+def _sway(rows: Tensor) -> Tensor:
+    """Return the sines of 300 times the rows."""
+    return Tensor(np.sin(300 * rows.value), [(rows, lambda gradient: gradient * 300 * np.cos(300 * rows.value))])
+
+
+def _swaying_causal(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+    """A causal model that sways on any line on which its first token changes, and is linear on the others before the softmax."""
+    rows = lookup(model["E"], input_ids)
+    first = (rows.swap(1, 2) @ Tensor(np.eye(input_ids.shape[1])[:, :1])).swap(1, 2)
+    return (means(rows, attention_mask) + _sway(first)) @ model["V"]
+
+
+def test_the_first_token_of_a_causal_model_stays_where_the_line_wanders_otherwise() -> None:
+    model, ids = ReferenceModel(_swaying_causal, WEIGHTS), np.array([[2, 7, 1, 9], [3, 3, 8, 4]])
+    with pytest.warns(embgrad.EmbgradWarning, match="with 20 steps the contributions to 6 of 6 output tokens miss"):
+        embgrad.attribute_tokens(model, ids, method=methods.IntegratedGradients(20, "zero"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", embgrad.EmbgradWarning)
+        found = embgrad.attribute_tokens(model, ids, method=methods.IntegratedGradients(20), tokenizer=Tokenizer())
+        named = methods.IntegratedGradients(20, 0, keep_first=True)
+        expected = embgrad.attribute_tokens(model, ids, method=named)
+    method = found.provenance["method"]
+    assert (method["baseline_taken"], method["first_kept"]) == ([0, 0], [True, True])
+    assert method["reason"][0] == (
+        "the error from zeros is larger than a quarter of the difference of L: the first token in place, and the padding's row"
+    )
+    np.testing.assert_array_equal(found.scores, expected.scores)
+    np.testing.assert_array_equal(found.baseline_objective, expected.baseline_objective)
+    assert not found.scores[..., 0].any()
+    assert found.scores[..., 1:].any()
+    assert found.error is not None
+    assert found.error.max() < 1e-9
+
+
+@pytest.mark.parametrize("baselines", [["zero"], [4], ["zero", 4]])
+def test_the_first_real_position_can_be_kept(baselines: list[Any]) -> None:
+    batch = embgrad.TokenBatch(IDS, np.array([[0, 1, 1, 1], [1, 1, 1, 1]]))
+    own, first = embgrad.gradients(curved(), batch, LOGIT).activations, np.array([[0, 1, 0, 0], [1, 0, 0, 0]], bool)
+    rows = [np.zeros(DIM) if baseline == "zero" else curved()["E"].value[baseline] for baseline in baselines]
+    found = embgrad.attribute(curved(), batch, LOGIT, methods.IntegratedGradients(40, baselines, keep_first=True))
+    by_arrays = [
+        embgrad.attribute(
+            curved(), batch, LOGIT, methods.IntegratedGradients(40, np.where(first[..., None], own, row))
+        ).scores
+        for row in rows
+    ]
+    np.testing.assert_allclose(found.scores[batch.real], np.mean(by_arrays, 0)[batch.real], rtol=1e-12, atol=1e-14)
+    assert not found.scores[first].any()
+
+
 def test_the_mean_row_of_the_table_is_a_baseline() -> None:
     model = linear()
     table, weights = model["E"].value, model["W"].value[:, 0]

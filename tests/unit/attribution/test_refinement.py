@@ -171,7 +171,8 @@ def test_no_example_takes_more_steps_than_are_allowed(most: int) -> None:
     model = of_sum(winding, lambda z: 1 + 40 * np.cos(40 * z), calls)
     method = methods.IntegratedGradients(20, tolerance=1e-9, most=most)
     with pytest.warns(
-        embgrad.EmbgradWarning, match="Give most=... for more steps, or take a method that needs no path"
+        embgrad.EmbgradWarning,
+        match="Give most=... for more steps, .* keep_first=True, or take a method that needs no path",
     ):
         found = embgrad.attribute(model, BATCH[:1], LOGIT, method, batch_size=1)
     (taken,) = found.provenance["method"]["steps_taken"]
