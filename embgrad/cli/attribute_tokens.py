@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -19,8 +19,12 @@ from embgrad.cli.result_lines import legend_of, result_lines
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
 from embgrad.common.text import visible
+from embgrad.errors import EmbgradError, quote
 
 __all__ = ["attribute_tokens"]
+
+#: The units that an attribution of output tokens has.
+UNITS: Final = ("tokens", "words", "spans", "sentences", "segments")
 
 of_tokens = functools.partial(typer.Option, rich_help_panel="Output tokens")
 
@@ -85,6 +89,14 @@ def attribute_tokens(
             help="With --hops, the tokens whose contributions are passed on, as --target names outputs. May be repeated.",
         ),
     ] = None,
+    by: Annotated[
+        str,
+        of_tokens(
+            "--by",
+            metavar="UNIT",
+            help="What is printed with a score: tokens (the default), words, spans, sentences or segments, the turns of a chat.",
+        ),
+    ] = "tokens",
     request: Annotated[GradientRequest, "batch_size", "training", "call"],
     files: Files,
 ) -> int:
@@ -93,8 +105,11 @@ def attribute_tokens(
     \b
     embgrad attribute-tokens -m FOLDER -t "The keys to the cabinet" --generate 5 --html page.html
     embgrad attribute-tokens -m FOLDER -t "The keys to the cabinet are" --target -1 --contrast " is"
+    embgrad attribute-tokens -m FOLDER -t "The keys to the cabinet are" --target -1 --by words
     embgrad attribute-tokens -m FOLDER -t "The keys are on the table" --target "on the table" --contrast " in my bag"
     """
+    if by not in UNITS:
+        raise EmbgradError(f"--by is {by!r}: expected {quote(UNITS)}")
     methods = methods_from([method], argument or ())
     models.single()
     files.expect(printed="tokens")
@@ -118,7 +133,7 @@ def attribute_tokens(
         )
     files.write(result)
     terminal.say(f"{method} at {visible(str(result.provenance['point']))}, {model_of(result)}", style="bold")
-    for line in result_lines(result, terminal):
+    for line in result_lines(result, terminal, by=by):
         terminal.say(line)
     terminal.say(legend_of(result, terminal.coloured), style="dim")
     files.say_written(terminal)

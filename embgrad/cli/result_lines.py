@@ -29,7 +29,9 @@ __all__ = ["legend_of", "lines_of_several", "port_lines", "result_lines", "searc
 GRADIENTS: Final = {"norm": "length of the gradient", "dot": "gradient · embedding"}
 
 
-def result_lines(result: Any, terminal: Terminal, *, words: bool = False, kind: str = "norm") -> list[Any]:
+def result_lines(
+    result: Any, terminal: Terminal, *, words: bool = False, kind: str = "norm", by: str | None = None
+) -> list[Any]:
     """Return a result as lines, of Rich's text where it is coloured; none with --json.
 
     Gradients and attributions have a line for each example, attributions of output tokens one for each output. A search is one
@@ -40,6 +42,7 @@ def result_lines(result: Any, terminal: Terminal, *, words: bool = False, kind: 
         terminal: the terminal.
         words: whether the tokens of each word are merged.
         kind: the kind of saliency of gradients, "norm" or "dot".
+        by: the unit of attributions of output tokens, see `TokenAttribution.matrix`; None for what `words` says.
 
     Raises:
         EmbgradError: words are wanted, and the tokens are not known.
@@ -59,7 +62,7 @@ def result_lines(result: Any, terminal: Terminal, *, words: bool = False, kind: 
     return [
         text
         for example in having
-        for text in text_lines(result.matrix(example, by=unit).lines(), coloured, labels=True)
+        for text in text_lines(result.matrix(example, by=by or unit).lines(), coloured, labels=True)
     ]
 
 

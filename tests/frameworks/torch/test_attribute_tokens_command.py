@@ -61,3 +61,15 @@ def test_a_target_a_contrast_and_a_method_are_passed_on(folder: Path, capsys: py
         result["examples"][0]["outputs"][0]["objective"],
         rtol=1e-6,  # the two methods read it from passes of different numbers of rows
     )
+
+
+def test_scores_are_printed_by_the_unit_that_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["attribute-tokens", "-m", str(folder), "-t", "the keys. is on", "--target", "-1"]
+    printed = {}
+    for by in ("tokens", "sentences"):
+        assert run([*words, "--by", by]) == 0
+        printed[by] = capsys.readouterr().out.splitlines()[1]
+    assert printed["tokens"].count("(") == 3
+    assert printed["sentences"].count("(") < 3
+    assert run([*words, "--by", "letters"]) == 2
+    assert "--by is 'letters': expected 'tokens', 'words', 'spans', 'sentences', 'segments'" in capsys.readouterr().err
