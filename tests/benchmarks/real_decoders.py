@@ -145,7 +145,7 @@ class Decoder:
 
 
 def lines_of(decoder: Callable[[], Decoder], record: Record) -> None:
-    for ways in (("tolerance", "captum"), ("captum, as many", "captum, zeros", "default")):
+    for ways in (("tolerance", "captum"), ("captum, as many",), ("captum, zeros",), ("default",)):
         for prompt in PROMPTS:
             for way in ways:
                 steps = record.rows[f"tolerance: {prompt}"]["steps"] if way == "captum, as many" else STEPS

@@ -57,9 +57,11 @@ def test_gradients_agree(questions: dict[str, dict[str, Any]], framework: str, a
     assert distance(theirs.values, ours.values) < MOST
 
 
+@pytest.mark.filterwarnings("ignore:with 6 steps the contributions:embgrad.EmbgradWarning")
 @pytest.mark.parametrize("framework", ["jax", "keras"])
-def test_attributions_of_tokens_agree(questions: dict[str, dict[str, Any]], framework: str) -> None:
-    asked = {"targets": [5], "contrast": 314}
+@pytest.mark.parametrize("method", ["input_x_gradient", embgrad.methods.IntegratedGradients(6, 2, keep_first=True)])
+def test_attributions_of_tokens_agree(questions: dict[str, dict[str, Any]], framework: str, method: Any) -> None:
+    asked = {"targets": [5], "contrast": 314, "method": method}
     ours, theirs = (embgrad.attribute_tokens(**questions[name], **asked) for name in ("torch", framework))
     np.testing.assert_allclose(theirs.objective, ours.objective, rtol=MOST)
     assert distance(theirs.scores, ours.scores) < MOST
