@@ -13,11 +13,26 @@ import numpy as np
 import pytest
 
 from tests.benchmarks import __main__ as benchmarks
-from tests.benchmarks import jobs, limits, measuring, reader, table
+from tests.benchmarks import jobs, limits, measuring, reader, real_decoders, table
+from tests.benchmarks.agreement import CASES, wilson
 from tests.benchmarks.cases import drawn_bert
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
+
+
+def test_the_page_on_trained_decoders_is_generated_from_its_figures() -> None:
+    page = (DOCS / "trained-decoders.md").read_text(encoding="utf-8")
+    assert real_decoders.fill(page, real_decoders.Record(DOCS / "trained-decoders.json")) == page
+
+
+def test_sentences_hold_both_nouns_and_shares_have_their_interval() -> None:
+    assert len({case.text for case in CASES}) == 40
+    assert all({case.noun, case.attractor} <= {*case.text.split()} for case in CASES)
+    assert [case.right for case in CASES].count("are") == [case.wrong for case in CASES].count("are") == 7
+    # the bounds solve (share - p)² = z² p (1 - p) / total
+    for bound in wilson(38, 40):
+        assert (38 / 40 - bound) ** 2 == pytest.approx(1.96**2 * bound * (1 - bound) / 40)
 
 
 @pytest.mark.slow
