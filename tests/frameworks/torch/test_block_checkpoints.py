@@ -50,6 +50,14 @@ def of_class(model: Any) -> np.ndarray:
     return np.asarray(embgrad.gradients(model, np.random.default_rng(0).integers(3, 99, (2, 9)), LOSS).values)
 
 
+def test_a_block_whose_flag_alone_is_set_runs_as_it_is() -> None:
+    model = llama().eval()
+    before = of_class(model)
+    for block in model.model.layers:
+        block.gradient_checkpointing = True
+    np.testing.assert_array_equal(of_class(model), before)
+
+
 def states(model: Any) -> dict[str, Any]:
     """Return what gradient checkpointing sets at each module."""
     return {
