@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
 
-__all__ = ["Match", "Matching", "NamedArray", "Part", "match_weights", "matrices_of", "rounded"]
+from embgrad.comparison.weight_values import (
+    ALIKE,
+    LEAST_ROW,
+    Part,
+    distance_of,
+    exact_distance,
+    index_of_rows,
+    is_distinct,
+    layouts,
+    order_of_rows,
+    parts_of,
+    rounded,
+)
+
+__all__ = ["Match", "Matching", "NamedArray", "Part", "match_weights"]
 
 #: The relative L2 up to which two weights are equal: the rounding error of storing them in single precision.
 EQUAL: Final = 1e-6
-
-#: The relative L2 up to which two weights are versions of one: rounded to half precision, or quantised to eight bits.
-ALIKE: Final = 0.05
 
 #: The relative difference of two sums of magnitudes up to which weights may be versions of one.
 SUMS: Final = 0.02
@@ -25,14 +35,8 @@ SUMS: Final = 0.02
 #: The share of a weight's rows up to which they may differ, for the others to show that two weights belong together.
 MOSTLY: Final = 0.5
 
-#: The number of entries that are compared before all are.
-SAMPLED: Final = 2048
-
 #: The most candidates whose entries are compared with those of a weight.
 MOST_CANDIDATES: Final = 64
-
-#: The length of rows from which chance makes no two equal.
-LEAST_ROW: Final = 4
 
 
 class NamedArray(Protocol):
@@ -67,21 +71,6 @@ class NamedArray(Protocol):
     def layer(self) -> int | None:
         """The index of the layer that contains it; None outside of the layers."""
         ...
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Rows of one weight that equal rows of another, both seen as matrices.
-
-    Attributes:
-        name: the other weight's name.
-        rows: the indices of the rows of the first weight.
-        others: the indices of the equal rows of the other weight.
-    """
-
-    name: str
-    rows: np.ndarray = field(repr=False)
-    others: np.ndarray = field(repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,11 +300,11 @@ class _Places:
 def _at_one_place(weight: NamedArray, other: NamedArray, holder: Mapping[str, str]) -> Match:
     """Return the match of two weights at the same place, with a text for how their values relate."""
     mine, its = weight.get(), other.get()
-    versions = list(_layouts(mine, its))
+    versions = list(layouts(mine, its))
     if not versions:
         return Match(weight.name, other.name, float("inf"), relation="of another shape", by_value=False)
-    transposed, x, y = min(versions, key=lambda version: _distance(version[1], version[2]))
-    distance = _distance(x, y)
+    transposed, x, y = min(versions, key=lambda version: distance_of(version[1], version[2]))
+    distance = distance_of(x, y)
     base = Match(weight.name, other.name, distance, transposed=transposed, by_value=distance <= EQUAL)
     if distance <= EQUAL:
         return base
@@ -388,75 +377,51 @@ class _Pool:
 
 def _equal(summary: _Summary, other: _Summary, values: np.ndarray, theirs: np.ndarray) -> Match | None:
     """Return the match of two weights that hold the same numbers in any layout, or rounded ones."""
-    if summary.distance(other) > SUMS or not _is_distinct(values):
+    if summary.distance(other) > SUMS or not is_distinct(values):
         return None
     match = partial(Match, summary.weight.name, other.weight.name)
-    for transposed, mine, its in _layouts(values, theirs):
-        distance = _distance(mine, its)
+    for transposed, mine, its in layouts(values, theirs):
+        distance = distance_of(mine, its)
         if distance <= ALIKE:
             return _described(match(distance, transposed=transposed), mine, its)
-    for transposed, mine, its in _layouts(values, theirs):
+    for transposed, mine, its in layouts(values, theirs):
         for axis in (0, 1):
-            order = _order_of_rows(mine, its) if axis == 0 else _order_of_rows(mine.T, its.T)
+            order = order_of_rows(mine, its) if axis == 0 else order_of_rows(mine.T, its.T)
             if order is not None:
                 moved = np.take(its, order, axis)
-                return match(_distance(mine, moved), transposed=transposed, order=order, axis=axis)
+                return match(distance_of(mine, moved), transposed=transposed, order=order, axis=axis)
     return None
 
 
 def _version(summary: _Summary, other: _Summary, values: np.ndarray, theirs: np.ndarray) -> Match | None:
     """Return the match of two weights one of which is the other times a number, or plus a number."""
     match = partial(Match, summary.weight.name, other.weight.name)
-    for transposed, mine, its in _layouts(values, theirs):
-        if mine.size < LEAST_ROW or not _is_distinct(mine):
+    for transposed, mine, its in layouts(values, theirs):
+        if mine.size < LEAST_ROW or not is_distinct(mine):
             continue
         x, y = mine.astype(np.float64).ravel(), its.astype(np.float64).ravel()
         number = float(x @ y) / (float(x @ x) or 1.0)
-        if number and _distance(number * x, y) <= EQUAL * 10:
-            return match(_distance(x, y), transposed=transposed, relation=f"times {number:.6g}")
+        if number and distance_of(number * x, y) <= EQUAL * 10:
+            return match(distance_of(x, y), transposed=transposed, relation=f"times {number:.6g}")
         shift = float((y - x).mean())
-        if shift and _distance(x + shift, y) <= EQUAL * 10:
-            return match(_distance(x, y), transposed=transposed, relation=f"plus {shift:.6g}")
+        if shift and distance_of(x + shift, y) <= EQUAL * 10:
+            return match(distance_of(x, y), transposed=transposed, relation=f"plus {shift:.6g}")
     return None
 
 
 def _mostly_equal(summary: _Summary, other: _Summary, values: np.ndarray, theirs: np.ndarray) -> Match | None:
     """Return the match of two weights of which most rows are equal, at the same indices."""
-    for transposed, mine, its in _layouts(values, theirs):
+    for transposed, mine, its in layouts(values, theirs):
         for x, y in ((mine, its), (mine.T, its.T)):
-            if min(x.shape) < 2 or not _is_distinct(x):
+            if min(x.shape) < 2 or not is_distinct(x):
                 continue
             off = np.linalg.norm(y.astype(np.float64) - x, axis=1)
             rows = ~(off <= EQUAL * (np.linalg.norm(x, axis=1) + 1e-30))  # so that rows with NaN count
             if 0 < rows.sum() < MOSTLY * len(rows):
                 relation = f"different in {int(rows.sum())} of {len(rows)} rows"
-                distance = _relative(mine, its)
+                distance = exact_distance(mine, its)
                 return Match(summary.weight.name, other.weight.name, distance, transposed, relation=relation)
     return None
-
-
-def _layouts(values: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[bool, np.ndarray, np.ndarray]]:
-    """Yield both weights as matrices of equal shape, in each way in which one may be the other's layout."""
-    firsts = list(matrices_of(values))
-    for mine, its in itertools.product(firsts[:1] if values.ndim == theirs.ndim else firsts, matrices_of(theirs)):
-        for transposed in (False, True):
-            turned = its.T if transposed else its
-            if turned.shape == mine.shape and not (transposed and 1 in mine.shape):
-                yield transposed, mine, turned
-
-
-def matrices_of(values: np.ndarray, *, in_order: bool = False) -> Iterator[np.ndarray]:
-    """Yield a weight as a matrix, in each way in which its axes may be outputs or inputs, or in their own order alone."""
-    squeezed = values.reshape([size for size in values.shape if size != 1] or [1])
-    if squeezed.ndim == 1:
-        yield squeezed.reshape(1, -1)
-        return
-    own = tuple(range(squeezed.ndim))
-    orders = itertools.permutations(own) if squeezed.ndim == 3 and not in_order else [own]
-    for order in orders:
-        turned = squeezed.transpose(order)
-        for cut in range(1, squeezed.ndim):
-            yield turned.reshape(int(np.prod(turned.shape[:cut])), -1)
 
 
 def _described(match: Match, mine: np.ndarray, its: np.ndarray) -> Match:
@@ -465,39 +430,20 @@ def _described(match: Match, mine: np.ndarray, its: np.ndarray) -> Match:
         return match
     for dtype in ("bfloat16", "float16"):
         for exact, coarse, whose in ((mine, its, "b"), (its, mine, "a")):
-            if _distance(rounded(exact, dtype), coarse) <= EQUAL:
+            if distance_of(rounded(exact, dtype), coarse) <= EQUAL:
                 return replace(match, relation=f"rounded to {dtype} in {whose}")
     return replace(match, relation="different")
-
-
-def _order_of_rows(mine: np.ndarray, its: np.ndarray) -> np.ndarray | None:
-    """Return the rows of the second matrix in the order of the first's, or None where they are not the same rows."""
-    if mine.shape[1] < LEAST_ROW or mine.shape[0] < 2:
-        return None
-    keys = [_keys(matrix) for matrix in (mine, its)]
-    ranked = [np.argsort(key, kind="stable") for key in keys]
-    if not np.allclose(keys[0][ranked[0]], keys[1][ranked[1]], rtol=1e-4, atol=1e-12):
-        return None
-    order = np.empty(len(mine), np.int64)
-    order[ranked[0]] = ranked[1]
-    return order if _distance(mine, its[order]) <= ALIKE else None
-
-
-def _keys(matrix: np.ndarray) -> np.ndarray:
-    """Return a number for each row that hardly any two rows share."""
-    wide = matrix.astype(np.float64)
-    return np.asarray(wide @ np.cos(1.0 + np.arange(matrix.shape[1])))
 
 
 def _by_rows(
     left: Sequence[_Summary], others: Sequence[_Summary]
 ) -> tuple[dict[str, tuple[Part, ...]], list[_Summary], list[_Summary]]:
     """Return the parts of fused and split weights, and the summaries whose rows are not found on the other side."""
-    rows = _index_of_rows(others)
+    rows = index_of_rows((other.weight.name, other.weight.get()) for other in others)
     parts: dict[str, tuple[Part, ...]] = {}
     used: dict[str, int] = defaultdict(int)
     for summary in left:
-        found = _parts_of(summary.weight.get(), rows)
+        found = parts_of(summary.weight.get(), rows)
         if found:
             parts[summary.weight.name] = tuple(found)
             for part in found:
@@ -507,91 +453,3 @@ def _by_rows(
         [summary for summary in left if summary.weight.name not in parts],
         [other for other in others if other.weight.name not in used],
     )
-
-
-#: For rows of one length: their keys in order, the names of their weights, and their indices there.
-Rows = Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]]
-
-
-def _index_of_rows(summaries: Iterable[_Summary]) -> Rows:
-    collected: dict[int, list[tuple[np.ndarray, str]]] = defaultdict(list)
-    for summary in summaries:
-        for matrix in _oriented(summary.weight.get()):
-            collected[matrix.shape[1]].append((_keys(matrix), summary.weight.name))
-    index = {}
-    for length, entries in collected.items():
-        keys = np.concatenate([key for key, _ in entries])
-        names = np.concatenate([np.full(len(key), number) for number, (key, _) in enumerate(entries)])
-        at = np.concatenate([np.arange(len(key)) for key, _ in entries])
-        ranked = np.argsort(keys, kind="stable")
-        index[length] = (keys[ranked], np.array([name for _, name in entries])[names[ranked]], at[ranked])
-    return index
-
-
-def _oriented(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield a weight's matrices, and their transposes, whose rows can be recognised: not those of zeros or ones alone."""
-    for matrix in matrices_of(values, in_order=True) if _is_distinct(values) else ():
-        for turned in (matrix, matrix.T):
-            if turned.shape[1] >= LEAST_ROW and turned.shape[0] > 1:
-                yield turned
-
-
-def _parts_of(values: np.ndarray, rows: Rows) -> list[Part]:
-    """Return the parts of a weight in others, where all of its rows, or those of a partner, are found."""
-    for matrix in _oriented(values):
-        if matrix.shape[1] not in rows:
-            continue
-        keys, names, at = rows[matrix.shape[1]]
-        wanted = _keys(matrix)
-        near = np.clip(np.searchsorted(keys, wanted), 0, len(keys) - 1)
-        before = np.maximum(near - 1, 0)
-        nearest = np.where(np.abs(keys[before] - wanted) < np.abs(keys[near] - wanted), before, near)
-        scale = np.linalg.norm(matrix.astype(np.float64), axis=1) + 1e-30
-        equal = np.abs(keys[nearest] - wanted) <= 1e-5 * scale
-        if equal.mean() < 0.2 or equal.sum() < 2:
-            continue
-        return [
-            Part(
-                str(name),
-                np.flatnonzero(equal & (names[nearest] == name)),
-                at[nearest][equal & (names[nearest] == name)],
-            )
-            for name in dict.fromkeys(names[nearest][equal].tolist())
-        ]
-    return []
-
-
-def _distance(mine: np.ndarray, its: np.ndarray) -> float:
-    """Return the relative L2 of the second array against the first; an estimate from a sample where they are far apart."""
-    if np.array_equal(mine, its):
-        return 0.0
-    x, y = mine.reshape(-1), its.reshape(-1)
-    if x.size > SAMPLED:
-        step = x.size // SAMPLED
-        sample = _relative(x[::step], y[::step])
-        if sample > 2 * ALIKE:
-            return sample
-    return _relative(x, y)
-
-
-def _relative(x: np.ndarray, y: np.ndarray) -> float:
-    first, second = x.astype(np.float64), y.astype(np.float64)
-    length = float(np.linalg.norm(first))
-    difference = float(np.linalg.norm(second - first))
-    return difference / length if length else float(difference > 0)
-
-
-def _is_distinct(values: np.ndarray) -> bool:
-    """Return whether a weight's entries differ from one another, so that a likeness means something."""
-    return bool(np.ptp(values) > 1e-3 * np.abs(values).max(initial=0.0))
-
-
-def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the values rounded to half precision, as float32."""
-    single = values.astype(np.float32)
-    if dtype == "float16":
-        with np.errstate(over="ignore"):
-            return single.astype(np.float16).astype(np.float32)
-    bits = np.ascontiguousarray(single).view(np.uint32)
-    rounded: np.ndarray = ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
-    return rounded

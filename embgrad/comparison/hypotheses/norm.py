@@ -14,7 +14,7 @@ import numpy as np
 from embgrad.common.tolerance import HALVES
 from embgrad.comparison.hypotheses.product import cause_of
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
-from embgrad.comparison.weights import rounded
+from embgrad.comparison.weight_values import rounded
 
 __all__ = ["Norm"]
 

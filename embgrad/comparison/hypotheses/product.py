@@ -12,7 +12,8 @@ import numpy as np
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY, Activation
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site
 from embgrad.comparison.recording import HeldWeight
-from embgrad.comparison.weights import Match, matrices_of
+from embgrad.comparison.weight_values import matrices_of
+from embgrad.comparison.weights import Match
 from embgrad.model_points.points import INPUT
 
 __all__ = ["Product", "cause_of"]

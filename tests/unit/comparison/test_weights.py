@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.recording import HeldWeight
-from embgrad.comparison.weights import Match, Matching, match_weights, matrices_of, rounded
+from embgrad.comparison.weight_values import matrices_of, rounded
+from embgrad.comparison.weights import Match, Matching, match_weights
 
 RANDOM = np.random.default_rng(0)
 

@@ -10,7 +10,7 @@ import pytest
 
 from embgrad.comparison.hypotheses.product import Product
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site
-from embgrad.comparison.weights import rounded
+from embgrad.comparison.weight_values import rounded
 from tests.unit.comparison.hypotheses.modules import best, module_site
 
 RANDOM = np.random.default_rng(0)

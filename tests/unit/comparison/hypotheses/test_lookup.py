@@ -12,7 +12,7 @@ from embgrad import TokenBatch
 from embgrad.comparison.hypotheses.lookup import Rows
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.sites import Pair
-from embgrad.comparison.weights import rounded
+from embgrad.comparison.weight_values import rounded
 from tests.unit.comparison.hypotheses.modules import IDS, REAL, best, module_site
 
 RANDOM = np.random.default_rng(0)

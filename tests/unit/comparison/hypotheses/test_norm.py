@@ -13,7 +13,7 @@ from embgrad.comparison.hypotheses.norm import Norm, Parameters
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.recording import Tensor
 from embgrad.comparison.sites import Pair
-from embgrad.comparison.weights import rounded
+from embgrad.comparison.weight_values import rounded
 from tests.unit.comparison.hypotheses.modules import best, module_site
 
 RANDOM = np.random.default_rng(0)

@@ -12,7 +12,8 @@ from embgrad.comparison.hypotheses.product import Product, cause_of
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.recording import Tensor
 from embgrad.comparison.sites import Pair
-from embgrad.comparison.weights import Match, Matching, rounded
+from embgrad.comparison.weight_values import rounded
+from embgrad.comparison.weights import Match, Matching
 from tests.unit.comparison.hypotheses.modules import best, module_site
 
 RANDOM = np.random.default_rng(0)

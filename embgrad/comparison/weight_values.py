@@ -1,0 +1,179 @@
+"""Compare the values of weights, as matrices in each way in which their axes may be outputs or inputs, and row by row."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+__all__ = [
+    "ALIKE",
+    "distance_of",
+    "is_distinct",
+    "keys_of_rows",
+    "layouts",
+    "matrices_of",
+    "order_of_rows",
+    "oriented",
+    "rounded",
+]
+
+#: The relative L2 up to which two weights are versions of one: rounded to half precision, or quantised to eight bits.
+ALIKE: Final = 0.05
+
+#: The number of entries that are compared before all are.
+SAMPLED: Final = 2048
+
+#: The length of rows from which chance makes no two equal.
+LEAST_ROW: Final = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Rows of one weight that equal rows of another, both seen as matrices.
+
+    Attributes:
+        name: the other weight's name.
+        rows: the indices of the rows of the first weight.
+        others: the indices of the equal rows of the other weight.
+    """
+
+    name: str
+    rows: np.ndarray = field(repr=False)
+    others: np.ndarray = field(repr=False)
+
+
+def layouts(values: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[bool, np.ndarray, np.ndarray]]:
+    """Yield both weights as matrices of equal shape, in each way in which one may be the other's layout."""
+    firsts = list(matrices_of(values))
+    for mine, its in itertools.product(firsts[:1] if values.ndim == theirs.ndim else firsts, matrices_of(theirs)):
+        for transposed in (False, True):
+            turned = its.T if transposed else its
+            if turned.shape == mine.shape and not (transposed and 1 in mine.shape):
+                yield transposed, mine, turned
+
+
+def matrices_of(values: np.ndarray, *, in_order: bool = False) -> Iterator[np.ndarray]:
+    """Yield a weight as a matrix, in each way in which its axes may be outputs or inputs, or in their own order alone."""
+    squeezed = values.reshape([size for size in values.shape if size != 1] or [1])
+    if squeezed.ndim == 1:
+        yield squeezed.reshape(1, -1)
+        return
+    own = tuple(range(squeezed.ndim))
+    orders = itertools.permutations(own) if squeezed.ndim == 3 and not in_order else [own]
+    for order in orders:
+        turned = squeezed.transpose(order)
+        for cut in range(1, squeezed.ndim):
+            yield turned.reshape(int(np.prod(turned.shape[:cut])), -1)
+
+
+def order_of_rows(mine: np.ndarray, its: np.ndarray) -> np.ndarray | None:
+    """Return the rows of the second matrix in the order of the first's, or None where they are not the same rows."""
+    if mine.shape[1] < LEAST_ROW or mine.shape[0] < 2:
+        return None
+    keys = [keys_of_rows(matrix) for matrix in (mine, its)]
+    ranked = [np.argsort(key, kind="stable") for key in keys]
+    if not np.allclose(keys[0][ranked[0]], keys[1][ranked[1]], rtol=1e-4, atol=1e-12):
+        return None
+    order = np.empty(len(mine), np.int64)
+    order[ranked[0]] = ranked[1]
+    return order if distance_of(mine, its[order]) <= ALIKE else None
+
+
+def keys_of_rows(matrix: np.ndarray) -> np.ndarray:
+    """Return a number for each row that hardly any two rows share."""
+    wide = matrix.astype(np.float64)
+    return np.asarray(wide @ np.cos(1.0 + np.arange(matrix.shape[1])))
+
+
+def oriented(values: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield a weight's matrices, and their transposes, whose rows can be recognised: not those of zeros or ones alone."""
+    for matrix in matrices_of(values, in_order=True) if is_distinct(values) else ():
+        for turned in (matrix, matrix.T):
+            if turned.shape[1] >= LEAST_ROW and turned.shape[0] > 1:
+                yield turned
+
+
+def distance_of(mine: np.ndarray, its: np.ndarray) -> float:
+    """Return the relative L2 of the second array against the first; an estimate from a sample where they are far apart."""
+    if np.array_equal(mine, its):
+        return 0.0
+    x, y = mine.reshape(-1), its.reshape(-1)
+    if x.size > SAMPLED:
+        step = x.size // SAMPLED
+        sample = exact_distance(x[::step], y[::step])
+        if sample > 2 * ALIKE:
+            return sample
+    return exact_distance(x, y)
+
+
+def exact_distance(x: np.ndarray, y: np.ndarray) -> float:
+    first, second = x.astype(np.float64), y.astype(np.float64)
+    length = float(np.linalg.norm(first))
+    difference = float(np.linalg.norm(second - first))
+    return difference / length if length else float(difference > 0)
+
+
+def is_distinct(values: np.ndarray) -> bool:
+    """Return whether a weight's entries differ from one another, so that a likeness means something."""
+    return bool(np.ptp(values) > 1e-3 * np.abs(values).max(initial=0.0))
+
+
+def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the values rounded to half precision, as float32."""
+    single = values.astype(np.float32)
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return single.astype(np.float16).astype(np.float32)
+    bits = np.ascontiguousarray(single).view(np.uint32)
+    rounded: np.ndarray = ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+    return rounded
+
+
+#: For rows of one length: their keys in order, the names of their weights, and their indices there.
+Rows = Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
+def index_of_rows(weights: Iterable[tuple[str, np.ndarray]]) -> Rows:
+    """Return the rows of weights, which are passed with their names."""
+    collected: dict[int, list[tuple[np.ndarray, str]]] = defaultdict(list)
+    for name, values in weights:
+        for matrix in oriented(values):
+            collected[matrix.shape[1]].append((keys_of_rows(matrix), name))
+    index = {}
+    for length, entries in collected.items():
+        keys = np.concatenate([key for key, _ in entries])
+        names = np.concatenate([np.full(len(key), number) for number, (key, _) in enumerate(entries)])
+        at = np.concatenate([np.arange(len(key)) for key, _ in entries])
+        ranked = np.argsort(keys, kind="stable")
+        index[length] = (keys[ranked], np.array([name for _, name in entries])[names[ranked]], at[ranked])
+    return index
+
+
+def parts_of(values: np.ndarray, rows: Rows) -> list[Part]:
+    """Return the parts of a weight in others, where all of its rows, or those of a partner, are found."""
+    for matrix in oriented(values):
+        if matrix.shape[1] not in rows:
+            continue
+        keys, names, at = rows[matrix.shape[1]]
+        wanted = keys_of_rows(matrix)
+        near = np.clip(np.searchsorted(keys, wanted), 0, len(keys) - 1)
+        before = np.maximum(near - 1, 0)
+        nearest = np.where(np.abs(keys[before] - wanted) < np.abs(keys[near] - wanted), before, near)
+        scale = np.linalg.norm(matrix.astype(np.float64), axis=1) + 1e-30
+        equal = np.abs(keys[nearest] - wanted) <= 1e-5 * scale
+        if equal.mean() < 0.2 or equal.sum() < 2:
+            continue
+        return [
+            Part(
+                str(name),
+                np.flatnonzero(equal & (names[nearest] == name)),
+                at[nearest][equal & (names[nearest] == name)],
+            )
+            for name in dict.fromkeys(names[nearest][equal].tolist())
+        ]
+    return []
