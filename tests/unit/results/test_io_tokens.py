@@ -75,7 +75,8 @@ def test_several_are_restored_by_name_beside_attributions(tmp_path: Path) -> Non
     assert [type(result).__name__ for result in loaded.values()] == ["TokenAttribution", "Attribution"]
     expect_restored(ATTRIBUTION, loaded["t"])
     others = (
-        "embgrad.attribute_tokens, embgrad.attribute_pairs, embgrad.substitutions, embgrad.search or embgrad.check_port"
+        "embgrad.attribute_tokens, embgrad.attribute_pairs, embgrad.substitutions, embgrad.search, "
+        "embgrad.check_port or embgrad.tables.influence"
     )
     expected = f"expected a result of embgrad.gradients, embgrad.attribute, {others}, or a mapping"
     with refused(embgrad.EmbgradError, f"results is of type int: {expected}"):
