@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,9 +10,11 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.common.arrays import to_numpy, whole_numbers
-from embgrad.errors import EmbgradError, ObjectiveError, brief
+from embgrad.errors import EmbgradError, EmbgradWarning, ObjectiveError, brief, level_of_user
 from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.encode import with_known_tokens
 from embgrad.objectives.log_probability import LogProbability, ids_of_text
+from embgrad.results.pieces import STARTS
 from embgrad.results.spans import places_in_text
 
 __all__ = ["NONE", "Targets", "ids_at", "pad_outputs", "targets_of"]
@@ -115,6 +118,7 @@ def targets_of(targets: Any, contrast: Any, batch: TokenBatch, tokenizer: Any, s
     if contrast is None:
         return Targets(_single(positions), _single(ids), None)
     compared = _contrast(contrast, positions[..., 0], tokenizer)
+    _warn_of_missing_space(contrast, positions[..., 0], batch, tokenizer)
     made = Targets(_single(positions), _single(ids), _single(compared))
     if made.needs_continuations:
         _expect_runs(positions)
@@ -318,6 +322,25 @@ def _contrast(contrast: Any, positions: np.ndarray, tokenizer: Any) -> np.ndarra
             for row, at in zip(grid.tolist(), positions.tolist(), strict=True)
         ]
     )
+
+
+def _warn_of_missing_space(contrast: Any, positions: np.ndarray, batch: TokenBatch, tokenizer: Any) -> None:
+    """Warn of a text without the space that the output in whose place it stands begins with: the tokens are others then."""
+    texts = _rectangle(contrast, lambda entry: isinstance(entry, str))
+    if texts is None or batch.tokens is None:
+        return
+    grid = np.broadcast_to(texts, positions.shape)
+    for example, output in np.argwhere(positions != NONE).tolist():
+        text, token = grid[example, output], batch.tokens[example][positions[example, output]]
+        named = with_known_tokens(TokenBatch([_ids_of(text, contrast, tokenizer)]), tokenizer).tokens
+        if text[0].isalnum() and token.startswith(STARTS) and named is not None and not named[0][0].startswith(STARTS):
+            warnings.warn(
+                f"the contrast {text!r} begins without the space of {token!r}, in whose place it stands, so that its tokens are "
+                f"those of the end of a word. Give {' ' + text!r} for the word",
+                EmbgradWarning,
+                stacklevel=level_of_user() + 1,
+            )
+            return
 
 
 def _continuations(contrast: Any, tokenizer: Any) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 import embgrad
 from embgrad import EmbgradError, EmbgradWarning, LogProbability, TokenBatch, attribute_tokens
@@ -172,6 +173,27 @@ def test_tokens_are_named_where_a_tokenizer_is_given() -> None:
     assert named.output_tokens == (("bad",),)
     assert named.objective.item() == 0
     assert "contrastive at 'word' of embgrad.testing.tensors.ReferenceModel" in repr(named)
+
+
+@pytest.mark.parametrize(
+    ("contrast", "is_warned"), [("is", True), (" is", False), (",", False), ([["is"]], True), ([[4]], False)]
+)
+def test_a_contrast_without_the_space_of_the_output_is_warned_of(contrast: Any, is_warned: bool) -> None:
+    vocabulary = {"the": 3, "is": 4, "\u0120keys": 5, "\u0120are": 6, "\u0120is": 7, ",": 8}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="the"))  # type: ignore[attr-defined]
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[attr-defined]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EmbgradWarning)
+        result = attribute_tokens(causal(), ["the keys are"], targets=-1, contrast=contrast, tokenizer=tokenizer)
+    assert result.output_tokens == (("\u0120are",),)
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == is_warned
+    if is_warned:
+        assert messages[0].startswith(
+            "the contrast 'is' begins without the space of '\u0120are', in whose place it stands"
+        )
+        assert "Give ' is' for the word" in messages[0]
+        assert caught[0].filename == __file__
 
 
 def test_the_result_says_how_it_was_computed() -> None:
