@@ -151,8 +151,9 @@ class Experts:
 def _fits(site: Site) -> Iterator[Mixture]:
     """Yield the mixtures that reproduce the reference's output."""
     most = most_off(site)
-    inputs = [source for source in sources(site, 3 * MOST_INPUTS) if source.values.shape[:2] == site.a.shape[:2]]
-    for source in inputs[:MOST_INPUTS]:
+    near = [source for source in sources(site, 4 * MOST_INPUTS) if source.values.shape[:2] == site.a.shape[:2]]
+    same = [source for source in near if source.values.shape == site.a.shape][:MOST_INPUTS]
+    for source in [*same, *(source for source in near[:MOST_INPUTS] if source not in same)]:
         width = source.values.shape[-1]
         for router in routers_of(site.recordings[0], site.layer, width):
             count = len(router[1])
