@@ -24,6 +24,7 @@ from embgrad.errors import (
     NoGradientError,
     ObjectiveError,
     OutputError,
+    PointNotReachedError,
     UnsupportedError,
 )
 from embgrad.inputs.batch import TokenBatch
@@ -188,8 +189,16 @@ class LiveSide:
 
     def record(self) -> Recording:
         """Run the model, and return its recording, with gradients where an objective was passed."""
+        try:
+            run, final, failure = self._run(tuple(self._arrangements))
+        except PointNotReachedError:  # operations inside a lookup of a graph, such as a one-hot's, take its place
+            self._arrangements = {
+                key: arrangement
+                for key, arrangement in self._arrangements.items()
+                if not self._is_flat(self.points[key])
+            }
+            run, final, failure = self._run(tuple(self._arrangements))
         keys = tuple(self._arrangements)
-        run, final, failure = self._run(keys)
         tensors = {
             key: self._tensor(key, run.points[key])
             for key in keys
@@ -313,9 +322,7 @@ class LiveSide:
         if point.lookup is None:
             if not self._in_order:
                 return None
-            if (
-                len(point.shape) == 2 and point.shape[0] == self.batch.ids.size
-            ):  # positions of all examples, one after another
+            if self._is_flat(point):
                 shape, layout = (*self.batch.shape, point.shape[1]), Layout(self.batch.shape, transposed=False)
                 return Arrangement(point.shape, shape, self.batch.ids, is_batch=True, layout=layout)
             found = of_module(point.name, point.shape, self.batch, axis, by_role=False, in_order=True)
@@ -328,6 +335,10 @@ class LiveSide:
             )
         except (UnsupportedError, AmbiguousPointError):  # a lookup of relative positions, for example
             return self._of_decoder(point.lookup)
+
+    def _is_flat(self, point: Point) -> bool:
+        """Return whether a module's tensor has the positions of all examples one after another."""
+        return point.lookup is None and len(point.shape) == 2 and point.shape[0] == self.batch.ids.size
 
     def _of_decoder(self, lookup: Lookup) -> Arrangement | None:
         """Return the arrangement of a lookup of the decoder's ids, or of its positions, which all examples share; else None."""
