@@ -109,7 +109,7 @@ def attribute_tokens(
     embgrad attribute-tokens -m FOLDER -t "The keys are on the table" --target "on the table" --contrast " in my bag"
     """
     if by not in UNITS:
-        raise EmbgradError(f"--by is {by!r}: expected {quote(UNITS)}")
+        raise EmbgradError(f"--by is {by!r}: expected one of {quote(UNITS)}")
     methods = methods_from([method], argument or ())
     models.single()
     files.expect(printed="tokens")

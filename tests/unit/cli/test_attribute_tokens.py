@@ -35,10 +35,16 @@ def test_the_file_holds_the_attribution(command: Any, directory: Path) -> None:
     ("words", "message"),
     [
         ((), "--model is missing: expected a folder, or your own model as path/to/file.py:name"),
+        (
+            ("-m", "x", "--by", "turns"),
+            "--by is 'turns': expected one of 'tokens', 'words', 'spans', 'sentences', 'segments'",
+        ),
         (("-m", "x", "-o", "-"), "--output is '-', but the tokens are printed on stdout: expected the name of a file"),
     ],
 )
-def test_a_missing_model_and_output_to_stdout_are_refused(command: Any, words: tuple[str, ...], message: str) -> None:
+def test_missing_models_other_units_and_output_to_stdout_are_refused(
+    command: Any, words: tuple[str, ...], message: str
+) -> None:
     assert message in refused(command("attribute-tokens", "--ids", "ids.json", *words))
 
 

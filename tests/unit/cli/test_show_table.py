@@ -80,3 +80,6 @@ def test_a_table_of_several_results_has_their_names(command: Any, influence: Inf
 def test_a_table_that_cannot_be_written_is_refused(command: Any, pairs: PairAttribution) -> None:
     assert "expected a name that ends in .parquet or .csv" in refused(command("show", "p.safetensors", "--to", "t.txt"))
     assert "--to is '-': expected the name of a file" in refused(command("show", "p.safetensors", "--to", "-"))
+    embgrad.check_port(curved(), curved(), A).save("r.safetensors")
+    message = "--to: 'port' is a PortReport, which has no table; remove --to"
+    assert message in refused(command("show", "r.safetensors", "--to", "t.csv"))

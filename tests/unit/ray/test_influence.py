@@ -76,6 +76,18 @@ def test_rows_without_numbers_are_refused(items: Items, options: dict[str, Any],
     assert message in raised.value.message
 
 
+def test_a_dataset_without_rows_is_refused(items: Items) -> None:
+    with pytest.raises(BatchError, match="the dataset holds no row: expected one at least"):
+        embgrad.ray.influence(
+            ray.data.from_items(items(3)).filter(lambda row: row["key"] > 9),
+            models.reference,
+            labelled,
+            gradients_of(items(1)),
+            ids="ids_",
+            number="key",
+        )
+
+
 def test_test_examples_are_gradients(items: Items) -> None:
     with pytest.raises(EmbgradError, match="test is a list that holds a str: expected a result of"):
         embgrad.ray.influence(ray.data.from_items(items(2)), models.reference, labelled, ["a"], number="key")
