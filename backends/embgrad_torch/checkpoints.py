@@ -54,7 +54,7 @@ def blocks_with_checkpoints(walked: Iterable[tuple[Any, Any]]) -> dict[str, Any]
         spell(path): module
         for path, module in walked
         if getattr(module, "gradient_checkpointing", False)
-        and _segment_function(module)
+        and _segment_functions(module)
         and any(cls.__name__ == "GradientCheckpointingLayer" for cls in type(module).__mro__)
     }
 
@@ -66,7 +66,7 @@ def checkpointing(blocks: Iterable[Any]) -> Iterator[None]:
     A block takes the mode of training until it calls the function that makes a segment; inside it evaluates. Random states
     are not kept, since nothing is drawn.
     """
-    before = [(block, block.training, name, value) for block in blocks for name, value in _segment_function(block)]
+    before = [(block, block.training, name, value) for block in blocks for name, value in _segment_functions(block)]
     try:
         for block, _, name, _ in before:
             block.training = True
@@ -78,7 +78,7 @@ def checkpointing(blocks: Iterable[Any]) -> Iterator[None]:
             setattr(block, name, function)
 
 
-def _segment_function(block: Any) -> list[tuple[str, Any]]:
+def _segment_functions(block: Any) -> list[tuple[str, Any]]:
     """Return the name and the value of a block's function that runs it as a segment; nothing where none has been set."""
     return [(name, value) for name, value in vars(block).items() if name.endswith("gradient_checkpointing_func")]
 

@@ -118,7 +118,7 @@ def targets_of(targets: Any, contrast: Any, batch: TokenBatch, tokenizer: Any, s
     if contrast is None:
         return Targets(_single(positions), _single(ids), None)
     compared = _contrast(contrast, positions[..., 0], tokenizer)
-    _warn_of_missing_space(contrast, positions[..., 0], batch, tokenizer)
+    _warn_of_missing_space(contrast, compared[..., 0], positions[..., 0], batch, tokenizer)
     made = Targets(_single(positions), _single(ids), _single(compared))
     if made.needs_continuations:
         _expect_runs(positions)
@@ -324,16 +324,28 @@ def _contrast(contrast: Any, positions: np.ndarray, tokenizer: Any) -> np.ndarra
     )
 
 
-def _warn_of_missing_space(contrast: Any, positions: np.ndarray, batch: TokenBatch, tokenizer: Any) -> None:
-    """Warn of a text without the space that the output in whose place it stands begins with: the tokens are others then."""
+def _warn_of_missing_space(
+    contrast: Any, ids: np.ndarray, positions: np.ndarray, batch: TokenBatch, tokenizer: Any
+) -> None:
+    """Warn of a text without the space that the output in whose place it stands begins with: the tokens are others then.
+
+    Args:
+        contrast: see `attribute_tokens`; so is `tokenizer`.
+        ids: the first id of each contrast, (example, output).
+        positions: the first position of each output, likewise, `NONE` where there is none.
+        batch: the ids in which the positions count.
+        tokenizer: names ids.
+    """
     texts = _rectangle(contrast, lambda entry: isinstance(entry, str))
     if texts is None or batch.tokens is None:
         return
     grid = np.broadcast_to(texts, positions.shape)
+    named = with_known_tokens(TokenBatch(np.where(positions == NONE, ids.max(), ids)), tokenizer).tokens
+    if named is None:
+        return
     for example, output in np.argwhere(positions != NONE).tolist():
         text, token = grid[example, output], batch.tokens[example][positions[example, output]]
-        named = with_known_tokens(TokenBatch([_ids_of(text, contrast, tokenizer)]), tokenizer).tokens
-        if text[0].isalnum() and token.startswith(STARTS) and named is not None and not named[0][0].startswith(STARTS):
+        if text[0].isalnum() and token.startswith(STARTS) and not named[example][output].startswith(STARTS):
             warnings.warn(
                 f"the contrast {text!r} begins without the space of {token!r}, in whose place it stands, so that its tokens are "
                 f"those of the end of a word. Give {' ' + text!r} for the word",

@@ -13,7 +13,7 @@ from embgrad.comparison.hypotheses.core_difference import differences
 from embgrad.comparison.hypotheses.core_fit import fitted_core
 from embgrad.comparison.hypotheses.core_search import Places, ported_core
 from embgrad.comparison.hypotheses.dropping import is_dropped_in, left_on
-from embgrad.comparison.hypotheses.site import FAINT_MEMORY, Explanation, Site
+from embgrad.comparison.hypotheses.site import FAINT_MEMORY, Explanation, Site, together
 from embgrad.comparison.hypotheses.sources import most_off
 from embgrad.comparison.hypotheses.unprojected import projected, unprojected
 
@@ -110,8 +110,9 @@ class AttentionCore:
 
 def _explanations(a: Core, b: Core) -> list[Explanation]:
     """Return the first setting that differs, with the others."""
-    found = [
-        Explanation(cause, setting, values, b.predicted, b.compute, b.inputs)
-        for cause, setting, values in differences(a, b)
-    ]
-    return [replace(found[0], also=tuple(found[1:]))] if found else []
+    return together(
+        [
+            Explanation(cause, setting, values, b.predicted, b.compute, b.inputs)
+            for cause, setting, values in differences(a, b)
+        ]
+    )

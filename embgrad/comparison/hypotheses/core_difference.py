@@ -13,7 +13,7 @@ from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, HeadNorm, Mask
 from embgrad.comparison.hypotheses.sources import last_part
 from embgrad.model_points.points import INPUT
 
-__all__ = ["Difference", "differences"]
+__all__ = ["Difference", "differences", "listed"]
 
 
 class Difference(NamedTuple):
@@ -67,9 +67,9 @@ def _of_heads(a: Core, b: Core) -> Iterator[Difference]:
         own, other = zip(*(a.order or a.usual_order), strict=True), zip(*b.order, strict=True)
         (heads_a, pairs_a), (heads_b, pairs_b) = own, other
         if heads_a != heads_b:
-            yield Difference("attention-heads", "the order of heads is", (_listed(heads_a), _listed(heads_b)))
+            yield Difference("attention-heads", "the order of heads is", (listed(heads_a), listed(heads_b)))
         else:
-            texts = (_listed(pairs_a), _listed(pairs_b))
+            texts = (listed(pairs_a), listed(pairs_b))
             yield Difference("attention-groups", "the heads of keys and values that heads take are", texts)
     if a.joined != b.joined:
         yield Difference("attention-heads", "the heads' outputs are joined", (a.joined, b.joined))
@@ -167,7 +167,8 @@ def _or_none(number: float | None) -> str:
     return "none" if number is None else _exact(number)
 
 
-def _listed(numbers: Iterable[int]) -> str:
+def listed(numbers: Iterable[int | None]) -> str:
+    """Return a text for numbers, such as "0, 2"."""
     return ", ".join(map(str, numbers))
 
 

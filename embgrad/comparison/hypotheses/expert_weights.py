@@ -7,14 +7,17 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, GELUS, Activation
 from embgrad.comparison.recording import Recording
 
-__all__ = ["FUNCTIONS", "Bank", "Scores", "banks_of", "routers_of"]
+__all__ = ["FUNCTIONS", "Bank", "Router", "Scores", "banks_of", "routers_of", "stacks_of"]
+
+#: The weights that a layer has for each expert, (expert, …), by name without the expert's number.
+Stacks = Mapping[str, np.ndarray]
 
 #: A number in a weight's name, by which experts are counted.
 NUMBER: Final = re.compile(r"(?<=[._/])\d+(?=[._/])")
@@ -33,7 +36,6 @@ class Bank:
         up: those of the branch that it is multiplied with; None where there is none.
         down: the matrices of the units, (expert, unit, feature).
         biases: what is added to the three, (expert, 1, unit or feature) or 0.
-        names: the names of the weights.
     """
 
     label: str
@@ -41,7 +43,6 @@ class Bank:
     up: np.ndarray | None = field(repr=False)
     down: np.ndarray = field(repr=False)
     biases: tuple[np.ndarray | float, np.ndarray | float, np.ndarray | float] = (0.0, 0.0, 0.0)
-    names: tuple[str, ...] = ()
 
     def outputs(self, rows: np.ndarray, function: Activation, experts: slice = slice(None)) -> np.ndarray:
         """Return what experts make of rows, (token, feature): an array (expert, token, feature)."""
@@ -78,10 +79,28 @@ CLAMPED: Final = Activation("the bounded gate of gpt-oss", GELUS[2].apply)
 FUNCTIONS: Final = (*ACTIVATIONS, CLAMPED)
 
 
-def routers_of(side: Recording, layer: int | None, width: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield how a layer may score experts, see `Mixture.router`."""
+class Router(NamedTuple):
+    """The scores of experts.
+
+    Attributes:
+        matrix: (feature, expert).
+        bias: what is added to its products, (expert,).
+        preferred: what is added to scores by which experts are chosen, and not to their weights, (expert,).
+    """
+
+    matrix: np.ndarray
+    bias: np.ndarray
+    preferred: np.ndarray
+
+    def logits(self, rows: np.ndarray) -> np.ndarray:
+        """Return the scores of experts before the softmax, (token, expert)."""
+        return np.asarray(rows @ self.matrix + self.bias)
+
+
+def routers_of(side: Recording, layer: int | None, stacks: Stacks, width: int) -> Iterator[Router]:
+    """Yield how a layer may score experts, of which there is a weight in stacks, by an input with so many features."""
     own = [weight for weight in side.weights if weight.layer == layer]
-    counts = {len(stack) for stack in _stacks(side, layer).values()}
+    counts = {len(stack) for stack in stacks.values()}
     vectors = [weight for weight in own if int(np.prod(weight.shape)) in counts and max(weight.shape) in counts]
     for weight in own:
         if len(weight.shape) != 2 or width not in weight.shape or not counts & set(weight.shape):
@@ -95,20 +114,19 @@ def routers_of(side: Recording, layer: int | None, width: int) -> Iterator[tuple
             fitting = [vector for vector in vectors if max(vector.shape) == count]
             for vector in fitting:
                 added = vector.get().astype(np.float64).reshape(count)
-                yield (matrix, added, none) if vector.module == weight.module else (matrix, none, added)
-            yield matrix, none, none
+                yield Router(matrix, added, none) if vector.module == weight.module else Router(matrix, none, added)
+            yield Router(matrix, none, none)
 
 
-def banks_of(side: Recording, layer: int | None, width: int, count: int) -> Iterator[Bank]:
+def banks_of(stacks: Stacks, width: int, count: int) -> Iterator[Bank]:
     """Yield the readings of a layer's weights as those of experts.
 
     Args:
-        side: the model's recording.
-        layer: the index of the layer.
+        stacks: the weights, see `stacks_of`.
         width: the number of features of the experts' input and output.
         count: the number of experts.
     """
-    stacks = {name: stack for name, stack in _stacks(side, layer).items() if len(stack) == count}
+    stacks = {name: stack for name, stack in stacks.items() if len(stack) == count}
     entries = [entry for name, stack in stacks.items() if stack.ndim == 3 for entry in _oriented(name, stack, width)]
     vectors = {name: stack for name, stack in stacks.items() if stack.ndim == 2}
     for (name, down), (first, up) in itertools.product(entries, entries):
@@ -121,7 +139,7 @@ def banks_of(side: Recording, layer: int | None, width: int, count: int) -> Iter
             for label, parts in _halves(units):
                 gate, other = (up[..., part] for part in parts)
                 biases = tuple(bias if isinstance(bias, float) else bias[..., part] for part in parts)
-                yield Bank(label, gate, other, down, (biases[0], biases[1], last), (first, name))
+                yield Bank(label, gate, other, down, (biases[0], biases[1], last))
         elif up.shape[2] == units:
             beside = [entry for entry in entries if entry[0] not in (name, first) and entry[1].shape == up.shape]
             bias = _bias(first, units, vectors)
@@ -132,10 +150,9 @@ def banks_of(side: Recording, layer: int | None, width: int, count: int) -> Iter
                     other,
                     down,
                     (bias, _bias(second, units, vectors), last),
-                    (first, second, name),
                 )
             if not beside:
-                yield Bank("", up, None, down, (bias, 0.0, last), (first, name))
+                yield Bank("", up, None, down, (bias, 0.0, last))
 
 
 def _halves(units: int) -> Iterator[tuple[str, tuple[slice, slice]]]:
@@ -154,7 +171,7 @@ def _oriented(name: str, stack: np.ndarray, width: int) -> Iterator[tuple[str, n
         yield name, stack.swapaxes(1, 2)
 
 
-def _stacks(side: Recording, layer: int | None) -> Mapping[str, np.ndarray]:
+def stacks_of(side: Recording, layer: int | None) -> Stacks:
     """Return the weights of a layer that have one for each expert, stacked, by name without the expert's number."""
     found: dict[str, np.ndarray] = {}
     numbered: dict[str, dict[int, Callable[[], np.ndarray]]] = defaultdict(dict)

@@ -10,9 +10,18 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from embgrad.comparison.hypotheses.activation import cause_of
-from embgrad.comparison.hypotheses.expert_weights import FUNCTIONS, Bank, Scores, banks_of, routers_of
-from embgrad.comparison.hypotheses.functions import ACTIVATIONS, Activation
-from embgrad.comparison.hypotheses.site import Explanation, Site, Values
+from embgrad.comparison.hypotheses.core_difference import listed
+from embgrad.comparison.hypotheses.expert_weights import (
+    FUNCTIONS,
+    Bank,
+    Router,
+    Scores,
+    banks_of,
+    routers_of,
+    stacks_of,
+)
+from embgrad.comparison.hypotheses.functions import ACTIVATIONS, Activation, logistic
+from embgrad.comparison.hypotheses.site import Explanation, Site, Values, together
 from embgrad.comparison.hypotheses.sources import Source, most_off, sources
 
 __all__ = ["Experts"]
@@ -56,7 +65,7 @@ class Routing(NamedTuple):
             scores = np.exp(logits - logits.max(-1, keepdims=True))
             scores = scores / scores.sum(-1, keepdims=True)
         else:
-            scores = 0.5 * (1 + np.tanh(0.5 * logits))
+            scores = logistic(logits)
         least = np.sort(scores + preferred, axis=-1)[:, -self.number, None]
         taken = np.where(scores + preferred >= least, scores, 0.0)
         return np.asarray(taken / taken.sum(-1, keepdims=True) if self.normalised else taken)
@@ -75,7 +84,7 @@ class Term(NamedTuple):
 
     def read(self, at: Values) -> np.ndarray:
         """Return what is added, in a pass whose values at points a function returns."""
-        return at(self.name) * (0.5 * (1 + np.tanh(0.5 * at(self.gate)))) if self.gate else at(self.name)
+        return at(self.name) * logistic(at(self.gate)) if self.gate else at(self.name)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,8 +98,7 @@ class Mixture:
 
     Attributes:
         source: the experts' input.
-        router: the matrix and the bias of the logits, (feature, expert) and (expert,), and what is added to scores by which
-            experts are chosen, (expert,).
+        router: how experts are scored.
         bank: the experts' weights.
         function: the activation function.
         routing: how experts are taken.
@@ -99,22 +107,18 @@ class Mixture:
     """
 
     source: Source
-    router: tuple[np.ndarray, np.ndarray, np.ndarray] = field(repr=False)
+    router: Router = field(repr=False)
     bank: Bank
     function: Activation
     routing: Routing
     factor: float = 1.0
     added: tuple[Term, ...] = ()
 
-    def logits(self, rows: np.ndarray) -> np.ndarray:
-        """Return the scores of experts before the softmax, (token, expert)."""
-        return np.asarray(rows @ self.router[0] + self.router[1])
-
     def compute(self, at: Values) -> np.ndarray:
         """Return the sum in a pass whose values at points a function returns, (example, position, feature)."""
         values = self.source.read(at)
         rows = values.reshape(-1, values.shape[-1])
-        weights = self.routing.weights(self.logits(rows), self.router[2])
+        weights = self.routing.weights(self.router.logits(rows), self.router.preferred)
         total = np.zeros((len(rows), self.bank.down.shape[-1]))
         for expert in range(weights.shape[1]):
             tokens = np.flatnonzero(weights[:, expert])
@@ -151,16 +155,20 @@ class Experts:
 def _fits(site: Site) -> Iterator[Mixture]:
     """Yield the mixtures that reproduce the reference's output."""
     most = most_off(site)
+    stacks = stacks_of(site.recordings[0], site.layer)
+    if not stacks:
+        return
+    every = _sums(site)
     near = [source for source in sources(site, 4 * MOST_INPUTS) if source.values.shape[:2] == site.a.shape[:2]]
     same = [source for source in near if source.values.shape == site.a.shape][:MOST_INPUTS]
     for source in [*same, *(source for source in near[:MOST_INPUTS] if source not in same)]:
         width = source.values.shape[-1]
-        for router in routers_of(site.recordings[0], site.layer, width):
-            count = len(router[1])
+        for router in routers_of(site.recordings[0], site.layer, stacks, width):
+            count = len(router.bias)
             banks: Iterable[Bank] = ()
-            functions, sums = list(FUNCTIONS), _sums(site)
+            functions, sums = list(FUNCTIONS), every
             if width == site.a.shape[-1]:
-                banks = banks_of(site.recordings[0], site.layer, width, count)
+                banks = banks_of(stacks, width, count)
             elif count == site.a.shape[-1]:  # the router's own output
                 banks, functions, sums = [Scores(count)], [ACTIVATIONS[0]], [()]
             for bank in banks:
@@ -173,10 +181,10 @@ def _fits(site: Site) -> Iterator[Mixture]:
 def _ported(site: Site, a: Mixture) -> Mixture | None:
     """Return the mixture that reproduces the port's output, with as few other settings as do; None where none does."""
     most = most_off(site)
-    width, count = a.source.values.shape[-1], a.router[0].shape[1]
     is_mixed = not isinstance(a.bank, Scores)
-    readings = list(banks_of(site.recordings[0], site.layer, width, count)) if is_mixed else []
-    own = list(banks_of(site.recordings[1], _layer_of(site), width, count)) if is_mixed else []
+    layers = (site.layer, _layer_of(site)) if is_mixed else ()
+    stacks = [stacks_of(side, layer) for side, layer in zip(site.recordings, layers, strict=False)]
+    readings, own = [list(banks_of(each, *a.router.matrix.shape)) for each in stacks] or ([], [])
     tried: list[tuple[Sequence[Bank], Sequence[Activation]]] = [
         ([a.bank], [a.function]),
         (readings, [a.function]),
@@ -219,7 +227,7 @@ def _nearest(
     """
     tokens = _few(site)
     rows = site.rows(start.source.values)[tokens]
-    logits, preferred = start.logits(rows), start.router[2]
+    logits, preferred = start.router.logits(rows), start.router.preferred
     weights = {routing: routing.weights(logits, preferred) for routing in _routings(len(preferred))}
     at = {before.name: before.values for before in site.before}.__getitem__
     whole = site.rows(wanted)[tokens]
@@ -275,10 +283,7 @@ def _layer_of(site: Site) -> int | None:
 def _explanations(site: Site, a: Mixture, b: Mixture) -> list[Explanation]:
     """Return the first setting in which two mixtures differ, with the others."""
     rest = (b.predicted(site), b.compute, b.inputs)
-    found = []
-    for cause, setting, values in _differences(a, b):
-        found.append(Explanation(cause, setting, values, *rest))
-    return [replace(found[0], also=tuple(found[1:]))] if found else []
+    return together([Explanation(cause, setting, values, *rest) for cause, setting, values in _differences(a, b)])
 
 
 def _differences(a: Mixture, b: Mixture) -> Iterator[tuple[str, str, tuple[str, str]]]:
@@ -312,15 +317,11 @@ def _of_weights(a: Bank, b: Bank) -> Iterator[tuple[str, str, tuple[str, str]]]:
         }
         others = [number for number in wrong if whose[number] is None]
         if others:
-            yield "different-weight", f"the {name} matrices of experts {_listed(others)} are", ("a's own", "others")
+            yield "different-weight", f"the {name} matrices of experts {listed(others)} are", ("a's own", "others")
         moved = [number for number in wrong if whose[number] is not None]
         if moved:
-            values = (_listed(moved), _listed(whose[number] for number in moved))
-            yield "swapped-weights", f"the {name} matrices of experts {_listed(moved)} are those of", values
+            values = (listed(moved), listed(whose[number] for number in moved))
+            yield "swapped-weights", f"the {name} matrices of experts {listed(moved)} are those of", values
     biases = zip(("gate", "up", "down"), a.biases, b.biases, strict=True)
     for name in (name for name, mine, its in biases if not np.array_equal(mine, its)):
         yield "different-weight", f"the experts' {name} biases are", ("a's own", "others")
-
-
-def _listed(numbers: Iterable[int | None]) -> str:
-    return ", ".join(map(str, numbers))

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["ACTIVATIONS", "GELUS", "IDENTITY", "Activation"]
+__all__ = ["ACTIVATIONS", "GELUS", "IDENTITY", "Activation", "logistic"]
 
 
 class Activation(NamedTuple):
@@ -26,7 +26,8 @@ class Activation(NamedTuple):
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
-def _logistic(x: np.ndarray) -> np.ndarray:
+def logistic(x: np.ndarray) -> np.ndarray:
+    """Return 1 / (1 + exp(-x))."""
     return np.asarray(0.5 * (1 + np.tanh(0.5 * x)))
 
 
@@ -46,19 +47,19 @@ def _gelu_tanh(x: np.ndarray) -> np.ndarray:
 GELUS: Final = (
     Activation("GELU by the error function", _gelu_erf),
     Activation("GELU by the tanh approximation", _gelu_tanh),
-    Activation("GELU by the logistic approximation", lambda x: x * _logistic(1.702 * x)),
+    Activation("GELU by the logistic approximation", lambda x: x * logistic(1.702 * x)),
 )
 
 IDENTITY: Final = Activation("missing", lambda x: x)
 
 #: All functions that are recognised; the frequent ones are first, and the last changes nothing.
 ACTIVATIONS: Final = (
-    Activation("SiLU", lambda x: x * _logistic(x)),
+    Activation("SiLU", lambda x: x * logistic(x)),
     *GELUS,
     Activation("ReLU", lambda x: np.maximum(x, 0)),
     Activation("tanh", np.tanh),
     Activation("squared ReLU", lambda x: np.maximum(x, 0) ** 2),
-    Activation("the logistic function", _logistic),
+    Activation("the logistic function", logistic),
     Activation("ReLU6", lambda x: np.clip(x, 0, 6)),
     Activation("leaky ReLU of slope 0.01", lambda x: np.where(x > 0, x, 0.01 * x)),
     Activation("leaky ReLU of slope 0.2", lambda x: np.where(x > 0, x, 0.2 * x)),

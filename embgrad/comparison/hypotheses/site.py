@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from embgrad.comparison.weights import Match, Matching
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.points import INPUT, OUTPUT
 
-__all__ = ["FAINT_MEMORY", "Before", "Explanation", "Site", "real_of"]
+__all__ = ["FAINT_MEMORY", "Before", "Explanation", "Site", "real_of", "together"]
 
 #: The key in a site's memory of whether its difference is so small that only what is known from others is tried.
 FAINT_MEMORY: Final = "faint"
@@ -188,6 +188,11 @@ class Site:
         """Return a tensor's vectors at real positions as float64, (token, feature)."""
         at = values[self.real] if values.shape[:2] == self.real.shape else values.reshape(-1, values.shape[-1])
         return np.asarray(at, np.float64)
+
+
+def together(found: Sequence[Explanation]) -> list[Explanation]:
+    """Return the first of several explanations of one site that hold at once, with the others; an empty list for none."""
+    return [replace(found[0], also=tuple(found[1:]))] if found else []
 
 
 def real_of(batch: TokenBatch, values: np.ndarray) -> np.ndarray:

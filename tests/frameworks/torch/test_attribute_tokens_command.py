@@ -72,4 +72,7 @@ def test_scores_are_printed_by_the_unit_that_is_named(folder: Path, capsys: pyte
     assert printed["tokens"].count("(") == 3
     assert printed["sentences"].count("(") < 3
     assert run([*words, "--by", "letters"]) == 2
-    assert "--by is 'letters': expected one of 'tokens', 'words', 'spans', 'sentences', 'segments'" in capsys.readouterr().err
+    assert (
+        "--by is 'letters': expected one of 'tokens', 'words', 'spans', 'sentences', 'segments'"
+        in capsys.readouterr().err
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.expert_weights import banks_of
+from embgrad.comparison.hypotheses.expert_weights import banks_of, stacks_of
 from embgrad.comparison.hypotheses.experts import Experts, Routing
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from tests.unit.comparison.hypotheses.modules import best, module_site
@@ -227,5 +227,6 @@ def test_another_input_is_not_explained() -> None:
 
 def test_stacks_have_as_many_matrices_as_the_router_has_scores() -> None:
     side = site(A).recordings[0]
-    assert {bank.down.shape for bank in banks_of(side, None, DIM, EXPERTS)} == {(EXPERTS, UNITS, DIM)}
-    assert list(banks_of(side, None, DIM, EXPERTS + 1)) == []
+    stacks = stacks_of(side, None)
+    assert {bank.down.shape for bank in banks_of(stacks, DIM, EXPERTS)} == {(EXPERTS, UNITS, DIM)}
+    assert list(banks_of(stacks, DIM, EXPERTS + 1)) == []
