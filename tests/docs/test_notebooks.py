@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import installed
-from tests.docs.conftest import WEIGHTS
 from tests.docs.pages import DOCS, difference
 
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
@@ -29,7 +27,6 @@ def run(cell: dict[str, Any], names: dict[str, Any]) -> tuple[str, Any]:
 
 
 @pytest.mark.framework("torch")
-@pytest.mark.skipif(not installed(WEIGHTS["minilm"]), reason="the weights of MiniLM are not installed")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_runs_and_prints_what_it_shows(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
