@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from embgrad.keras import is_keras
-from embgrad_tensorflow.walk import LIBRARIES, Kinds, Node, bookkeeping, children, is_the_users, walk
+from embgrad_tensorflow.walk import LIBRARIES, Kinds, Node, bookkeeping, children, is_restored, is_the_users, walk
 
 __all__ = ["Fingerprint", "Structure", "structure"]
 
@@ -29,6 +29,9 @@ MOST_ATTRIBUTES: Final = 512
 
 #: The ends of the names of attributes that count when a model is built or trained, but not in its forward pass.
 BUILDING: Final = ("initializer", "regularizer", "constraint")
+
+#: The kinds of the attributes of a restored object that are compared.
+RUN: Final = frozenset({"module", "variable", "function"})
 
 _kinds: Final = Kinds()
 
@@ -70,6 +73,9 @@ class Fingerprint:
 
     def _inside(self, value: Any) -> Any:
         kind = _kinds[type(value)]
+        if is_restored(value):  # it has no Python that could read its lists and numbers
+            parts = ((name, part) for name, part in vars(value).items() if _kinds[type(part)] in RUN)
+            return {name: self._of(part) for name, part in parts}
         if kind == "module" or is_keras(value):
             return self._attributes(value)
         if kind in ("function", "object"):
@@ -133,7 +139,8 @@ class Fingerprint:
             return self._enter(value, kind)
         self._objects[id(value)] = value
         is_entered = kind != "variable" and not isinstance(value, (types.ModuleType, tf.Tensor, np.ndarray))
-        if is_entered and (kind != "function" or is_the_users(value)):
+        # a restored function stays as it was saved, and holds all functions of its model
+        if is_entered and (kind != "function" or (is_the_users(value) and not is_restored(value))):
             self._waiting.append(value)
         return id(value)
 

@@ -32,7 +32,7 @@ from embgrad.toolkit import (
     record_kept,
 )
 from embgrad_tensorflow.fingerprint import Structure, structure
-from embgrad_tensorflow.walk import Kinds, Node, bookkeeping, handle_of, has_base, on_devices
+from embgrad_tensorflow.walk import Kinds, Node, bookkeeping, handle_of, has_base, is_restored, on_devices
 
 __all__ = [
     "Snapshot",
@@ -180,6 +180,8 @@ class Snapshot:
         for node in self.nodes if all_nodes else ():
             if node.kind == "variable":
                 self._take_variable(node, training)
+            elif is_restored(node.value):  # it has no Python that could change it
+                continue
             elif not (is_keras(node.value) and not node.value.built):  # its first call builds it
                 attributes = getattr(node.value, "__dict__", None)
                 if attributes is not None:

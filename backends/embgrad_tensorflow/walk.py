@@ -28,6 +28,7 @@ __all__ = [
     "children",
     "handle_of",
     "has_base",
+    "is_restored",
     "is_saved",
     "is_the_users",
     "kind_of",
@@ -118,10 +119,14 @@ def is_the_users(function: Any) -> bool:
     return root not in LIBRARIES and root not in sys.stdlib_module_names - {"__main__"}
 
 
+def is_restored(value: Any) -> bool:
+    """Return whether an object or a function is of a class that TensorFlow makes where it loads a SavedModel."""
+    return any(base.__module__.startswith("tensorflow.python.saved_model") for base in type(value).__mro__)
+
+
 def is_saved(part: Any) -> bool:
     """Return whether the object was restored from a SavedModel without its Python; TensorFlow 1's have signatures alone."""
-    classes = (*type(part).__mro__, *type(getattr(part, "signatures", None)).__mro__)
-    return any(base.__module__.startswith("tensorflow.python.saved_model") for base in classes)
+    return is_restored(part) or is_restored(getattr(part, "signatures", None))
 
 
 def handle_of(variable: Any) -> Any:

@@ -2,16 +2,18 @@
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from embgrad_tensorflow.fingerprint import structure
+from embgrad_tensorflow.fingerprint import Fingerprint, structure
 from embgrad_tensorflow.walk import walk
 
 import embgrad
+from tests.frameworks.tensorflow.savedmodels import saved
 
 IDS = np.array([[1, 4, 2], [3, 3, 0]])
 
@@ -122,3 +124,54 @@ def test_a_table_that_is_renamed_by_its_attribute_goes_by_the_new_name() -> None
     paths = [point.path for point in embgrad.points(model, IDS, call=call)]
     assert "rows" in paths
     assert "table" not in paths
+
+
+class Stack(tf.Module):
+    """Layers each of which is saved with a function of its own, as Keras saves its layers."""
+
+    class Layer(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = tf.Variable(2.0)
+
+        @tf.function(input_signature=[tf.TensorSpec((None, None, 4))])
+        def __call__(self, rows: Any) -> Any:
+            return rows * self.scale
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.table = tf.Variable(np.ones((6, 4), np.float32))
+        for number in range(layers):
+            setattr(self, f"layer_{number}", self.Layer())
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None), tf.int32)])
+    def __call__(self, ids: Any) -> Any:
+        rows = tf.gather(self.table, ids)
+        for layer in self.submodules:
+            rows = layer(rows)
+        return rows
+
+
+def test_a_saved_model_is_compared_in_a_time_that_grows_with_its_layers(tmp_path: Path) -> None:
+    sizes = [
+        len(repr(vars(Fingerprint([saved(Stack(layers), tmp_path / str(layers))]))["_entries"])) for layers in (4, 32)
+    ]
+    assert sizes[1] < 9 * sizes[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model, "head", tf_keras.layers.Dense(4)),
+        lambda model: setattr(model.layer_1, "more", tf.Variable(1.0)),
+        lambda model: setattr(model, "layer_0", Stack.Layer()),
+    ],
+)
+def test_a_saved_model_to_which_something_is_added_is_walked_again(
+    change: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    model = saved(Stack(2), tmp_path)
+    before = described([model])
+    assert described([model]) == before == walked([model])
+    change(model)
+    assert described([model]) == walked([model]) != before
