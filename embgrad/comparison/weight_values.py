@@ -17,6 +17,7 @@ __all__ = [
     "keys_of_rows",
     "layouts",
     "matrices_of",
+    "nearest_of",
     "order_of_rows",
     "oriented",
     "rounded",
@@ -90,6 +91,12 @@ def keys_of_rows(matrix: np.ndarray) -> np.ndarray:
     return np.asarray(wide @ np.cos(1.0 + np.arange(matrix.shape[1])))
 
 
+def nearest_of(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return the indices of the nearest of keys, which are sorted."""
+    near = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.asarray(near - (np.abs(keys[near - 1] - wanted) < np.abs(keys[near] - wanted)))
+
+
 def oriented(values: np.ndarray) -> Iterator[np.ndarray]:
     """Yield a weight's matrices, and their transposes, whose rows can be recognised: not those of zeros or ones alone."""
     for matrix in matrices_of(values, in_order=True) if is_distinct(values) else ():
@@ -161,9 +168,7 @@ def parts_of(values: np.ndarray, rows: Rows) -> list[Part]:
             continue
         keys, names, at = rows[matrix.shape[1]]
         wanted = keys_of_rows(matrix)
-        near = np.clip(np.searchsorted(keys, wanted), 0, len(keys) - 1)
-        before = np.maximum(near - 1, 0)
-        nearest = np.where(np.abs(keys[before] - wanted) < np.abs(keys[near] - wanted), before, near)
+        nearest = nearest_of(keys, wanted)
         scale = np.linalg.norm(matrix.astype(np.float64), axis=1) + 1e-30
         equal = np.abs(keys[nearest] - wanted) <= 1e-5 * scale
         if equal.mean() < 0.2 or equal.sum() < 2:

@@ -155,7 +155,7 @@ def _of_rotaries(a: Rotary, b: Rotary, head_a: int, head_b: int) -> Iterator[Dif
     if a.ahead != b.ahead:
         yield Difference("rotary-offset", "positions by which queries are ahead of keys", (str(a.ahead), str(b.ahead)))
     if a.sense != b.sense:
-        names = ["forwards" if rotary.sense > 0 else "backwards" for rotary in (a, b)]
+        names = ["forwards" if rotary.sense == 1 else "backwards" for rotary in (a, b)]
         yield Difference("rotary-layout", "rotary angles turn", (names[0], names[1]))
 
 
@@ -173,4 +173,4 @@ def listed(numbers: Iterable[int | None]) -> str:
 
 
 def _exact(number: float) -> str:
-    return str(int(number)) if number == int(number) and abs(number) < 1e15 else f"{number:.6g}"
+    return str(int(number)) if number == int(number) else f"{number:.6g}"

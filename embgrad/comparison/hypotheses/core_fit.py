@@ -66,10 +66,8 @@ LIKELY: Final = 2
 #: The number of usual rotary positions: each layout and share with the likeliest base.
 USUAL_ROTARIES: Final = 1 + 2 * len(SHARES)
 
-#: The most rows of queries, and the most examples and heads, that a search looks at.
+#: The most rows of queries that a search looks at.
 ROWS: Final = 16
-EXAMPLES: Final = 2
-HEADS: Final = 3
 
 #: The most cores of each kind that are tried at a site.
 MOST_TRIED: Final = 2000
@@ -115,7 +113,7 @@ def _first_of(
     site: Site, candidate: Projections, cores: Iterable[Core], most: float, near: list[_Tried]
 ) -> Core | None:
     """Return the first core that reproduces the output up to rounding, and add all to those that have been tried."""
-    part = part_of(site, candidate.heads, examples=1)
+    part = part_of(site, candidate.heads, alone=True)
     wanted = part.of(site.a, candidate.size)
     for core in cores:
         off = relative(core.part(part), wanted)
@@ -133,7 +131,7 @@ def _refined(site: Site, near: Sequence[_Tried], most: float) -> Core | None:
         if whole is not None:
             return whole
     for off, _, core in near:
-        part = part_of(site, core.heads, examples=1)
+        part = part_of(site, core.heads, alone=True)
         wanted = part.of(site.a, core.size)
         for cap in (core.cap, CAPS[0]) if off <= ROUGHLY else ():
             whole = _whole(site, fitted_numbers(replace(core, cap=cap), part, wanted), most)
@@ -148,11 +146,11 @@ def _simplest(entry: _Tried) -> tuple[bool, float, int]:
     return core.rotary is not None and core.rotary.scaling is not None and off > ROUGHLY / 100, off, number
 
 
-def part_of(site: Site, heads: int, examples: int = EXAMPLES, rows: int = ROWS) -> Part:
-    """Return the part of the outputs that a search looks at: the longest texts, the first and last rows, a few heads."""
+def part_of(site: Site, heads: int, *, alone: bool = False, rows: int = ROWS) -> Part:
+    """Return the part of the outputs that a search looks at: the longest text, alone or with the shortest, and a few heads."""
     lengths = site.real.sum(1)
     order = np.argsort(-lengths, kind="stable")
-    chosen = order[:1] if examples == 1 else np.unique(np.array([order[0], order[-1]]))
+    chosen = order[:1] if alone else np.unique(np.array([order[0], order[-1]]))
     places = np.flatnonzero(site.real[chosen].all(0))
     if len(places) > rows:
         places = places[np.unique(np.linspace(0, len(places) - 1, rows).astype(int))]

@@ -215,7 +215,7 @@ class PositionBias:
             distance = abs(ahead)
         exact = count // 2
         far = np.log(np.maximum(distance, 1) / exact) / math.log(self.longest / exact) * (count - exact)
-        coarse = np.minimum(exact + np.maximum(far, 0).astype(int), count - 1)
+        coarse = np.minimum(exact + far.astype(int), count - 1)
         return np.asarray(start + np.where(distance < exact, distance, coarse))
 
     @property
@@ -224,7 +224,7 @@ class PositionBias:
         if self.table is None:
             return "that of ALiBi"
         sides = "earlier keys" if self.causal else "both sides"
-        turned = "" if self.sense > 0 else ", of the opposite distances"
+        turned = "" if self.sense == 1 else ", of the opposite distances"
         return f"by {len(self.table)} buckets of {sides} up to distance {self.longest}{turned}"
 
 

@@ -14,6 +14,7 @@ from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_fit import BASES, CAPS, SCALINGS, biases, scales, turned_size
 from embgrad.comparison.hypotheses.core_parts import HALVES, INTERLEAVED, HeadNorm, Mask, Rotary, Scaling
 from embgrad.comparison.hypotheses.declared import declared_by, number_in
+from embgrad.comparison.hypotheses.norm import EPSILONS
 from embgrad.comparison.hypotheses.projections import splits
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Source, sources
@@ -28,9 +29,6 @@ MOST_WINDOWS: Final = 64
 
 #: The distances of the last buckets.
 LONGEST: Final = (12, 16, 20, 32, 64, 128, 256, 512)
-
-#: The epsilons of norms.
-EPSILONS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
 
 #: The factors by which one number of a scaling may differ.
 FACTORS: Final = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
@@ -178,12 +176,11 @@ def _of_bias(site: Site, core: Core) -> Iterator[Core]:
         yield from (replace(core, bias=bias) for bias in biases(site, core.heads))
         return
     yield replace(core, bias=None)
+    if core.bias.table is None:
+        return
     yield replace(core, bias=replace(core.bias, causal=not core.bias.causal))
-    if core.bias.table is not None:
-        longer = (
-            longest for longest in LONGEST if longest > len(core.bias.table) // 2 and longest != core.bias.longest
-        )
-        yield from (replace(core, bias=replace(core.bias, longest=longest)) for longest in longer)
+    longer = (longest for longest in LONGEST if longest > len(core.bias.table) // 2 and longest != core.bias.longest)
+    yield from (replace(core, bias=replace(core.bias, longest=longest)) for longest in longer)
     yield replace(core, bias=replace(core.bias, sense=-core.bias.sense))
 
 

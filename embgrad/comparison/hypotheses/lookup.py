@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.weight_values import keys_of_rows, nearest_of
 
 __all__ = ["MISSING", "Rows"]
 
@@ -141,11 +142,8 @@ def _explanation(
 
 def _rows_of(table: np.ndarray, values: np.ndarray) -> np.ndarray | None:
     """Return the rows of a table that hold these vectors; None where one is no row."""
-    weights = np.cos(1.0 + np.arange(table.shape[1]))
-    keys, wanted = table @ weights, values @ weights
+    keys = keys_of_rows(table)
     ranked = np.argsort(keys, kind="stable")
-    near = np.clip(np.searchsorted(keys[ranked], wanted), 1, len(keys) - 1)
-    near -= np.abs(keys[ranked][near - 1] - wanted) < np.abs(keys[ranked][near] - wanted)
-    rows = ranked[near]
+    rows = ranked[nearest_of(keys[ranked], keys_of_rows(values))]
     scale = np.linalg.norm(values, axis=1) + 1e-30
     return rows if (np.linalg.norm(table[rows] - values, axis=1) <= NEAR * scale).all() else None

@@ -14,9 +14,10 @@ import numpy as np
 from embgrad.common.tolerance import HALVES
 from embgrad.comparison.hypotheses.product import cause_of
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
+from embgrad.comparison.hypotheses.sources import relative
 from embgrad.comparison.weight_values import rounded
 
-__all__ = ["Norm"]
+__all__ = ["EPSILONS", "Norm"]
 
 #: The least number of features of a norm.
 LEAST_WIDE: Final = 4
@@ -98,13 +99,14 @@ class Norm:
         width = _width(site, path)
         x, a, b = (site.rows(values).reshape(-1, width) for values in (entry.values, site.a, site.b))
         first = _of_weights(site, path, x, a) or _fitted(x, a, site.declared("epsilon"))
-        if first is None or _off(first.apply(x), a) > NEAR:
+        if first is None or relative(first.apply(x), a) > NEAR:
             second = _of_weights(site, path, x, b)
             return [] if second is None else _in_half(site, entry, second, "a")
         explanations = [
             explanation
             for second in _versions(first, x, b, site.declared("epsilon", of_a=False))
-            if _off(second.apply(x), b) <= NEAR and (explanation := self._explanation(entry, first, second)) is not None
+            if relative(second.apply(x), b) <= NEAR
+            and (explanation := self._explanation(entry, first, second)) is not None
         ]
         explanations += self._by_weights(site, path, entry, first)
         if not explanations and (second := _fitted(x, b)) is not None:
@@ -237,11 +239,6 @@ def _unit(x: np.ndarray, centred: bool, epsilon: float) -> np.ndarray:
     return np.asarray(centre / np.where(spread > 0, spread, 1.0))
 
 
-def _off(predicted: np.ndarray, wanted: np.ndarray) -> float:
-    length = float(np.linalg.norm(wanted))
-    return float(np.linalg.norm(predicted - wanted)) / length if length else np.inf
-
-
 def _of_weights(site: Site, path: str, x: np.ndarray, y: np.ndarray) -> Parameters | None:
     """Return the norm with the module's own weights that is nearest to outputs; None where it has no such weights."""
     vectors = [
@@ -267,11 +264,11 @@ def _with_vectors(
     ]
     known = EPSILONS if declared is None else (declared, *EPSILONS)
     fits = [replace(kind, epsilon=epsilon) for kind in kinds for epsilon in known]
-    best = min(fits, key=lambda fit: _off(fit.apply(x), y))
+    best = min(fits, key=lambda fit: relative(fit.apply(x), y))
     best = _as_declared(fits, declared, best, x, y) or best
-    if _off(best.apply(x), y) > NEAR:
-        best = min((_best_epsilon(kind, x, y) for kind in kinds), key=lambda fit: _off(fit.apply(x), y))
-    return best if _off(best.apply(x), y) <= NEAR else None
+    if relative(best.apply(x), y) > NEAR:
+        best = min((_best_epsilon(kind, x, y) for kind in kinds), key=lambda fit: relative(fit.apply(x), y))
+    return best if relative(best.apply(x), y) <= NEAR else None
 
 
 def _fitted(x: np.ndarray, y: np.ndarray, declared: float | None = None) -> Parameters | None:
@@ -284,7 +281,7 @@ def _fitted(x: np.ndarray, y: np.ndarray, declared: float | None = None) -> Para
     """
     known = () if declared is None else (declared,)
     fits = [_with_gain(x, y, centred, epsilon) for centred in (True, False) for epsilon in (*known, *EPSILONS)]
-    best = min(fits, key=lambda fit: _off(fit.apply(x), y))
+    best = min(fits, key=lambda fit: relative(fit.apply(x), y))
     alike = _as_declared(fits, declared, best, x, y)
     if alike is not None:
         return alike
@@ -295,8 +292,12 @@ def _as_declared(
     fits: Sequence[Parameters], declared: float | None, best: Parameters, x: np.ndarray, y: np.ndarray
 ) -> Parameters | None:
     """Return the nearest norm with a declared epsilon; None where none fits nearly as well as the best."""
-    alike = [fit for fit in fits if fit.epsilon == declared and _off(fit.apply(x), y) <= ALIKE * _off(best.apply(x), y)]
-    return min(alike, key=lambda fit: _off(fit.apply(x), y), default=None)
+    alike = [
+        fit
+        for fit in fits
+        if fit.epsilon == declared and relative(fit.apply(x), y) <= ALIKE * relative(best.apply(x), y)
+    ]
+    return min(alike, key=lambda fit: relative(fit.apply(x), y), default=None)
 
 
 def _with_gain(x: np.ndarray, y: np.ndarray, centred: bool, epsilon: float) -> Parameters:
@@ -308,7 +309,7 @@ def _with_gain(x: np.ndarray, y: np.ndarray, centred: bool, epsilon: float) -> P
     power = ((unit - mean) ** 2).sum(0)
     gain = np.divide(((unit - mean) * (y - level)).sum(0), power, out=np.zeros_like(power), where=power > 0)
     full = Parameters(centred, epsilon, gain, level - gain * mean)
-    return without if _off(without.apply(x), y) <= 2 * _off(full.apply(x), y) + 1e-9 else full
+    return without if relative(without.apply(x), y) <= 2 * relative(full.apply(x), y) + 1e-9 else full
 
 
 def _refined(fit: Parameters, x: np.ndarray, y: np.ndarray) -> Parameters:
@@ -318,7 +319,7 @@ def _refined(fit: Parameters, x: np.ndarray, y: np.ndarray) -> Parameters:
         return _with_gain(x, y, fit.centred, 10.0**exponent)
 
     found = _nearest_exponent(at, x, y)
-    return found if _off(found.apply(x), y) < BETTER * _off(fit.apply(x), y) else fit
+    return found if relative(found.apply(x), y) < BETTER * relative(fit.apply(x), y) else fit
 
 
 def _versions(first: Parameters, x: np.ndarray, y: np.ndarray, declared: float | None) -> list[Parameters]:
@@ -326,13 +327,15 @@ def _versions(first: Parameters, x: np.ndarray, y: np.ndarray, declared: float |
     zero, one = np.zeros_like(first.shift), np.ones_like(first.gain)
     known = EPSILONS if declared is None else (declared, *EPSILONS)
     epsilons = [replace(first, epsilon=epsilon) for epsilon in known if epsilon != first.epsilon]
-    offs = [_off(fit.apply(x), y) for fit in epsilons]
+    offs = [relative(fit.apply(x), y) for fit in epsilons]
     best = epsilons[next(number for number, off in enumerate(offs) if off <= EQUALLY * min(offs))]
-    if declared not in (None, first.epsilon) and _off(epsilons[0].apply(x), y) <= ALIKE * _off(best.apply(x), y):
+    if declared not in (None, first.epsilon) and relative(epsilons[0].apply(x), y) <= ALIKE * relative(
+        best.apply(x), y
+    ):
         best = epsilons[0]
     free = _best_epsilon(first, x, y)
     settings = [
-        free if _off(free.apply(x), y) < BETTER * _off(best.apply(x), y) else best,
+        free if relative(free.apply(x), y) < BETTER * relative(best.apply(x), y) else best,
         replace(first, gain=first.gain + 1),
         replace(first, gain=first.gain - 1),
         replace(first, centred=not first.centred),
@@ -341,7 +344,7 @@ def _versions(first: Parameters, x: np.ndarray, y: np.ndarray, declared: float |
         replace(first, gain=one),
         replace(first, gain=one, shift=zero),
     ]
-    return sorted(settings, key=lambda fit: _off(fit.apply(x), y))[:1]
+    return sorted(settings, key=lambda fit: relative(fit.apply(x), y))[:1]
 
 
 def _best_epsilon(first: Parameters, x: np.ndarray, y: np.ndarray) -> Parameters:
@@ -353,7 +356,7 @@ def _nearest_exponent(at: Callable[[float], Parameters], x: np.ndarray, y: np.nd
     low, high = -12.0, 0.0
     for _ in range(REFINEMENTS):
         first, second = low + (high - low) / 3, high - (high - low) / 3
-        if _off(at(first).apply(x), y) <= _off(at(second).apply(x), y):
+        if relative(at(first).apply(x), y) <= relative(at(second).apply(x), y):
             high = second
         else:
             low = first

@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY, Activation
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site
 from embgrad.comparison.recording import HeldWeight
-from embgrad.comparison.weight_values import matrices_of
+from embgrad.comparison.weight_values import matrices_of, order_of_rows
 from embgrad.comparison.weights import Match
 from embgrad.model_points.points import INPUT
 
@@ -344,14 +344,10 @@ def _of_layout(site: Site, factors: Factors) -> Iterator[Explanation]:
 
 def _order_of_features(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     """Return the order of a's features in b; None where b's are others."""
-    if len(a) < 3:
+    order = order_of_rows(b.T, a.T)
+    if order is None or np.array_equal(order, np.arange(len(order))):
         return None
-    keys = [values.T @ np.cos(1.0 + np.arange(len(values))) for values in (a, b)]
-    ranked = [np.argsort(key, kind="stable") for key in keys]
-    order = np.empty(a.shape[1], np.int64)
-    order[ranked[1]] = ranked[0]
-    moved = not np.array_equal(order, np.arange(len(order)))
-    return order if moved and np.linalg.norm(a[:, order] - b) <= NEAR * np.linalg.norm(b) else None
+    return order if np.linalg.norm(a[:, order] - b) <= NEAR * np.linalg.norm(b) else None
 
 
 def _of_output(site: Site, factors: Factors) -> Iterator[Explanation]:

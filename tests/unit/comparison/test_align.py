@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad.comparison.align import aligned
+from embgrad.comparison.align import Alignment, aligned
 from embgrad.testing.reference import ReferenceModel, lookup
 
 TABLE = np.random.default_rng(0).normal(size=(30, 4))
@@ -144,3 +144,48 @@ def test_order_and_padding_do_not_matter(texts: list[list[int]], random: Any, mo
     back = alignment.reversed(b.ids.shape)
     assert (back.arrange(a.ids) == b.ids)[b.mask.astype(bool)].all()
     assert embgrad.compare(a, b).agrees
+
+
+@pytest.mark.filterwarnings("ignore:the model cannot take the mask")
+@pytest.mark.parametrize(("tokens", "shown"), [(4, ""), (5, " and 1 others")])
+def test_four_tokens_that_were_skipped_are_shown(tokens: int, shown: str) -> None:
+    text = [1, 2, 3, 4, 5, 6]
+    comparison = embgrad.compare(gradient([text]), gradient([[*text, *range(10, 10 + tokens)]]))
+    listed = ", ".join(f"id {10 + number}, at example 0, position {6 + number}" for number in range(4))
+    assert comparison.notes[-1] == f"{tokens} tokens of b are not in a and were skipped: {listed}{shown}"
+
+
+@pytest.mark.filterwarnings("ignore:the model cannot take the mask")
+def test_frequent_tokens_of_long_texts_are_matched() -> None:
+    text = [1 + number % 2 for number in range(220)]
+    alignment = aligned(gradient([text]), gradient([[3, *text]]))
+    assert alignment.position.tolist() == [list(range(1, 221))]
+
+
+@pytest.mark.filterwarnings("ignore:the model cannot take the mask")
+@pytest.mark.parametrize(("same", "matched"), [(4, [0]), (3, [-1])])
+def test_texts_with_half_of_their_tokens_in_common_are_one(same: int, matched: list[int]) -> None:
+    a = gradient([[*range(1, 9)], [9]])
+    b = gradient([[*range(1, 1 + same), *range(20, 28 - same)], [9]])
+    assert aligned(a, b).examples().tolist()[:1] == matched
+
+
+@pytest.mark.filterwarnings("ignore:the model cannot take the mask")
+def test_of_equally_similar_texts_the_one_with_the_same_index_is_the_partner() -> None:
+    a, b = gradient([[1, 2, 3, 4], [1, 2, 3, 5]]), gradient([[1, 2, 3, 6], [1, 2, 3, 7]])
+    assert aligned(a, b).examples().tolist() == [0, 1]
+    assert aligned(b, a).examples().tolist() == [0, 1]
+
+
+def test_what_has_no_partner_is_zero() -> None:
+    example, position = np.array([[1, -1, 0]]), np.array([[2, -1, 0]])
+    alignment = Alignment(example, position, ("a note",))
+    assert alignment.arrange(np.arange(1, 7).reshape(2, 3)).tolist() == [[6, 0, 1]]
+    assert alignment.matched.tolist() == [[True, False, True]]
+    assert alignment.examples().tolist() == [1]
+    back = alignment.reversed((2, 3))
+    assert (back.example.tolist(), back.notes) == ([[0, -1, -1], [-1, -1, 0]], ("a note",))
+    assert back.position.tolist() == [[2, -1, -1], [-1, -1, 0]]
+    assert not alignment.trivial
+    assert Alignment(*np.indices((2, 3)), ()).trivial
+    assert not Alignment(np.zeros((1, 2), int), np.array([[1, 0]]), ()).trivial

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.core_fit import fitted_core, part_of, scales, turned_size
-from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, Mask, Rotary
-from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, REAL, SIZE, attended
+from embgrad.comparison.hypotheses.core import Core
+from embgrad.comparison.hypotheses.core_fit import (
+    _crossing,
+    _masks,
+    _norms,
+    _plain,
+    _rotaries,
+    _sizes,
+    _usual,
+    _with_biases,
+    _with_caps,
+    _with_norms,
+    _with_rotaries,
+    biases,
+    fitted_core,
+    part_of,
+    scales,
+    turned_size,
+)
+from embgrad.comparison.hypotheses.core_parts import HALVES, INTERLEAVED, Mask, Rotary, Scaling
+from embgrad.comparison.hypotheses.projections import Projections
+from embgrad.comparison.hypotheses.site import Site
+from embgrad.comparison.hypotheses.sources import Source
+from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, KEY, OTHER, QUERY, REAL, SIZE, VALUE, attended
 from tests.unit.comparison.hypotheses.planted import site_of
 
 B = attended(scale=2.0)
@@ -49,7 +72,7 @@ def test_a_part_has_the_longest_and_the_shortest_text_and_few_heads() -> None:
     site = site_of(B, B, BEFORE, real=REAL)
     part = part_of(site, 12)
     assert [part.examples.tolist(), part.rows.tolist(), part.heads.tolist()] == [[0, 1], list(range(6)), [0, 1, 11]]
-    assert part_of(site, 1, examples=1, rows=3).rows.tolist() == [0, 4, 8]
+    assert part_of(site, 1, alone=True, rows=3).rows.tolist() == [0, 4, 8]
 
 
 def test_scales_begin_with_those_that_are_declared() -> None:
@@ -60,3 +83,162 @@ def test_scales_begin_with_those_that_are_declared() -> None:
 @pytest.mark.parametrize(("size", "share", "wanted"), [(64, 0.25, 16), (80, 0.4, 32), (8, 0.1, 2), (10, 0.5, 4)])
 def test_an_even_number_of_features_is_turned(size: int, share: float, wanted: int) -> None:
     assert turned_size(size, share) == wanted
+
+
+CANDIDATE = Projections(Source("q", QUERY), Source("k", KEY), Source("v", VALUE), SIZE)
+CAUSAL = Mask(causal=True)
+
+
+def site_seen(seen: Callable[[int, int], bool], real: np.ndarray = REAL, **further: Any) -> Site:
+    return site_of(attended(seen=seen, real=real), B, BEFORE, real=real, **further)
+
+
+def within(window: int) -> Callable[[int, int], bool]:
+    return lambda row, column: row - window < column <= row
+
+
+@pytest.mark.parametrize(("window", "first"), [(4, [4, None]), (5, [None, 5])])
+def test_a_narrow_window_is_likelier_than_none(window: int, first: list[int | None]) -> None:
+    masks = _masks(site_seen(within(window)), CANDIDATE)
+    assert masks == [Mask(causal=True, window=size) for size in (*first, window + 1, window + 2)]
+
+
+@pytest.mark.parametrize(("position", "windows"), [(1, []), (2, [7, 8, 9])])
+def test_windows_as_long_as_the_text_are_no_windows(position: int, windows: list[int]) -> None:
+    values = np.broadcast_to(np.arange(9.0)[:, None], (1, 9, 2))
+    output = np.array(values)
+    output[:, 8] = position  # the last query takes an early value, and each other one its own
+    source = Source("v", values)
+    masks = _masks(site_of(output, output, {}), Projections(source, source, source, 2))
+    assert masks == [CAUSAL, *(Mask(causal=True, window=size) for size in windows)]
+
+
+#: The masks that a first row shows as well as one without an order.
+FURTHER = [Mask(causal=True, shift=1), Mask(causal=True, shift=-1), Mask(causal=True, padding=False)]
+
+
+def test_masks_of_both_sides_come_with_those_that_look_like_them() -> None:
+    near = [Mask(window=2), Mask(), Mask(padding=False), Mask(window=3), Mask(window=4)]
+    assert _masks(site_seen(lambda row, column: abs(row - column) <= 2), CANDIDATE) == [*near, *FURTHER]
+    whole = site_seen(lambda row, column: True, real=np.ones_like(REAL))
+    assert _masks(whole, CANDIDATE) == [Mask(), *FURTHER]  # without padding, hiding it changes nothing
+
+
+#: The bases, the shares of 8 features, and the scalings that models have.
+BASES = (10000.0, 1000000.0, 500000.0, 100000.0, 150000.0, 160000.0, 5000000.0, 1000.0)
+TURNED = (8, 2, 4, 6)
+SCALED = (
+    *(Scaling("linear", factor) for factor in (2.0, 4.0, 8.0, 16.0, 0.5, 0.25)),
+    *(Scaling("llama3", factor) for factor in (8.0, 32.0, 16.0)),
+    Scaling("yarn", 4.0, 1.0, 32.0, 32768.0),
+    Scaling("yarn", 4.0, 1.0, 32.0, 2048.0),
+    Scaling("yarn", 40.0, 1.0, 32.0, 4096.0),
+)
+PLAIN = [Rotary(base, size, kind) for base in BASES for kind in (HALVES, INTERLEAVED) for size in TURNED]
+WITH_SCALING = [Rotary(base, SIZE, HALVES, scaling) for base in BASES[:4] for scaling in SCALED]
+
+
+def test_rotary_positions_that_models_have() -> None:
+    assert list(_rotaries({}, SIZE)) == [PLAIN[0], None, *PLAIN[1:], *WITH_SCALING]
+
+
+def test_rotary_positions_that_are_declared_come_first() -> None:
+    scaling = Scaling("linear", 3.0)
+    declared = {"rotary_base": 7.0, "rotary_share": 0.5, "rotary_scaling": scaling, "rotary_layout": INTERLEAVED}
+    kinds = [
+        Rotary(base, size, kind) for base in (7.0, *BASES) for kind in (INTERLEAVED, HALVES) for size in (4, 8, 2, 6)
+    ]
+    scaled = [Rotary(each.base, each.size, each.layout, scaling) for each in kinds]
+    rest = [Rotary(base, SIZE, HALVES, other) for base in (7.0, *BASES[:3]) for other in SCALED]
+    assert list(_rotaries(declared, SIZE)) == [scaled[0], None, *scaled[1:], *kinds, *rest]
+
+
+def settings_of(core: Core) -> tuple[Mask, Rotary | None, float, float | None]:
+    return core.mask, core.rotary, core.scale, core.cap
+
+
+SITE = site_seen(within(3), settings=({"attention_cap": 7.0, "window": 3.2}, {}))
+WINDOWS = [Mask(causal=True, window=3), CAUSAL, Mask(causal=True, window=4), Mask(causal=True, window=5)]
+LIKELY = ([WINDOWS[0], CAUSAL], [PLAIN[0], None], [1 / math.sqrt(SIZE), 1.0], [None])
+
+
+def test_cores_are_tried_with_more_and_more_settings() -> None:
+    masks, rotaries, numbers, none = LIKELY
+    every = scales({}, HEADS, SIZE)
+    usual = [PLAIN[0], None, *PLAIN[1:10]]
+    tried = {
+        _plain: (masks, rotaries, numbers[:1], none),
+        _usual: (masks, usual, numbers, [7.0]),
+        _with_rotaries: (masks, list(_rotaries({}, SIZE)), numbers, none),
+        _with_caps: (WINDOWS, rotaries, every, [None, 50.0, 30.0, 20.0, 10.0]),
+        _crossing: ([Mask(), Mask(padding=False)], [None], every, none),
+    }
+    for options, wanted in tried.items():
+        assert [settings_of(core) for core in options(SITE, CANDIDATE)] == list(itertools.product(*wanted))
+
+
+def test_a_core_takes_the_tensors_and_the_padding_of_its_candidate() -> None:
+    core = next(_plain(SITE, Projections(CANDIDATE.query, CANDIDATE.key, CANDIDATE.value, SIZE, tiled=True)))
+    assert (core.query, core.key, core.value) == (CANDIDATE.query, CANDIDATE.key, CANDIDATE.value)
+    assert (core.heads, core.tiled) == (HEADS, True)
+    np.testing.assert_array_equal(core.real, REAL)
+
+
+def test_biases_and_scores_for_no_value_are_tried() -> None:
+    table = np.arange(32.0).reshape(8, HEADS)
+    weights = {"layers.0.bias.W": table, "layers.0.sinks": np.arange(4.0)}
+    site = site_seen(within(3), weights=weights, settings=({"window": 3.2}, {}))
+    found = list(_with_biases(site, CANDIDATE))
+    added = [(core.mask, core.rotary, core.bias and (core.bias.table is None, core.bias.causal)) for core in found[:12]]
+    assert added == [
+        (mask, None, bias)
+        for mask, _ in itertools.product(WINDOWS[:2], LIKELY[2])
+        for bias in ((True, False), (False, False), (False, True))
+    ]
+    sinks = [(core.mask, core.rotary, core.scale, core.sink is not None and core.sink.tolist()) for core in found[12:]]
+    masks = [CAUSAL, Mask(), Mask(causal=True, window=3)]
+    assert sinks == list(itertools.product(masks, LIKELY[1], LIKELY[2], ([0, 1, 2, 3], [0, 0, 0, 0])))
+
+
+@pytest.mark.parametrize(("rows", "fits"), [(4, False), (8, True), (10, False), (512, True), (516, False)])
+def test_tables_of_buckets_have_a_number_for_each_head(rows: int, fits: bool) -> None:
+    weights = {"a.W": np.ones((rows, HEADS)), "b.W": np.ones((HEADS, rows)), "c.W": np.ones(rows)}
+    found = biases(site_of(B, B, BEFORE, weights=weights), HEADS)
+    assert [bias.causal for bias in found if bias.table is not None] == [False, True] * fits
+    assert found[0].table is None
+
+
+def test_norms_are_those_of_two_gains_in_either_order() -> None:
+    weights = {f"layers.0.{name}": np.full(SIZE, float(number)) for number, name in enumerate("qk")}
+    site = site_seen(within(3), weights=weights)
+    found = [(norm.query[0], norm.key[0], norm.offset, norm.epsilon) for norm in _norms(site, SIZE)]
+    assert found == [(*pair, *rest) for pair in ((0, 1), (1, 0)) for rest in itertools.product((0, 1), (1e-6, 1e-5))]
+    declared = site_seen(within(3), weights=weights, settings=({"epsilon": 1e-3}, {}))
+    assert [norm.epsilon for norm in _norms(declared, SIZE)] == [1e-3] * 4
+    cores = [(core.norm and core.norm.query[0], *settings_of(core)) for core in _with_norms(declared, CANDIDATE)]
+    assert cores == [(query, *rest) for query in (0, 0, 1, 1) for rest in itertools.product(*LIKELY)]
+
+
+def test_sizes_of_heads_that_are_declared() -> None:
+    assert _sizes({"head_dim": 16, "heads": 4}, 32) == [16, 8]
+    assert _sizes({"heads": 4}, 32) == [8]
+    assert _sizes({}, 32) == []
+
+
+def test_many_rows_are_thinned_out() -> None:
+    values = np.zeros((3, 40, 4))
+    real = np.arange(40) < np.array([[30], [40], [20]])
+    site = site_of(values, values, {}, real=real)
+    part, alone = part_of(site, 1), part_of(site, 2, alone=True)
+    assert [part.examples.tolist(), part.rows.tolist()[:3], part.rows.tolist()[-1]] == [[1, 2], [0, 1, 2], 19]
+    assert [len(part.rows), len(alone.rows), part.heads.tolist(), alone.heads.tolist()] == [16, 16, [0], [0, 1]]
+    assert [alone.examples.tolist(), alone.rows.tolist()[-1]] == [[1], 39]
+
+
+def test_queries_read_the_keys_of_another_text() -> None:
+    memory = {"k": KEY[:, :5], "v": np.tile(VALUE[:, :5], 2), "q": OTHER}
+    memory["k"] = np.tile(memory["k"], 2)
+    a = attended(OTHER, memory["k"], memory["v"], seen=lambda row, column: True, padding=False)
+    found = fitted_core(site_of(a, 2 * a, memory, real=np.ones_like(REAL)))
+    assert found is not None
+    assert (found.heads, found.scale, found.mask.causal, found.crosses) == (HEADS, 1 / math.sqrt(SIZE), False, True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_difference import differences
-from embgrad.comparison.hypotheses.core_parts import HeadNorm, Mask, PositionBias, Rotary, Scaling
+from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, HeadNorm, Mask, PositionBias, Rotary, Scaling
 from embgrad.comparison.hypotheses.core_variants import variants, with_settings_of
 from embgrad.comparison.hypotheses.sources import Source
-from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, QUERY, REAL, SIZE
+from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, KEY, OTHER, QUERY, REAL, SIZE, VALUE
 from tests.unit.comparison.hypotheses.planted import site_of
 
 SOURCES = [Source(name, BEFORE[name]) for name in (f"layers.0.attention.{role}" for role in "qkv")]
@@ -106,3 +108,217 @@ def test_the_number_of_turned_features_stays_where_heads_have_another_size() -> 
     wide = replace(CORE, heads=2, rotary=Rotary(500.0, 16))
     found = [function(wide).rotary for function in with_settings_of(wide, CORE)]
     assert found == [Rotary(10000.0, 16)]
+
+
+def masks_of(mask: Mask, *, rare: bool = True, positions: int = 9) -> list[Mask]:
+    site = SITE if positions == 9 else site_of(np.zeros((1, positions, 4)), np.zeros((1, positions, 4)), {})
+    core = replace(CORE, mask=mask)
+    return [found.mask for found in variants(site, core, rare=rare) if found.mask != mask]
+
+
+def test_masks_that_differ_in_one_setting() -> None:
+    causal = Mask(causal=True)
+    windows = [Mask(causal=True, window=size) for size in (5, 2, 1, 3, 4, 6, 7, 8)]  # 5 is declared
+    others = [Mask(), Mask(causal=True, padding=False), Mask(causal=True, shift=-1), Mask(causal=True, shift=1)]
+    others.append(Mask(causal=True, shift=-1, blank=True))
+    assert masks_of(causal) == [*others, *windows]
+    shifted = [Mask(), Mask(causal=True, shift=1, padding=False), Mask(causal=True, shift=-1), causal]
+    assert masks_of(Mask(causal=True, shift=1))[:4] == shifted
+
+
+def test_masks_that_differ_from_one_with_a_window() -> None:
+    widths = (None, 5, 2, 1, 4, 8, 6, 8)  # the declared one and its half, powers of two, and its neighbours
+    wanted = [Mask(causal=True, window=7), Mask(window=7, padding=False), *(Mask(window=size) for size in widths)]
+    assert masks_of(Mask(window=7), rare=False) == wanted
+    assert masks_of(Mask(window=1), rare=False)[2:] == [Mask(window=size) for size in (None, 5, 2, 4, 8, 2)]
+    wide = [mask.window for mask in masks_of(Mask(), positions=70)]
+    assert wide == [None, None, *range(1, 64)]  # causal, padding, and no more than 63 positions
+    assert [mask.window for mask in masks_of(Mask(), positions=4)] == [None, None, 1, 2, 3]
+
+
+def rotaries_of(rotary: Rotary | None, *, rare: bool = True) -> list[Rotary | None]:
+    core = replace(CORE, rotary=rotary)
+    found = [each.rotary for each in variants(SITE, core, rare=rare) if each.heads == HEADS]
+    return [each for each in found if each != rotary]
+
+
+#: The bases and the scalings that models have; 77 is declared.
+BASES = (77.0, 10000.0, 1000000.0, 500000.0, 100000.0, 150000.0, 160000.0, 5000000.0, 1000.0)
+SCALINGS = (
+    *(Scaling("linear", factor) for factor in (2.0, 4.0, 8.0, 16.0, 0.5, 0.25)),
+    *(Scaling("llama3", factor) for factor in (8.0, 32.0, 16.0)),
+    Scaling("yarn", 4.0, 1.0, 32.0, 32768.0),
+    Scaling("yarn", 4.0, 1.0, 32.0, 2048.0),
+    Scaling("yarn", 40.0, 1.0, 32.0, 4096.0),
+)
+
+
+@pytest.mark.parametrize(("rare", "sizes"), [(True, (2, 4, 6)), (False, (2, 4))])
+def test_rotary_positions_that_differ_in_one_setting(rare: bool, sizes: tuple[int, ...]) -> None:
+    own = Rotary(1000.0, SIZE)
+    assert rotaries_of(own, rare=rare) == [
+        None,
+        *(Rotary(base, SIZE) for base in BASES[:-1]),
+        Rotary(1000.0, SIZE, INTERLEAVED),
+        *(Rotary(1000.0, size) for size in sizes),
+        *(Rotary(1000.0, SIZE, scaling=scaling) for scaling in SCALINGS),
+        Rotary(1000.0, SIZE, keys=False),
+        Rotary(1000.0, SIZE, queries=False),
+        Rotary(1000.0, SIZE, ahead=-1),
+        Rotary(1000.0, SIZE, ahead=1),
+        Rotary(1000.0, SIZE, sense=-1),
+    ]
+
+
+def test_rotary_positions_in_place_of_none() -> None:
+    pairs = [(base, size) for base in BASES for size in (8, 2, 4)]
+    wanted = [Rotary(base, size, layout) for base, size in pairs for layout in ("halves", INTERLEAVED)]
+    assert rotaries_of(None) == wanted
+
+
+def test_numbers_of_a_scaling_are_changed() -> None:
+    own = Scaling("llama3", 8.0)
+    found = [each.scaling for each in rotaries_of(Rotary(10000.0, SIZE, scaling=own)) if each]
+    scalings = [each for each in found if each != own and each not in SCALINGS]
+    factors = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
+    assert (
+        scalings
+        == [
+            None,
+            replace(own, rounded=False),
+            *(replace(own, factor=8 * factor) for factor in factors if 8 * factor not in (16, 32)),
+            *(replace(own, low=factor) for factor in factors[:4]),  # low stays below high, which is 4
+            *(replace(own, high=4 * factor) for factor in factors[2:]),
+            *(replace(own, original=8192 * factor) for factor in factors),
+            *(Scaling("yarn", 8.0, 1.0, 32.0, original) for original in (32768.0, 2048.0, 4096.0)),
+        ]
+    )
+
+
+def test_heads_of_other_sizes() -> None:
+    core = replace(CORE, rotary=Rotary(10000.0, 4))
+    found = [each for each in variants(SITE, core) if each.heads != HEADS]
+    wanted = [
+        (2, 2, 2),
+        (4, 2, 4),
+        (16, 8, 4),
+    ]  # the size, and what is turned of it: as large a share, or as many features
+    assert [(each.heads, each.scale, each.rotary and each.rotary.size) for each in found] == [
+        (32 // size, scale, turned)
+        for size, share, number in wanted
+        for scale, turned in ((1 / math.sqrt(size), share), (CORE.scale, share), (CORE.scale, number))
+    ]
+    odd = replace(CORE, query=Source("q", np.zeros((2, 9, 12))), rotary=None, heads=2, scale=1.0)
+    odd = replace(odd, key=Source("k", np.zeros((2, 9, 12))), value=Source("v", np.zeros((2, 9, 12))))
+    sizes = [12 // each.heads for each in variants(SITE, odd) if each.heads != 2]
+    assert sizes == [2, 2, 3, 3, 4, 4, 12, 12]
+    turned = replace(odd, rotary=Rotary(10000.0, 6))
+    assert [12 // each.heads for each in variants(SITE, turned) if each.heads != 2] == [2] * 3 + [4] * 3 + [12] * 3
+    for bound in (
+        {"sink": np.ones(2)},
+        {"norm": HeadNorm(np.ones(6), np.ones(6))},
+        {"bias": PositionBias(np.ones((8, 2)))},
+    ):
+        assert all(each.heads == 2 for each in variants(SITE, replace(odd, **bound)))
+    assert any(each.heads != 2 for each in variants(SITE, replace(odd, bias=PositionBias())))
+
+
+def test_ways_in_which_heads_share_and_join() -> None:
+    changed = [
+        (each.tiled, each.joined) for each in variants(SITE, CORE) if (each.tiled, each.joined) != (False, "by head")
+    ]
+    assert changed == [(True, "by head"), (False, "by feature"), (False, "unturned")]
+    alone = replace(CORE, key=CORE.query, value=CORE.query)
+    assert not any(each.tiled for each in variants(SITE, alone))
+
+
+def test_biases_that_differ_in_one_setting() -> None:
+    tables = {"layers.0.near.W": np.ones((8, HEADS)), "layers.0.odd.W": np.ones((9, HEADS)), "few": np.ones((4, HEADS))}
+    site = site_of(QUERY, QUERY, BEFORE, real=REAL, weights=tables)
+    found = [each.bias for each in variants(site, CORE) if each.bias is not None]
+    assert [(bias.table is None, bias.causal) for bias in found] == [(True, False), (False, False), (False, True)]
+    own = PositionBias(np.ones((24, HEADS)))
+    found = [each.bias for each in variants(site, replace(CORE, bias=own)) if each.bias is not own]
+    assert found[0] is None
+    rest = [(bias.causal, bias.longest, bias.sense) for bias in found if bias]
+    longest = [(False, number, 1) for number in (16, 20, 32, 64, 256, 512)]
+    assert rest == [(True, 128, 1), *longest, (False, 128, -1)]
+    alibi = replace(CORE, bias=PositionBias())
+    assert [each.bias for each in variants(SITE, alibi) if each.bias is not alibi.bias] == [None]
+
+
+def test_a_score_for_no_value_is_added_or_left_out() -> None:
+    added = [each.sink for each in variants(SITE, CORE) if each.sink is not None]
+    np.testing.assert_array_equal(added, np.zeros((1, HEADS)))
+    assert sum(each.sink is None for each in variants(SITE, replace(CORE, sink=np.ones(HEADS)))) == 1
+
+
+def test_norms_of_heads_that_differ_in_one_setting() -> None:
+    norm = HeadNorm(np.arange(1.0, 9), np.arange(2.0, 10), epsilon=1e-6)
+    found = [each.norm for each in variants(SITE, replace(CORE, norm=norm)) if each.norm is not norm]
+    assert found[0] is None
+    settings = [(each.epsilon, each.offset, each.late, each.query[0], each.key[0]) for each in found if each]
+    assert settings == [
+        *((epsilon, 0, False, 1, 2) for epsilon in (1e-12, 1e-8, 1e-7, 1e-5, 1e-3, 0.0)),
+        (1e-6, 1, False, 1, 2),
+        (1e-6, 0, True, 1, 2),
+        (1e-6, 0, False, 2, 1),
+        (1e-6, 0, False, 1, 1),
+    ]
+    (without,) = [each for each in found if each and each.key[0] == each.query[0]]
+    np.testing.assert_array_equal([without.query, without.key], np.ones((2, SIZE)))
+    level = replace(norm, query=np.full(SIZE, 2.0), key=np.full(SIZE, 3.0), offset=1.0)
+    found = [each.norm for each in variants(SITE, replace(CORE, norm=level)) if each.norm is not level]
+    assert [each.offset for each in found if each][-3:] == [0.0, 1.0, 1.0]  # equal gains are no gains to leave out
+
+
+def sources_of(core: Core, *, rare: bool = True) -> list[tuple[str, str, str]]:
+    own = (core.query, core.key, core.value)
+    found = [(each.query, each.key, each.value) for each in variants(SITE, core, rare=rare)]
+    return [(query.name, key.name, value.name) for query, key, value in found if (query, key, value) != own]
+
+
+def test_tensors_change_places_and_others_take_their_place() -> None:
+    query, key, value = CORE.inputs
+    other = "layers.0.attention.v:input"
+    assert sources_of(CORE) == [(query, value, key), (other, key, value)]
+    assert sources_of(CORE, rare=False) == [(query, value, key)]
+    same = replace(CORE, key=Source("k", OTHER), value=Source("w", OTHER + 1))
+    assert sources_of(same, rare=False) == [
+        (query, "w", "k"),
+        ("k", query, "w"),
+        ("k", "w", query),
+        ("w", query, "k"),
+        ("w", "k", query),
+    ]
+
+
+def test_a_square_matrix_is_transposed() -> None:
+    matrix, bias = np.arange(1024.0).reshape(32, 32), np.arange(32.0)
+    key = Source("layers.0.attention.v:input", OTHER @ matrix + bias, label="w", matrix=matrix, bias=bias)
+    core = replace(CORE, key=key, value=Source("v", OTHER))
+    (found,) = (each.key for each in variants(SITE, core, rare=False) if each.key.label == "w" and each.key is not key)
+    np.testing.assert_array_equal(found.matrix, matrix.T)
+    np.testing.assert_allclose(found.values, OTHER @ matrix.T + bias)
+    plain = replace(key, values=OTHER @ matrix, bias=None)
+    changed = [each.key for each in variants(SITE, replace(core, key=plain), rare=False) if each.key.label == "w"]
+    np.testing.assert_allclose(next(each for each in changed if each is not plain).values, OTHER @ matrix.T)
+
+
+def test_a_fused_tensor_is_split_in_each_way() -> None:
+    whole = Source("layers.0.qkv", np.concatenate([QUERY, KEY, VALUE], -1))
+    ends = [0, 32, 48, 64]
+    parts = [whole.part(np.arange(*ends[at : at + 2])) for at in range(3)]
+    site = site_of(QUERY, QUERY, {"layers.0.qkv": whole.values}, real=REAL)
+    found = [each for each in variants(site, replace(CORE, query=parts[0], key=parts[1], value=parts[2]), rare=False)]
+    split = [
+        each.key.features[:2].tolist() for each in found if each.key.label == "key" and each.key.features is not None
+    ]
+    assert split == [[32, 33], [16, 17]]  # all keys behind all queries, and each behind the two queries of its group
+
+
+def test_of_another_text_only_scores_padding_and_heads_change() -> None:
+    memory = np.zeros((2, 5, 32))
+    core = replace(CORE, key=Source("k", memory), value=Source("v", memory), rotary=None, mask=Mask())
+    assert causes_of(core) == {"attention-scale", "attention-cap", "attention-heads", "mask-ignored", "swapped-weights"}
+    assert [each.mask for each in variants(SITE, core) if each.mask != Mask()] == [Mask(padding=False)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.dropping import Dropout
+from embgrad.comparison.hypotheses.dropping import Dropout, _is_dropped
 from embgrad.comparison.hypotheses.site import Site
 from tests.unit.comparison.hypotheses.planted import site_of
 
@@ -59,3 +59,46 @@ def test_what_is_no_dropout_is_not_named(b: np.ndarray) -> None:
 
 def test_tensors_of_another_shape_are_not_dropped_from() -> None:
     assert not Dropout().explain(site_of(X, dropped(X), {"wide": np.tile(X, 2), "zeros": 0 * X}))
+
+
+def looks_dropped(dropped: int, size: int, factor: float, *, off: float = 0.0) -> bool:
+    """Return whether so many zeros among values, of which the kept are times a factor, one of them nearly, look like dropout."""
+    values = np.linspace(1.0, 2.0, size)
+    factors = np.where(np.arange(size) < dropped, 0.0, factor)
+    factors[-1] += off
+    return _is_dropped(values, values * factors - values)
+
+
+SHARES = {
+    "a half": (50, 100, 2.0, True),
+    "the least": (1, 200, 1 / 0.995, True),
+    "less than the least": (1, 201, 1 / 0.995, False),
+    "none": (0, 100, 1.01, False),
+    "the most": (15, 20, 4.0, True),
+    "more than the most": (16, 20, 5.0, False),
+    "within four standard deviations": (69, 100, 2.0, True),
+    "beyond four standard deviations": (71, 100, 2.0, False),
+    "fewer than expected": (31, 100, 2.0, True),
+    "far fewer than expected": (29, 100, 2.0, False),
+    "two that are kept": (2, 4, 2.0, True),
+    "one that is kept": (1, 2, 2.0, False),
+}
+
+
+@pytest.mark.parametrize(("dropped", "size", "factor", "wanted"), SHARES.values(), ids=SHARES)
+def test_the_kept_are_as_much_larger_as_many_are_zeros(dropped: int, size: int, factor: float, wanted: bool) -> None:
+    assert looks_dropped(dropped, size, factor) is wanted
+
+
+def test_the_kept_have_one_factor_up_to_a_thousandth() -> None:
+    assert looks_dropped(50, 100, 2.0, off=1.9e-3)  # of the factor, which is 2
+    assert not looks_dropped(50, 100, 2.0, off=2.1e-3)
+    assert not looks_dropped(50, 100, 2.0, off=-2.1e-3)
+
+
+def test_values_near_zero_are_left_out() -> None:
+    values, kept = np.array([1.0, 1.0, 1.0, 1.0, 0.9e-3]), np.array([2.0, 2.0, 0.0, 0.0, 7.0])
+    assert _is_dropped(values, values * kept - values)
+    values[-1] = 1.1e-3
+    assert not _is_dropped(values, values * kept - values)
+    assert not _is_dropped(np.zeros(3), np.ones(3))

@@ -94,9 +94,30 @@ def test_yarn_may_leave_the_pairs_unrounded() -> None:
     )
 
 
+def yarn(first: float, last: float) -> list[float]:
+    """Return the frequencies that yarn makes of ones in a head of eight features, where it changes between two indices."""
+    turns = [math.exp(-index / 2) for index in (last, first)]
+    return Scaling("yarn", 4.0, *turns, 2 * math.pi).apply(np.ones(4), math.exp(2), 8).tolist()
+
+
+def test_yarn_changes_between_the_first_pair_and_the_last_feature() -> None:
+    np.testing.assert_allclose(yarn(-3, 2), [1, 0.5 + 0.125, 0.25, 0.25])
+    np.testing.assert_allclose(yarn(0, 20), [1 - 0.75 * pair / 7 for pair in range(4)])
+    np.testing.assert_allclose(yarn(2, 2), [1, 1, 1, 0.25])
+
+
+def test_yarn_lengthens_where_it_divides() -> None:
+    assert Scaling("yarn", 1.5).length == pytest.approx(0.1 * math.log(1.5) + 1)
+    assert Scaling("yarn", 1.0).length == Scaling("yarn", 0.5).length == 1.0
+    scaled = Rotary(16.0, 2, scaling=Scaling("yarn", 2.0, 1.0, 2.0, 1e9))
+    np.testing.assert_allclose(turned(scaled)[:2], (0.1 * math.log(2) + 1) * np.array([COS - 10 * SIN, 10 * COS + SIN]))
+
+
 def test_sizes_follow_the_heads() -> None:
     assert Rotary(16.0, 8).of_head(16, 8).size == 4
     assert Rotary(16.0, 4).of_head(16, 4).size == 2
+    assert Rotary(16.0, 4).of_head(8, 16).size == 8
+    assert Rotary(16.0, 6).of_head(8, 4).size == 4  # 3 features are no pairs
 
 
 def test_texts_name_the_numbers() -> None:
