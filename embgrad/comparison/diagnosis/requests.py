@@ -113,9 +113,7 @@ def _looked_up_ids(source: Source) -> np.ndarray | None:
     case = source.case
     shown = case.alignment.arrange(case.target.activations.astype(np.float64))
     looked_up = case.source.activations.astype(np.float64)
-    if shown.shape != looked_up.shape or np.allclose(
-        shown[case.matched], looked_up[case.matched], rtol=1e-5, atol=1e-7
-    ):
+    if shown.shape != looked_up.shape or np.allclose(shown[case.matched], looked_up[case.matched], atol=1e-7):
         return None
     for table in _tables(source):
         rows = {row.astype(np.float32).tobytes(): number for number, row in enumerate(table)}

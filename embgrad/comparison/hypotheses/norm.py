@@ -65,7 +65,7 @@ class Parameters:
 
     def apply(self, x: np.ndarray) -> np.ndarray:
         """Return the norm of vectors along the last axis, or of each of their equal parts as long as the gain."""
-        parts = x.reshape(*x.shape[:-1], -1, len(self.gain))
+        parts = x.reshape(-1, len(self.gain))
         return np.asarray(_unit(parts, self.centred, self.epsilon) * self.gain + self.shift).reshape(x.shape)
 
     @property
@@ -122,7 +122,7 @@ class Norm:
                 continue
             mine, its = (held.get().astype(np.float64).ravel() for held in (weight, other))
             step = its - mine
-            if np.allclose(first.shift, mine, rtol=1e-5, atol=1e-6) and not np.allclose(first.gain, mine):
+            if np.allclose(first.shift, mine, atol=1e-6) and not np.allclose(first.gain, mine):
                 changed = replace(changed, shift=first.shift + step)
             else:
                 changed = replace(changed, gain=first.gain + step)
@@ -167,7 +167,7 @@ def _width(site: Site, path: str) -> int:
 
 def _missing(site: Site, path: str, entry: Before, x: np.ndarray, b: np.ndarray) -> list[Explanation]:
     """Return the explanation that b has no norm, where its output is the norm's input."""
-    if not np.allclose(x, b, rtol=1e-5, atol=1e-6):
+    if not np.allclose(x, b, atol=1e-6):
         return []
     name = entry.name
     if path != site.path and any(pair.name == path for pair in site.pairs):

@@ -257,7 +257,7 @@ def _of_held_biases(site: Site, factors: Factors) -> Iterator[Explanation]:
     module = "" if factors.other is None else factors.other.module
     values = (("added", "missing"), f"b adds no bias at {path}, and a does")
     found = [np.zeros_like(factors.bias)]
-    if not factors.bias.any() or float(np.abs(factors.bias).max()) <= NEAR:
+    if float(np.abs(factors.bias).max()) <= NEAR:
         values = (("missing", "added"), f"b adds a bias at {path}, and a does not")
         held = [weight for weight in site.recordings[1].weights if weight.module == module]
         found = [weight.get().astype(np.float64) for weight in held if weight.shape == factors.bias.shape]
@@ -272,8 +272,8 @@ def _of_bias(site: Site, factors: Factors) -> Iterator[Explanation]:
     bias = rest.mean(0)
     if np.linalg.norm(rest - bias) > NEAR * np.linalg.norm(site.rows(site.b)):
         return
-    size = float(np.abs(factors.bias).max(initial=0.0))
-    none_in_b = float(np.abs(bias).max(initial=0.0)) <= NEAR * max(size, float(np.abs(rest).max(initial=0.0)))
+    size = float(np.abs(factors.bias).max())
+    none_in_b = float(np.abs(bias).max()) <= NEAR * max(size, float(np.abs(rest).max(initial=0.0)))
     if none_in_b:
         bias = np.zeros_like(bias)
     place = site.path or "the output"
@@ -392,7 +392,7 @@ def _cap(a: np.ndarray, b: np.ndarray) -> float | None:
     largest, capped = float(abs(a[at])), float(abs(b[at]))
     if not 0 < capped < largest * (1 - 1e-6):
         return None
-    low, high = capped, max(largest, capped) * 1e4
+    low, high = capped, largest * 1e4
     for _ in range(200):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if middle * np.tanh(largest / middle) < capped else (low, middle)

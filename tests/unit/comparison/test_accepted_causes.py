@@ -11,6 +11,7 @@ import pytest
 
 from embgrad.comparison.diagnosis.case import Case, Match, Measure, Reference
 from embgrad.comparison.diagnosis.factors import Factor
+from embgrad.comparison.diagnosis.rearrangements import Prediction
 from embgrad.comparison.diagnosis.search import (
     Candidate,
     _best,
@@ -22,7 +23,6 @@ from embgrad.comparison.diagnosis.search import (
     is_exact,
     select,
 )
-from embgrad.comparison.diagnosis.rearrangements import Prediction
 
 TOLERANCE = 2.0**-20
 

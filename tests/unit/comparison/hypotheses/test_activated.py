@@ -135,3 +135,19 @@ def test_another_wide_matrix_is_named(transposed: bool) -> None:
     held = {"dense.W": (1.5 * WIDE).T.copy() if transposed else 1.5 * WIDE}
     found = explained(site(relu(X @ (1.5 * WIDE).T), held, w=WIDE, held_a={"up.W": WIDE}))
     assert found.text == "b has up.W times 1.5"
+
+
+@pytest.mark.parametrize(("others", "named"), [(5, True), (6, False)])
+def test_the_product_is_among_the_six_nearest_tensors_of_its_shape(others: int, named: bool) -> None:
+    product = X @ W.T + BIAS
+    near = {f"t{number}": RANDOM.normal(size=X.shape) for number in range(others)}
+    before = {**near, "wide": np.tile(X, 2), "up": product, "up:input": X}
+    at = module_site(relu(product), relu(X @ W.T), before, key="act:output#0", held_a=HELD, alone=["up"])
+    assert bool(Product().explain(at)) is named
+
+
+def test_a_bias_that_hardly_counts_is_none() -> None:
+    options = {"a": relu(X @ W.T + 0.9e-4), "held_a": {"up.W": W}}
+    at = site(relu(X @ W.T + BIAS), {"dense.W": W, "dense.b": BIAS}, **options)
+    at = replace(at, before=[Before("up", X @ W.T + 0.9e-4), *at.before[1:]])
+    assert explained(at).values == ("missing", "added")

@@ -310,7 +310,7 @@ def test_a_fused_tensor_is_split_in_each_way() -> None:
     ends = [0, 32, 48, 64]
     parts = [whole.part(np.arange(*ends[at : at + 2])) for at in range(3)]
     site = site_of(QUERY, QUERY, {"layers.0.qkv": whole.values}, real=REAL)
-    found = [each for each in variants(site, replace(CORE, query=parts[0], key=parts[1], value=parts[2]), rare=False)]
+    found = list(variants(site, replace(CORE, query=parts[0], key=parts[1], value=parts[2]), rare=False))
     split = [
         each.key.features[:2].tolist() for each in found if each.key.label == "key" and each.key.features is not None
     ]

@@ -264,7 +264,10 @@ def test_the_layer_of_a_site_in_b_is_that_of_most_partners() -> None:
     assert _layer_of(replace(at, layer=5)) == 5
 
 
-def mixture(factor: float = 1.0, routing: Routing = Routing("softmax", 2, True)) -> Mixture:
+TWO = Routing("softmax", 2, normalised=True)
+
+
+def mixture(factor: float = 1.0, routing: Routing = TWO) -> Mixture:
     return Mixture(Source("x", X[0]), Router(MATRIX, np.zeros(3), np.zeros(3)), Scores(3), IDENTITY, routing, factor)
 
 

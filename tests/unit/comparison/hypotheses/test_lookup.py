@@ -34,6 +34,12 @@ ROWS = {
     "scaled": (A, A * 3.5, "scaled-lookup", "table is multiplied by 1 in a and 3.5 in b"),
     "shifted ids": (A, TABLE[IDS + 1], "other-ids", "the rows of table are the ids in a and the ids + 1 in b"),
     "other ids": (A, TABLE[(5 * IDS) % 12], "other-ids", "the rows of table are the ids in a and others in b"),
+    "ids of two steps": (
+        A,
+        TABLE[IDS + (IDS > 3)],
+        "other-ids",
+        "the rows of table are the ids in a and others in b",
+    ),
     "shifted ids in a": (TABLE[IDS + 2], A, "other-ids", "the rows of table are the ids + 2 in a and the ids in b"),
     "ids before": (TABLE[IDS + 1], TABLE[IDS], "other-ids", "the rows of table are the ids + 1 in a and the ids in b"),
     "earlier ids": (A, TABLE[IDS - 1], "other-ids", "the rows of table are the ids in a and the ids - 1 in b"),
@@ -85,6 +91,30 @@ def test_types_that_are_ignored_are_named() -> None:
     assert explained(site(TABLE[TYPES], TABLE[0 * TYPES])).cause == "position-ids-offset"
     other = site(TABLE[TYPES], TABLE[0 * TYPES + 1], roles={"table": ["type"]})
     assert explained(other).cause != "types-ignored"
+
+
+MOVED = {
+    "seven of eight": ([0, 2, 3, 4, 5, 6, 7, 1], "other-ids"),
+    "six of eight": ([0, 2, 3, 4, 5, 6, 1, 7], "permuted-weight"),
+}
+
+
+@pytest.mark.parametrize(("rows", "cause"), MOVED.values(), ids=MOVED)
+def test_ids_are_moved_where_most_rows_are_by_one_number(rows: list[int], cause: str) -> None:
+    order = [*rows, *range(8, 12)]
+    at = site(A, TABLE[order][IDS], held_b={"table.W": TABLE[order]})
+    found = explained(at)
+    assert found.cause == cause
+    if cause == "permuted-weight":
+        assert found.text == "b has the rows of table.W in another order"
+
+
+def test_rows_of_zeros_are_left_out_where_b_has_nothing() -> None:
+    for roles, cause in (("type", "types-ignored"), ("position", "missing-positions"), ("word", "scaled-lookup")):
+        found = explained(site(A, 0 * A, roles={"table": [roles]}))
+        assert (found.cause, found.values) == (cause, ("1", "0"))
+    zeros = module_site(0 * A, A, {}, key="table", held_a={"table.W": 0 * TABLE})
+    assert "table is multiplied by 1 in a and 0 in b" in [item.text for item in Rows().explain(zeros)]
 
 
 def changed(row: int, values: Any) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.norm import Norm, Parameters
+from embgrad.comparison.hypotheses.norm import Norm, Parameters, _best_epsilon, _in_half, _what_differs, _width
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.recording import Tensor
 from embgrad.comparison.sites import Pair
@@ -121,6 +121,74 @@ def test_a_difference_is_named(a: np.ndarray, b: np.ndarray, cause: str, values:
     weights = {"norm.gain": GAIN} if a is RMS or (a is not A and cause == "norm-offset") else WEIGHTS
     found = explained(site(a, b, held_a=weights))
     assert (found.cause, found.values) == (cause, values)
+
+
+@pytest.mark.parametrize(("a", "b", "cause", "values"), PLANTED.values(), ids=PLANTED)
+def test_one_token_shows_a_difference_where_the_weights_are_known(
+    a: np.ndarray, b: np.ndarray, cause: str, values: tuple[str, str]
+) -> None:
+    real = np.zeros((2, 5), bool)
+    real[1, 2] = True
+    weights = {"norm.gain": GAIN} if a is RMS or (a is not A and cause == "norm-offset") else WEIGHTS
+    found = explained(site(a, b, held_a=weights, real=real))
+    assert (found.cause, found.values) == (cause, values)
+
+
+DIFFERENCES: dict[str, tuple[dict[str, Any], str, tuple[str, str]]] = {
+    "kind": ({"centred": False}, "norm-kind", ("a layer norm", "a root-mean-square norm")),
+    "epsilon": ({"epsilon": 1e-3}, "layer-norm-epsilon", ("1e-05", "0.001")),
+    "epsilon and a gain that hardly differs": (
+        {"epsilon": 1e-3, "gain": GAIN * (1 + 9e-4)},
+        "layer-norm-epsilon",
+        ("1e-05", "0.001"),
+    ),
+    "offset of b": ({"gain": GAIN + 1.0009}, "norm-offset", ("w", "1 + w")),
+    "offset of a": ({"gain": GAIN - 1.0009}, "norm-offset", ("1 + w", "w")),
+    "nearly an offset of b": ({"gain": GAIN + 1.05}, "different-weight", ("those of a", "others")),
+    "nearly an offset of a": ({"gain": GAIN - 1.05}, "different-weight", ("those of a", "others")),
+    "no bias": ({"shift": ZERO}, "missing-bias", ("added", "missing")),
+    "no bias and another epsilon": ({"shift": ZERO, "epsilon": 1e-3}, "missing-bias", ("added", "missing")),
+    "another gain": ({"gain": GAIN * 1.002, "shift": ZERO}, "different-weight", ("those of a", "others")),
+    "another bias": ({"shift": SHIFT * 1.01}, "different-weight", ("those of a", "others")),
+    "nothing": ({"gain": GAIN.copy(), "shift": SHIFT * 1.0005}, "", ("", "")),
+}
+
+
+@pytest.mark.parametrize(("changes", "cause", "values"), DIFFERENCES.values(), ids=DIFFERENCES)
+def test_what_differs_between_two_norms(changes: dict[str, Any], cause: str, values: tuple[str, str]) -> None:
+    first = Parameters(True, EPSILON, GAIN, SHIFT)
+    found = _what_differs(first, replace(first, **changes))
+    assert (found[0], found[2]) == (cause, values)
+
+
+def test_a_bias_of_b_alone_is_added() -> None:
+    first = Parameters(True, EPSILON, GAIN, ZERO)
+    assert _what_differs(first, replace(first, shift=SHIFT))[2] == ("missing", "added")
+
+
+@pytest.mark.parametrize(("gain", "width"), [(6, 6), (9, 9), (3, 18), (4, 18), (18, 18)])
+def test_a_norm_is_as_wide_as_its_gain(gain: int, width: int) -> None:
+    at = site(np.zeros((2, 5, 18)), np.zeros((2, 5, 18)), held_a={"norm.gain": np.ones(gain)})
+    assert _width(at, "norm") == width
+    two = site(np.zeros((2, 5, 18)), np.zeros((2, 5, 18)), held_a={"norm.gain": np.ones(gain), "norm.bias": np.ones(2)})
+    assert _width(two, "norm") == 18
+    four = site(np.zeros((2, 5, 8)), np.zeros((2, 5, 8)), held_a={"norm.gain": np.ones(4)})
+    assert _width(four, "norm") == 4
+
+
+@pytest.mark.parametrize(("roundoffs", "named"), [(7.8, True), (8.2, False)])
+def test_half_precision_is_off_by_a_few_roundoffs(roundoffs: float, named: bool) -> None:
+    coarse = rounded(A, "bfloat16").astype(np.float64)
+    at = site(coarse * (1 - roundoffs * 2.0**-8) ** -1, coarse)  # the difference is relative to a's output
+    assert at.difference == pytest.approx(roundoffs * 2.0**-8)
+    assert bool(_in_half(at, at.modules[0][1], Parameters(True, EPSILON, GAIN, SHIFT), "b")) is named
+
+
+def test_an_exponent_is_found_to_nine_digits() -> None:
+    for epsilon in (3e-11, 2.5e-6, 0.4):
+        x = X * epsilon**0.5
+        found = _best_epsilon(Parameters(True, 1e-5, GAIN, SHIFT), x, norm(x, epsilon))
+        assert found.epsilon == pytest.approx(epsilon, rel=1e-6)
 
 
 def test_texts_of_the_causes() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.product import Product, cause_of
+from embgrad.comparison.hypotheses.product import Product, _cap, _order_of_features, cause_of
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.recording import Tensor
 from embgrad.comparison.sites import Pair
 from embgrad.comparison.weight_values import rounded
 from embgrad.comparison.weights import Match, Matching
-from tests.unit.comparison.hypotheses.modules import best, module_site
+from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(2, 5, 6))
@@ -276,3 +276,75 @@ def test_a_part_of_a_wider_output_of_b_is_explained_by_the_rows_of_its_weight() 
 def test_outputs_in_the_same_order_are_not_permuted() -> None:
     for b in (LINEAR, A):
         assert all(item.cause != "permuted-weight" for item in Product().explain(site(A, b)))
+
+
+def test_a_head_with_a_bias_of_its_own_shares_the_table() -> None:
+    bias, logits = RANDOM.normal(size=9), X @ TABLE.T
+    at = module_site(
+        logits + bias,
+        logits,
+        {"head:input": X, "table": X * 0 + 1},
+        key="head:output#0",
+        held_a={"table.W": TABLE, "head.b": bias},
+        roles={"table": ["word"]},
+    )
+    assert explained(at).text == "b adds no bias at head, and a does"
+
+
+@pytest.mark.parametrize("cap", [0.5, 3.0, 40.0])
+def test_the_cap_is_that_of_the_largest_output(cap: float) -> None:
+    found = _cap(A, capped(A, cap))
+    assert found == pytest.approx(cap, rel=1e-9)
+
+
+def test_what_is_not_smaller_has_no_cap() -> None:
+    assert _cap(A, A) is None
+    assert _cap(A, A * (1 - 0.9e-6)) is None
+    assert _cap(A, A * (1 - 1.1e-6)) is not None
+    assert _cap(A, 2 * A) is None
+    assert _cap(A, 0 * A) is None
+
+
+def test_a_small_change_of_a_large_output_is_within_the_bounds_of_a_cap() -> None:
+    found = _cap(np.array([[3.0]]), np.array([[3.0 * (1 - 2e-6)]]))
+    assert found is not None
+    assert found * np.tanh(3.0 / found) == pytest.approx(3.0 * (1 - 2e-6), rel=1e-12)
+
+
+def test_the_order_of_features_is_that_of_b() -> None:
+    order = np.array([2, 0, 1, 5, 3, 4])
+    rows = A.reshape(-1, 6)
+    np.testing.assert_array_equal(_order_of_features(rows, rows[:, order]), order)
+    assert _order_of_features(rows, rows) is None
+    assert _order_of_features(rows, rows[:, order] * (1 + 0.9e-4)) is not None
+    assert _order_of_features(rows, rows[:, order] * (1 + 1.1e-4)) is None
+
+
+@pytest.mark.parametrize(("off", "named"), [(0.9e-4, True), (1.2e-4, False)])
+def test_a_product_reproduces_the_output_nearly(off: float, named: bool) -> None:
+    noise = RANDOM.normal(size=A.shape)
+    noise -= noise[REAL].mean(0)
+    near = LINEAR + off * noise * np.linalg.norm(LINEAR[REAL]) / np.linalg.norm(noise[REAL])
+    assert bool(Product().explain(site(near, 2 * A, held_a={"up.W": SQUARE}))) is named
+
+
+def test_zeros_are_multiplied_by_nothing() -> None:
+    at = site(0 * A, 0 * A + 1, held_a={"up.W": 0 * SQUARE})
+    texts = [item.text for item in Product().explain(at)]
+    assert "the output of up is multiplied by 1 in a and 0 in b" in texts
+
+
+def test_another_bias_that_no_weight_holds_is_said() -> None:
+    held = {"up.W": SQUARE, "up.b": BIAS}
+    at = site(A, LINEAR + 2 * BIAS, held_b={"up.W": SQUARE, "up.b": BIAS[::-1].copy()}, held_a=held)
+    found = explained(at)
+    assert (found.cause, found.text) == ("different-weight", "b adds another bias at up")
+    assert found.values == ("a's own", "different")
+
+
+def test_a_tiny_bias_is_none() -> None:
+    tiny = 1e-6 * BIAS
+    found = explained(site(LINEAR, A))
+    assert found.values == ("missing", "added")
+    at = site(A, LINEAR + tiny)
+    assert [item.values for item in Product().explain(at) if item.cause == "missing-bias"] == [("added", "missing")]
