@@ -72,7 +72,7 @@ ROWS: Final = 16
 #: The most cores of each kind that are tried at a site.
 MOST_TRIED: Final = 2000
 
-_Tried = tuple[float, int, Core]
+_Tried = tuple[float, Core]
 
 #: How many cores have their numbers refined.
 NEAREST: Final = 4
@@ -117,7 +117,7 @@ def _first_of(
     wanted = part.of(site.a, candidate.size)
     for core in cores:
         off = relative(core.part(part), wanted)
-        near.append((off, len(near), core))
+        near.append((off, core))
         whole = _whole(site, core, most) if off <= min(most, 20 * site.floor) else None
         if whole is not None:
             return whole
@@ -126,11 +126,11 @@ def _first_of(
 
 def _refined(site: Site, near: Sequence[_Tried], most: float) -> Core | None:
     """Return one of the nearest cores that reproduces the output, if need be with numbers that are fitted."""
-    for off, _, core in near:
+    for off, core in near:
         whole = _whole(site, core, most) if off <= 2 * most else None
         if whole is not None:
             return whole
-    for off, _, core in near:
+    for off, core in near:
         part = part_of(site, core.heads, alone=True)
         wanted = part.of(site.a, core.size)
         for cap in (core.cap, CAPS[0]) if off <= ROUGHLY else ():
@@ -140,10 +140,10 @@ def _refined(site: Site, near: Sequence[_Tried], most: float) -> Core | None:
     return None
 
 
-def _simplest(entry: _Tried) -> tuple[bool, float, int]:
+def _simplest(entry: _Tried) -> tuple[bool, float]:
     """Return a key by which cores are sorted: those whose frequencies are not scaled first, the nearest of them first."""
-    off, number, core = entry
-    return core.rotary is not None and core.rotary.scaling is not None and off > ROUGHLY / 100, off, number
+    off, core = entry
+    return core.rotary is not None and core.rotary.scaling is not None and off > ROUGHLY / 100, off
 
 
 def part_of(site: Site, heads: int, *, alone: bool = False, rows: int = ROWS) -> Part:

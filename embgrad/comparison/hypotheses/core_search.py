@@ -37,7 +37,7 @@ ALIKE: Final = 2.0
 #: The share of the difference that a core with one changed setting may leave where none leaves less.
 SHARE: Final = 0.01
 
-Tried = tuple[float, int, Core]
+Tried = tuple[float, Core]
 
 
 def ported_core(site: Site, a: Core, likely: Iterable[Core] = (), *, deep: bool = True) -> Core | None:
@@ -88,7 +88,7 @@ class _Search:
         first: list[Tried] = []
         for width, fitted in zip((*BEAM, 0), FITTED, strict=True):
             tried = self._tried(beam, rare=not first)
-            near = [core for _, _, core in tried[:fitted]]
+            near = [core for _, core in tried[:fitted]]
             found = (
                 self._best(tried)
                 or (None if first else self._reordered())
@@ -99,24 +99,20 @@ class _Search:
             first = first or tried
             if not deep:
                 break
-            beam = [core for _, _, core in tried[:width] if core.joined == self._a.joined]
-        for _, _, core in first[:NEAREST]:
+            beam = [core for _, core in tried[:width] if core.joined == self._a.joined]
+        for _, core in first[:NEAREST]:
             if self._whole(core) <= SHARE * self._site.difference:
                 return core
         return None
 
     def _tried(self, beam: Sequence[Core], *, rare: bool) -> list[Tried]:
         cores = (variant for core in beam for variant in variants(self._site, core, rare=rare))
-        return sorted(
-            ((self._off(core), number, core) for number, core in enumerate(cores)), key=lambda entry: entry[:2]
-        )
+        return sorted(((self._off(core), core) for core in cores), key=lambda entry: entry[0])
 
     def _best(self, tried: Sequence[Tried]) -> Core | None:
         """Return the best of the nearest cores, if it reproduces the output."""
-        near: list[Tried] = [
-            (self._whole(core), number, core) for off, number, core in tried[:NEAREST] if off <= 3 * self._most
-        ]
-        off, _, core = min(near, key=lambda entry: entry[:2], default=(math.inf, 0, self._a))
+        near = [(self._whole(core), core) for off, core in tried[:NEAREST] if off <= 3 * self._most]
+        off, core = min(near, key=lambda entry: entry[0], default=(math.inf, self._a))
         return core if off <= self._most else None
 
     def _reordered(self) -> Core | None:

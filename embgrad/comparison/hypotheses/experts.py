@@ -232,7 +232,7 @@ def _nearest(
     at = {before.name: before.values for before in site.before}.__getitem__
     whole = site.rows(wanted)[tokens]
     rests = [whole - sum((site.rows(term.read(at))[tokens] for term in added), np.zeros(1)) for added in sums]
-    found: list[tuple[int, float, int, Mixture]] = []
+    found: list[tuple[int, float, Mixture]] = []
     for bank, function in itertools.product(banks, functions):
         outputs = bank.outputs(rows, function)
         mixed = np.stack([np.einsum("te,etf->tf", shares, outputs) for shares in weights.values()])
@@ -244,8 +244,8 @@ def _nearest(
                 if off <= 3 * most * np.linalg.norm(whole) and abs(factor) > SAME:
                     exact = 1.0 if abs(factor - 1) <= SAME else factor
                     mixture = replace(start, bank=bank, function=function, routing=routing, factor=exact, added=added)
-                    found.append((_changes(start, mixture), off, len(found), mixture))
-    return [mixture for *_, mixture in sorted(found, key=lambda entry: entry[:3])]
+                    found.append((_changes(start, mixture), off, mixture))
+    return [mixture for *_, mixture in sorted(found, key=lambda entry: entry[:2])]
 
 
 def _few(site: Site) -> np.ndarray:

@@ -70,11 +70,8 @@ def projections(site: Site, found: Sequence[Source], sizes: Sequence[int] = ()) 
     found = [source for source in found if source.values.shape[:2] == site.a.shape[:2]]
     triples = [*_fused(site, found), *_separate(site, found), *_crossing(site, found, others)]
     order = {size: rank for rank, size in enumerate(dict.fromkeys([*sizes, *SIZES]))}
-    ranked = [
-        (rank + order.get(candidate.size, len(order)), number, candidate)
-        for number, (rank, candidate) in enumerate(triples)
-    ]
-    return [candidate for _, _, candidate in sorted(ranked, key=lambda entry: entry[:2])]
+    ranked = sorted(triples, key=lambda entry: entry[0] + order.get(entry[1].size, len(order)))
+    return [candidate for _, candidate in ranked]
 
 
 def splits(source: Source, heads: int, size: int) -> Iterator[tuple[str, Source, Source, Source]]:

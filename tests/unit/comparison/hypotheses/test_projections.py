@@ -80,6 +80,15 @@ def test_a_fused_tensor_is_split() -> None:
     ]
 
 
+def test_heads_that_share_one_key_stand_in_one_order_alone() -> None:
+    ((name, query, key, value),) = splits(Source("qkv", np.arange(8.0).reshape(1, 1, 8)), 2, 2)
+    assert name == "all queries, all keys, all values"
+    assert [part.values.ravel().tolist() for part in (query, key, value)] == [[0, 1, 2, 3], [4, 5], [6, 7]]
+    assert [part.label for part in (query, key, value)] == ["query", "key", "value"]
+    grouped = list(splits(Source("qkv", np.arange(8.0).reshape(1, 1, 8)), 4, 1))[1]
+    assert [part.values.ravel().tolist() for part in grouped[1:]] == [[0, 1, 4, 5], [2, 6], [3, 7]]
+
+
 @pytest.mark.parametrize(("heads", "size"), [(3, 1), (1, 5), (6, 1)])
 def test_a_tensor_of_another_width_is_not_split(heads: int, size: int) -> None:
     assert not list(splits(Source("qkv", np.zeros((1, 1, 6))), heads, size))
@@ -100,3 +109,65 @@ def test_queries_keys_and_values_of_a_fused_tensor_are_found() -> None:
     whole = np.concatenate([QUERY, BEFORE[NAMES[1]], VALUE], -1)
     found = found_at(site_of(A, A, {"qkv": whole}, real=REAL))
     assert any(np.array_equal(one.query.values, QUERY) and np.array_equal(one.value.values, VALUE) for one in found)
+
+
+def rows(*values: float) -> np.ndarray:
+    """Return a text of positions with two features each, which are equal."""
+    return np.repeat(np.array(values), 2).reshape(1, -1, 2)
+
+
+def window_of(output: np.ndarray, values: np.ndarray, *, causal: bool, real: list[bool] | None = None) -> int:
+    source = Source("v", values)
+    site = site_of(output, output, {}, real=None if real is None else np.array([real]))
+    return least_window(site, Projections(source, source, source, 2), causal=causal)
+
+
+WINDOWS = {
+    "itself": (rows(1, 2, 3, 4), True, 1),
+    "the one before": (rows(1, 2, 3, 3), True, 2),
+    "the first": (rows(1, 2, 3, 1), True, 4),
+    "the next, of both sides": (rows(2, 2, 3, 4), False, 1),
+    "the last, of both sides": (rows(4, 2, 3, 4), False, 3),
+    "none": (rows(1, 2, 3, 5), True, 4),
+    "hardly outside": (rows(1, 2, 3, 4 + 3.9e-4), True, 1),
+    "outside": (rows(1, 2, 3, 4 + 4.1e-4), True, 4),
+}
+
+
+@pytest.mark.parametrize(("output", "causal", "wanted"), WINDOWS.values(), ids=WINDOWS)
+def test_the_least_window_has_each_output_between_its_values(output: np.ndarray, causal: bool, wanted: int) -> None:
+    assert window_of(output, rows(1, 2, 3, 4), causal=causal) == wanted
+
+
+def test_padding_needs_no_window() -> None:
+    real = [True, True, True, False]
+    assert window_of(rows(1, 2, 3, 9), rows(1, 2, 3, 4), causal=True, real=real) == 1
+
+
+def test_the_first_real_query_shows_whether_later_keys_are_seen() -> None:
+    values, real = rows(1, 2, 3, 4), np.array([[False, True, True, True]])
+    source = Source("v", values)
+    for output, wanted in ((rows(9, 2.001, 3, 4), True), (rows(9, 2.003, 3, 4), False), (rows(1, 9, 3, 4), False)):
+        site = site_of(output, output, {}, real=real)
+        assert is_causal(site, Projections(source, source, source, 2)) is wanted
+
+
+def test_the_likeliest_come_first() -> None:
+    a = attended(key=WIDE[NAMES[1]], value=WIDE[NAMES[2]], seen=lambda row, column: True)
+    found = found_in(a, {name: WIDE[name] for name in reversed(NAMES)})
+    query, key, value = NAMES
+    assert [size for *names, size in found if tuple(names) == NAMES] == [32, 16, 8, 4, 2]
+    assert found.index((query, key, value, 32)) < found.index(
+        (key, query, value, 32)
+    )  # keys are computed after queries
+
+
+def test_queries_may_be_of_another_text_than_keys_and_values() -> None:
+    memory = {"k": np.tile(BEFORE[NAMES[1]], 2)[:, :5], "v": np.tile(VALUE, 2)[:, :5], "q": QUERY}
+    a = attended(QUERY, memory["k"], memory["v"], seen=lambda row, column: True, padding=False)
+    found = found_at(site_of(a, 2 * a, memory, real=np.ones_like(REAL)))
+    assert {(one.query.name, one.key.name, one.value.name) for one in found} == {("q", "k", "v")}
+    assert sorted(one.size for one in found) == [2, 4, 8, 16, 32]
+    assert all(one.crosses for one in found)
+    assert not found_at(site_of(a, 2 * a, {**memory, "v": memory["v"] / 2}, real=np.ones_like(REAL)))
+    assert not found_at(site_of(a, 2 * a, {**memory, "k": memory["k"][..., :16]}, real=np.ones_like(REAL)))
