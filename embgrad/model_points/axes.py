@@ -86,8 +86,7 @@ class Arrangement:
         else:
             return None
         layout = None if self.layout is None else Layout(batch.shape, self.layout.transposed)
-        by_batch = self.is_batch or layout is not None
-        shape = (*batch.shape, *self.shape[2:]) if by_batch else native
+        shape = (*batch.shape, *self.shape[2:]) if self.is_batch else native
         return Arrangement(native, shape, batch.ids, self.is_batch, layout, self.shared)
 
     def is_like(self, other: Arrangement) -> bool:

@@ -248,7 +248,7 @@ def find_stacks(calls: Calls, marked: Collection[int] = ()) -> tuple[list[Stack]
 
 def _is_one_of_each(calls: Calls, stack: Stack) -> bool:
     """Return whether each block of the stack has a kind of its own."""
-    return max(calls.kinds(stack.blocks).values()) == 1
+    return len(calls.kinds(stack.blocks)) == len(stack.blocks)
 
 
 def _may_be_alone(calls: Calls, number: int) -> bool:
@@ -301,7 +301,7 @@ def _blocks(calls: Calls, listed: Sequence[int], marked: Collection[int]) -> lis
     def is_other(number: int) -> bool:
         """Return whether the block is a different module that comes before or after the layers."""
         slight = calls.is_piped(number) and calls.is_slight(number)
-        return len(blocks) > 1 and kinds[calls.all[number].kind] == 1 and (slight or number in marked)
+        return kinds[calls.all[number].kind] == 1 and (slight or number in marked)
 
     while blocks and is_other(blocks[0]):
         blocks.pop(0)
@@ -317,7 +317,7 @@ def _are_one_stack(calls: Calls, blocks: Sequence[int]) -> bool | None:
     the numbers of the others. A `Sequential` may begin and end with other modules, so it must repeat its first and last kind.
     """
     kinds, shapes = calls.kinds(blocks), {calls.all[number].token_shape for number in blocks}
-    repeats = max(kinds.values(), default=0) > 1
+    repeats = len(kinds) < len(blocks)
     if len(kinds) < 2 and len(shapes) < 2:
         return None
     if calls.holding.isdisjoint(blocks):
@@ -333,8 +333,7 @@ def _are_one_stack(calls: Calls, blocks: Sequence[int]) -> bool | None:
 def _repeat_inside(calls: Calls, blocks: Sequence[int]) -> bool:
     """Return whether blocks are repeated inside these, so that these may be large components of a model instead of layers."""
     inside = [number for number in calls.hidden if number in calls.holding and calls.is_inside(number, blocks)]
-    times = Counter((calls.parent(number), calls.all[number].kind) for number in inside)
-    return max(times.values(), default=0) > 1
+    return len({(calls.parent(number), calls.all[number].kind) for number in inside}) < len(inside)
 
 
 def _runs(calls: Calls, group: Sequence[int]) -> list[list[int]]:

@@ -224,4 +224,4 @@ def _ends(path: str) -> Iterator[int]:
 
 
 def _span(paths: Sequence[str]) -> str:
-    return repr(paths[0]) if len(paths) == 1 else f"{paths[0]!r} to {paths[-1]!r}"
+    return " to ".join(dict.fromkeys((repr(paths[0]), repr(paths[-1]))))

@@ -199,10 +199,7 @@ def reads_both_ways(ids: np.ndarray, real: np.ndarray) -> bool:
 def could_be_positions(ids: np.ndarray) -> bool:
     """Return whether ids are small and increase by steps of 0 or 1, as positions and types do."""
     most = ids.shape[1] + 8
-    if ids.item(0) >= most or ids.max() >= most:  # the first id mostly decides
-        return False
-    steps = np.diff(ids, axis=1)
-    return bool(((steps == 0) | (steps == 1)).all())
+    return bool(ids.max() < most and np.isin(np.diff(ids, axis=1), (0, 1)).all())
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -359,12 +360,13 @@ class PassRecorder:
             uses = "; ".join(map(str, self._others))
             hint = f"{hint}{' ' if hint else ''}The ids were used otherwise: {uses}" if uses else hint
             raise PointNotReachedError(not_looked_up(self.batch, self.lookups, hint))
-        if len(words) > 1:
+        word, *more = words
+        if more:
             raise AmbiguousPointError(several_words(words), words)
-        refused = replace(words[0], rival=self._rival(words[0]))
+        refused = replace(word, rival=self._rival(word))
         if refused.rival is not None:
             raise PointNotReachedError(with_rival(refused))
-        return words[0].key
+        return word.key
 
     def _rival(self, word: Lookup) -> OtherUse | None:
         """Return another use of the ids that may be the real lookup of the ids; None where there is none.
@@ -432,7 +434,7 @@ class _Tokens:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, int, Any]] = {}
-        self._next = 0
+        self._numbers = itertools.count()
 
     def put(self, tensor: Any, token: int) -> None:
         """Set the number of a tensor to that of another."""
@@ -442,9 +444,9 @@ class _Tokens:
         reference, token, version = self._known.get(id(tensor), (None, 0, None))
         if reference is not None and reference() is tensor and version == _version(tensor):
             return token
-        self._next += 1
-        self._known[id(tensor)] = (_reference(tensor), self._next, _version(tensor))
-        return self._next
+        token = next(self._numbers)
+        self._known[id(tensor)] = (_reference(tensor), token, _version(tensor))
+        return token
 
 
 def _version(tensor: Any) -> Any:

@@ -456,7 +456,7 @@ def _leads_slightly(calls: Calls, block: int, layer: int) -> bool:
     """Return whether a layer takes what dropout, norms and the like make of a block's output, and not the output itself."""
     output = calls.all[block].token
     tokens = {output}
-    for number in range(block + 1, layer):
+    for number in range(block, layer):
         call = calls.all[number]
         if call.source in tokens and call.token is not None and calls.is_slight(number):
             tokens.add(call.token)

@@ -10,10 +10,11 @@ import pytest
 
 import embgrad
 from embgrad.model_points.axes import Arrangement, of_lookup
-from embgrad.model_points.layers import ListItem, _list_item
+from embgrad.model_points.layers import Calls, ListItem, _list_item
 from embgrad.model_points.points import (
     Layout,
     Lookup,
+    ModuleCall,
     Point,
     could_be_positions,
     layout_is_open,
@@ -208,6 +209,21 @@ def test_a_name_with_a_number_of_keras_is_no_item_of_a_list() -> None:
     assert _list_item("dense", "Dense") is None
 
 
+@pytest.mark.parametrize(
+    ("paths", "items"),
+    [
+        ("m/layer_0_1 m/layer_1_1", [("m/layer_#_1", 0), ("m/layer_#_1", 1)]),
+        ("m/layer_0_12 m/layer_1_12", [("m/layer_#_12", 0), ("m/layer_#_12", 1)]),
+        ("m/layer_0_1 m/layer_0_2", [("m/layer_0", 1), ("m/layer_0", 2)]),
+        ("m/layer_0_1 m/layer_1_2", [("m/layer_0", 1), ("m/layer_1", 2)]),
+        ("m/layer_0_1 other", [("m/layer_0", 1), None]),
+        ("layer_0.1 layer_1.1", [("layer_0", 1), ("layer_1", 1)]),
+    ],
+)
+def test_a_list_that_tensorflow_traces_again_is_one_list(paths: str, items: list[tuple[str, int] | None]) -> None:
+    assert Calls((2, 3), [ModuleCall(path, 0, "Block", None) for path in paths.split()]).items == items
+
+
 def layers_of(trace: Trace) -> list[str]:
     return [point.path for point in trace.points if any(role.startswith("layer.") for role in point.roles)]
 
@@ -226,6 +242,12 @@ def test_blocks_of_the_layers_kind_at_a_single_position_do_not_make_them_parts()
     stack(trace, "layers", trace.table("word", IDS), 2)
     stack(trace, "top", trace.hidden(2, 1, 8), 2)
     assert layers_of(trace) == ["layers.0", "layers.1"]
+    for count, layers in ((1, ["layers.0", "layers.1"]), (2, [])):
+        inside = Trace(BATCH)
+        stack(inside, "layers", inside.table("word", IDS), 2)
+        top = inside.hidden(2, 3, 8)
+        inside.module("top", "Top", lambda x, inside=inside, count=count: stack(inside, "top.blocks", x, count), top)
+        assert layers_of(inside) == layers
     fewer = Trace(BATCH)
     stack(fewer, "layers", fewer.table("word", IDS), 2)
     stack(fewer, "top", fewer.hidden(2, 3, 8), 2)

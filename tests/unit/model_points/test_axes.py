@@ -31,6 +31,14 @@ def test_a_lookup_of_other_indices_has_no_role() -> None:
     assert (arrangement.shape, arrangement.is_batch) == ((3, 3, DIM), False)
 
 
+def test_a_lookup_of_the_ids_is_of_the_batch_and_a_matrix_by_chance_is_not() -> None:
+    for indices in (IDS, IDS.T, IDS.ravel()):
+        assert of_lookup("table", seen_lookup(indices), BATCH, by_role=False).is_batch
+    more = of_module("path", (3, 2), BATCH, None, by_role=False).for_batch(2, embgrad.TokenBatch(np.ones((4, 3), int)))
+    assert more is not None
+    assert (more.native, more.shape, more.is_batch) == ((3, 4), (3, 4), False)
+
+
 @pytest.mark.parametrize(
     ("shape", "seen", "is_batch"),
     [

@@ -162,3 +162,13 @@ def test_a_pass_that_broke_off_before_any_lookup_of_a_model_without_embeddings()
     watch = PassRecorder(batch, ("word",))
     watch.see("table", np.array([[1, 2]]), 3, 4)
     watch.expect_some(["Net", "Linear"], failure)
+
+
+def test_the_record_of_a_key_is_of_its_path_and_its_occurrence() -> None:
+    watch = PassRecorder(BATCH, None)
+    for path in ("table", "other", "table"):
+        watch.see(path, IDS, 10, 4)
+    run_modules(watch, ("a", "Layer"), ("b", "Layer"), ("a", "Layer"))
+    keys = [record.key for record in watch.lookups] + [call.key("output") for call in watch.calls]
+    assert keys == ["table#0", "other#0", "table#1", "a:output#0", "b:output#0", "a:output#1"]
+    assert [watch.record_of(key) for key in keys] == [*watch.lookups, *watch.calls]

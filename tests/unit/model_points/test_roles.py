@@ -184,10 +184,12 @@ def test_an_encoder_and_a_decoder_of_one_class_in_one_module(encoder: int, decod
     assert layers_of(trace) == [f"encoder_layer{mark}{number}:output#0" for number in range(encoder)]
 
 
+@pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize(("lower", "upper"), [(2, 2), (1, 3), (3, 1)])
-def test_layers_in_two_modules_are_not_those_of_one(lower: int, upper: int) -> None:
+def test_layers_in_two_modules_are_not_those_of_one(lower: int, upper: int, norm: bool) -> None:
     trace, x = started()
     x = trace.module("lower", "Lower", lambda x: stack(trace, "lower.blocks", x, lower), x)
+    x = trace.new("norm", "LayerNorm", x) if norm else x
     trace.module("upper", "Upper", lambda x: stack(trace, "upper.blocks", x, upper), x)
     assert not layers_of(trace)
 
@@ -213,6 +215,41 @@ def test_an_encoder_that_pads_inside_leaves_its_roles_to_no_decoder(
     side(paths[0], IDS, inside)
     side(paths[1], IDS + 20, 5)
     assert trace.roles == {"word": "shared#0"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_used"),
+    [
+        ("encoder", "decoder", False),
+        ("lower", "upper", True),
+        ("lower", "decoder", True),
+        ("encoder", "upper", True),
+        ("decoder.a", "decoder.b", True),
+    ],
+)
+def test_outside_of_both_modules_only_the_names_of_an_encoder_and_a_decoder_show_which_they_are(
+    first: str, second: str, is_used: bool
+) -> None:
+    trace, _ = started()
+    trace.module(first, "Side", lambda x: stack(trace, f"{first}.layers", x, 2, "A"), trace.hidden(2, 8, 8))
+    trace.module(second, "Side", lambda x: stack(trace, f"{second}.layers", x, 3, "B"), trace.hidden())
+    assert layers_of(trace) == (outputs(f"{second}.layers", 3) if is_used else [])
+
+
+def test_the_output_of_a_table_is_listed_where_its_module_changes_the_rows() -> None:
+    trace, _ = started()
+
+    def scale(_: Value) -> Value:
+        trace.lookup("scaled", IDS + 20)
+        return trace.hidden()
+
+    trace.module("scaled", "ScaledEmbedding", scale, None)
+    assert {point.name: point.listed for point in trace.points} == {
+        "table#0": True,
+        "table:output#0": False,
+        "scaled#0": True,
+        "scaled:output#0": True,
+    }
 
 
 def test_an_encoder_that_runs_before_the_word_lookup_is_not_used() -> None:
@@ -393,6 +430,58 @@ def test_a_norm_after_the_embedding_block_belongs_to_it(between: list[tuple[str,
     assert trace.roles["embeddings"] == block
 
 
+@pytest.mark.parametrize(
+    ("outer", "types_inside", "block"),
+    [
+        (True, True, "embeddings:output#0"),
+        (False, True, "embeddings.inner:output#0"),
+        (True, False, "layer.0:input#0"),
+        (False, False, "layer.0:input#0"),
+    ],
+)
+def test_the_embedding_block_is_the_outermost_module_that_makes_all_lookups(
+    outer: bool, types_inside: bool, block: str
+) -> None:
+    trace = Trace(embgrad.TokenBatch(IDS, types=TYPES))
+
+    def inner(_: Value) -> Value:
+        for path, indices in (("word", IDS), ("position", POSITIONS), ("type", TYPES))[: 3 if types_inside else 2]:
+            trace.table(f"embeddings.{path}", indices)
+        return trace.hidden()
+
+    def embed(_: Value) -> Value:
+        return trace.new(
+            "embeddings.project", "Linear", trace.module("embeddings.inner", "Lookups", inner, trace.hidden())
+        )
+
+    x = trace.module("embeddings", "Both", embed, None) if outer else embed(trace.hidden())
+    if not types_inside:
+        trace.table("type", TYPES)
+    stack(trace, "layer", x if outer and types_inside else trace.hidden(), 2)
+    assert trace.roles["embeddings"] == block
+
+
+@pytest.mark.parametrize(("holds", "positions", "is_known"), [(True, 3, True), (False, 3, False), (True, 1, False)])
+def test_blocks_at_other_positions_show_where_the_embedding_block_ends(
+    holds: bool, positions: int, is_known: bool
+) -> None:
+    trace = Trace(BATCH)
+
+    def embed(_: Value) -> Value:
+        trace.table("embeddings.word", IDS)
+        trace.table("embeddings.position", POSITIONS)
+        return trace.new("embeddings.project", "Linear", trace.hidden())
+
+    trace.module("embeddings", "Both", embed, None)
+    for number in range(2):
+
+        def block(x: Value, number: int = number) -> Value:
+            return trace.new(f"blocks.{number}.dense", "Linear", x) if holds else trace.hidden(*x.shape)
+
+        trace.module(f"blocks.{number}", "Block", block, trace.hidden(2, positions, 8))
+    assert trace.roles.get("embeddings") == ("embeddings:output#0" if is_known else None)
+
+
 @pytest.mark.parametrize("has_module", [True, False])
 def test_a_model_whose_layers_are_not_known_is_not_its_embedding_block(has_module: bool) -> None:
     """SqueezeBERT's layers turn the axes, so that none is known; the module around them makes all lookups too."""
@@ -562,6 +651,9 @@ RIGHT = [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
     [
         (IDS, LEFT, [[1, 1, 0, 1, 2], [0, 1, 2, 3, 4]], True),
         (IDS, LEFT, [[0, 1, 2, 3, 4]], True),
+        (IDS, LEFT, [[0], [1], [2], [3], [4]], True),
+        (IDS, LEFT, [[0, 0], [1, 1], [2, 2], [3, 3], [4, 4]], True),
+        (IDS, LEFT, [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 3, 3], [4, 4, 4]], False),
         (IDS, [[1, 0, 1, 1, 0], [0, 1, 0, 0, 1]], [[0, 1, 2, 3, 4]], True),
         ([[7, 9]], [[0, 1]], [[0, 1]], True),
         (IDS, RIGHT, [2, 3, 4, 1, 1, 2, 3, 4, 5, 6], True),  # flat, as in M2M100
@@ -582,6 +674,8 @@ def test_lookups_by_position_under_a_mask(ids: Any, mask: Any, indices: Any, is_
         ("w=ids + l*2", "", "l.0 l.1"),
         ("w=ids l.0:A", "", ""),
         ("w=ids l*2 norm:LayerNorm head:Linear", "", ""),
+        ("w=ids norm:LayerNorm l*2", "", ""),
+        ("w=ids + norm:LayerNorm l*2", "", "l.0 l.1"),
         ("w=ids one*2 w=other other*2", "one.0 one.1, other.0 other.1", None),
         ("+ vision*2 w=ids l*3", "vision.0 vision.1, l.0 l.1 l.2", None),
         ("w=ids a.0:A + b.0:F + a.1:A + b.1:F", "a.0, a.1, b.0, b.1", None),
@@ -601,3 +695,15 @@ def test_the_chains_of_blocks_of_which_it_is_not_known_whether_they_take_the_ids
         assert {reached.calls[number].path for number in inside} == {
             call.path for call in reached.calls if any(call.path.startswith(block) for block in " ".join(paths).split())
         }
+
+
+def test_blocks_at_other_positions_are_chains_by_their_list() -> None:
+    trace = Trace(BATCH)
+    stack(trace, "vision.blocks", trace.hidden(2, 9, 8), 2)
+    stack(trace, "layers", trace.table("word", IDS), 2)
+    reached = trace.points
+    assert isinstance(reached, Reached)
+    assert [[reached.calls[number].path for number in chain] for chain in reached.chains(alone=True)] == [
+        ["vision.blocks.0", "vision.blocks.1"],
+        ["layers.0", "layers.1"],
+    ]
