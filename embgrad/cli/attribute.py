@@ -68,7 +68,6 @@ def attribute(
     embgrad attribute -m FOLDER -f reviews.txt --method input-x-gradient --to scores.parquet
     """
     methods = methods_from(method or DEFAULT, argument or ())
-    models.single()
     files.expect(printed="words")
     table.expect()
     request.expect()

@@ -111,7 +111,6 @@ def attribute_tokens(
     if by not in UNITS:
         raise EmbgradError(f"--by is {by!r}: expected one of {quote(UNITS)}")
     methods = methods_from([method], argument or ())
-    models.single()
     files.expect(printed="tokens")
     request.expect()
     loaded, batch, tokenizer = load_with_batch(models, inputs, request, terminal)

@@ -116,7 +116,6 @@ def search(
         "batch_size": request.batch_size,
         "to": to,
     }
-    models.single()
     files.expect(printed="texts", further={"--to": to})
     request.expect()
     loaded, batch, tokenizer = load_with_batch(models, inputs, request, terminal)

@@ -86,9 +86,7 @@ class Terminal:
         from rich.padding import Padding
 
         renderable = self.text(text) if isinstance(text, str) else text
-        self.out.print(
-            Padding(renderable, (0, 0, 0, indent), expand=False) if indent else renderable, style=style, soft_wrap=False
-        )
+        self.out.print(Padding.indent(renderable, indent) if indent else renderable, style=style, soft_wrap=False)
 
     def text(self, text: str, style: str = "") -> Any:
         """Return the text for a table, without interpreting it as markup."""

@@ -175,6 +175,8 @@ def test_a_saved_score_that_is_not_a_number_is_not_shown_as_zero(command: Any) -
         (["--set", "step=5"], "--set step: there is no such argument; integrated-gradients has 'steps'.*mean 'steps'?"),
         (["--method", "saliency", "--set", "steps=5"], "--set steps: there is no such argument; saliency has none"),
         (["--set", "steps"], "--set 'steps': expected an argument of the method as NAME=VALUE"),
+        (["--set", "=5"], "--set '=5': expected an argument of the method as NAME=VALUE"),
+        (["--set", "steps= "], "--set 'steps= ': expected an argument of the method as NAME=VALUE"),
         (["--set", "steps=5", "--set", "steps=6"], "--set gives steps twice: expected each argument once"),
         (["--set", "steps=0"], "steps is 0: expected a whole number of at least 1"),
         (["--set", "steps=many"], "steps is 'many': expected a whole number of at least 1"),

@@ -26,6 +26,15 @@ def test_a_port_that_agrees_has_the_exit_code_0(command: Command) -> None:
     assert "the port agrees: at all 2 points, up to rounding in float32\n" in done.out
 
 
+def test_the_floor_is_passed_on(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    floors = []
+    check = embgrad.check_port
+    monkeypatch.setattr(embgrad, "check_port", lambda *a, **b: floors.append(b["floor"]) or check(*a, **b))
+    for words in ((), ("--floor", "float16")):
+        assert command("check-port", "models.py:build", "models.py:model", *IDS, *words).code == 0
+    assert floors == [None, "float16"]
+
+
 def test_a_port_that_differs_has_the_exit_code_1_and_files(command: Command, directory: Path) -> None:
     files = ("--html", "port.html", "-o", "port.safetensors")
     done = command("check-port", "models.py:build", "models.py:doubled", *IDS, *files, "--objective", "Sum()")

@@ -16,10 +16,13 @@ import pytest
 import typer.testing
 
 import embgrad
+from embgrad.cli import app as application
 from embgrad.cli import explain as explaining
 from embgrad.cli import main
 from embgrad.cli.app import app
 from embgrad.cli.explain import NAMES
+from embgrad.cli.files import load_results
+from embgrad.cli.run import own_process
 from embgrad.cli.terminal import plain
 from embgrad.testing.reference import ReferenceModel, lookup
 from tests.unit.cli.commands import ASK, child, expected, refused
@@ -143,6 +146,22 @@ def test_wrong_usage_is_one_line_on_stderr(command: Any, arguments: list[str], s
     assert "Traceback" not in done.err
     errors = [line for line in done.err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 or "Usage: " in done.err
+
+
+def test_only_the_arguments_of_the_process_are_run_as_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(application, "app", lambda args, prog_name: seen.append((args, own_process())))
+    monkeypatch.setattr(sys, "argv", ["embgrad", "explain", "BatchError"])
+    assert application.run() == application.run(["doctor"]) == 0
+    assert seen == [(["explain", "BatchError"], True), (["doctor"], False)]
+    assert not own_process()
+
+
+def test_a_file_that_is_named_twice_has_two_names(command: Any) -> None:
+    assert command("gradients", *ASK, "-o", "g.safetensors").code == 0
+    assert list(load_results(["g.safetensors"] * 3)) == [
+        *("g.safetensors", "g.safetensors (again, 1)", "g.safetensors (again, 2)")
+    ]
 
 
 def test_results_are_saved(command: Any) -> None:

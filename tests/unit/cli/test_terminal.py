@@ -19,6 +19,7 @@ import pytest
 import embgrad
 from embgrad.cli import main
 from embgrad.cli.result_lines import legend_of, text_lines
+from embgrad.cli.terminal import own_stdout
 from embgrad.errors import EmbgradError
 from embgrad.results.gradient_display import gradient_lines
 from embgrad.testing.reference import ReferenceModel, lookup
@@ -98,6 +99,21 @@ def result_of(texts: list[str], values: Any, mask: Any = None) -> embgrad.result
 def painted(result: embgrad.results.EmbeddingGradients, kind: str = "norm", coloured: bool = False) -> str:
     (line,) = text_lines(gradient_lines(result, kind, "tokens", [0]), coloured)
     return str(line.plain)
+
+
+def test_a_stream_in_memory_takes_any_character_while_a_command_writes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    binary, errors = io.BytesIO(), io.StringIO()
+    stream = io.TextIOWrapper(binary, "ascii", "strict")
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", errors)
+    with own_stdout() as own:
+        assert own is stream
+        print("a library's")
+        own.write("2 × 3 √ é")
+    assert sys.stdout is stream
+    assert stream.errors == "strict"
+    assert binary.getvalue() == b"2 x 3 sqrt \\xe9", "flushed"
+    assert errors.getvalue() == "a library's\n"
 
 
 def test_subwords_are_joined() -> None:
