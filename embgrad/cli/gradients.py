@@ -46,7 +46,6 @@ def gradients(
     embgrad gradients -m FOLDER --ray -f reviews.parquet --labels label -o FOLDER_OF_PARQUET
     cut -f2 reviews.tsv | embgrad gradients -m FOLDER -o - | embgrad show -
     """
-    models.single()
     _expect(output, terminal, on.ray)
     if on.ray:
         on.expect(request, output)

@@ -13,10 +13,13 @@ import pytest
 import embgrad
 from embgrad.cli.compare import print_comparisons
 from embgrad.cli.describe import describe, model_of, name_results
+from embgrad.cli.result_lines import port_lines, result_lines
 from embgrad.cli.run import DIFFER, OK
 from embgrad.cli.terminal import Terminal
+from embgrad.results.port_display import parts
 from tests.unit.attribution.language_models import causal
 from tests.unit.results.attributed import attribution_of, encoder_decoder, token_attribution_of
+from tests.unit.results.ported import report
 from tests.unit.results.searched import search_of
 from tests.unit.results.test_substitutions import MADE
 
@@ -136,6 +139,7 @@ def test_an_output_at_the_first_position_is_one() -> None:
     assert [output["positions"] for output in example["outputs"]] == [(1,), (2,), (3,)]
     first = replace(encoder_decoder(), outputs=np.array([[0, -1, -1]]))
     assert len(describe(first)["examples"]) == 1
+    assert len(result_lines(first, Terminal(io.StringIO()))) == 1
 
 
 def test_substitutions_have_the_entries_of_each_position_that_was_searched() -> None:
@@ -223,6 +227,14 @@ def test_searches_have_their_changes_and_their_course() -> None:
     }
     bare = describe(search_of([["a"]], [["b"]], until=None, texts=None, texts_before=None))["examples"][0]
     assert [bare[name] for name in ("met_before", "met", "text_before", "text")] == [None] * 4
+
+
+def test_the_lines_of_a_port_are_in_its_styles() -> None:
+    texts = port_lines(report())
+    assert [(text.plain, str(text.style)) for text in texts] == [
+        (text.removesuffix("\n"), style) for text, style in parts(report())
+    ]
+    assert len({str(text.style) for text in texts}) > 1
 
 
 def test_names_and_models() -> None:

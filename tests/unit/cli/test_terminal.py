@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 import embgrad
 from embgrad.cli import main
 from embgrad.cli.result_lines import legend_of, text_lines
-from embgrad.cli.terminal import own_stdout
+from embgrad.cli.terminal import _console, own_stdout
 from embgrad.errors import EmbgradError
 from embgrad.results.gradient_display import gradient_lines
 from embgrad.testing.reference import ReferenceModel, lookup
@@ -114,6 +115,30 @@ def test_a_stream_in_memory_takes_any_character_while_a_command_writes_to_it(mon
     assert stream.errors == "strict"
     assert binary.getvalue() == b"2 x 3 sqrt \\xe9", "flushed"
     assert errors.getvalue() == "a library's\n"
+
+
+@pytest.mark.parametrize(
+    ("columns", "width"),
+    [("30", 30), ("10", 10), ("9", 10), ("1", 10), ("0", 100), ("-5", 100), ("wide", 100), ("", 100)],
+)
+def test_the_width_of_text_without_a_terminal(monkeypatch: pytest.MonkeyPatch, columns: str, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert [_console(stream).width for stream in (io.StringIO(), None)] == [width] * 2
+
+
+def test_warnings_of_models_are_notes_and_those_for_developers_are_not_shown(command: Any) -> None:
+    ask = ("gradients", "-m", "models.py:talks", "--ids", "ids.json", "--labels", "0,2")
+    said = command(*ask).err.splitlines()
+    assert "warning: mind the gap" in said
+    assert not any("old" in line for line in said)
+
+
+def test_labels_stand_right_aligned_before_their_lines() -> None:
+    lines = [
+        replace(gradient_lines(result_of(["a"], [1]), "norm", "tokens", [0])[0], label=name) for name in ("ab", "c")
+    ]
+    assert [str(text.plain) for text in text_lines(lines, False, labels=True)] == ["ab  a(9)", " c  a(9)"]
+    assert [str(text.plain) for text in text_lines(lines, False)] == ["a(9)", "a(9)"]
 
 
 def test_subwords_are_joined() -> None:
@@ -216,8 +241,7 @@ def test_a_model_that_exits_is_an_error(command: Any) -> None:
 
 def test_an_interrupted_model(command: Any) -> None:
     done = command("gradients", "-m", "models.py:stops", "--ids", "ids.json")
-    assert (done.code, done.out) == (130, "")
-    assert "Traceback" not in done.err
+    assert (done.code, done.out, done.err) == (130, "", "error: interrupted\n")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
