@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.engine.output_axes import _declares_classes, _without_padding
+from embgrad.objectives.objective import OpenAxesError
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.refusals import refused
 
@@ -260,3 +262,47 @@ def test_the_first_axis_of_a_model_that_takes_one_number_of_examples_is_the_exam
     batch = {"input_ids": SQUARE, "attention_mask": np.ones((3, 3), int)}
     rows = np.tanh(WEIGHTS["E"][SQUARE]) @ WEIGHTS["W"]
     np.testing.assert_allclose(embgrad.evaluate(Passes(forward).model, batch, embgrad.Logit(1)), rows[..., 1].sum(1))
+
+
+@pytest.mark.parametrize(
+    ("ids", "lengths", "example"),
+    [
+        ([[3, 5, 8], [2, 9, 0]], [3, 2], [[2, 9]] * 3),
+        ([[3, 5, 8, 1], [2, 9, 4, 0], [6, 0, 0, 0]], [4, 3, 1], [[2, 9, 4]] * 2),
+        ([[6, 0, 0], [3, 5, 8]], [1, 3], [[6]] * 2),
+        ([[0, 0, 0], [2, 9, 3]], [0, 3], [[2, 9]] * 3),
+        ([[0, 0], [2, 9]], [0, 2], [[2]] * 2),
+        ([[0], [4]], [0, 1], None),
+    ],
+)
+def test_the_example_without_padding_is_the_longest_padded_text_or_another_without_its_last_token(
+    ids: Any, lengths: list[int], example: Any
+) -> None:
+    mask = (np.arange(len(ids[0])) < np.array(lengths)[:, None]).astype(int)
+    batch = embgrad.TokenBatch(ids, mask, types=np.array(ids) + 1, extras={"places": np.array(ids) + 2, "scale": 3.0})
+    made = _without_padding(batch, batch, batch)
+    assert (None if made is None else made.ids.tolist()) == example
+    if made is not None:
+        assert made.mask is not None
+        assert made.types is not None
+        assert made.mask.all()
+        np.testing.assert_array_equal(made.types, made.ids + 1)
+        np.testing.assert_array_equal(made.extras["places"], made.ids + 2)
+        assert made.extras["scale"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("output", "shape", "labels", "declared"),
+    [
+        (None, (2, 3), 3, True),
+        ("logits", (2, 3), 3, True),
+        ("scores", (2, 3), 3, False),
+        (None, (2, 3), 4, False),
+        (None, (2, 3, 3), 3, False),
+    ],
+)
+def test_a_configuration_that_says_how_many_classes_there_are(
+    output: str | None, shape: tuple[int, ...], labels: int, declared: bool
+) -> None:
+    model = SimpleNamespace(config=SimpleNamespace(num_labels=labels))
+    assert _declares_classes([object(), model], OpenAxesError(output, shape, 1)) is declared

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import embgrad
+from embgrad.engine.sole_use import _with_other_tokens, expect_sole_use
+from embgrad.model_points.points import Lookup
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 
 IDS = np.array([[1, 3, 5, 8, 2], [1, 4, 7, 6, 2]])
@@ -128,3 +131,50 @@ def test_a_model_that_takes_no_other_ids_is_run_as_it_is() -> None:
         return plain(model, ids)
 
     assert embgrad.gradients(model_of(forward)[0], IDS, LOGIT).values.shape == (2, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("ids", "lengths", "rows", "other"),
+    [
+        ([[1, 3, 5, 8, 2], [1, 4, 7, 6, 2]], [5, 5], 10, [[1, 4, 6, 3, 2], [1, 5, 8, 7, 2]]),
+        ([[1, 3, 9, 8, 2], [1, 4, 9, 6, 2]], [5, 5], 10, [[1, 4, 9, 3, 2], [1, 6, 9, 8, 2]]),
+        ([[1, 3, 2, 0], [1, 4, 5, 2]], [3, 4], 10, [[1, 4, 2, 0], [1, 5, 3, 2]]),
+        ([[1, 3, 2, 5], [1, 4, 5, 2]], [3, 4], 10, [[1, 4, 2, 5], [1, 3, 5, 2]]),
+        ([[7, 8, 9]], [3], 12, [[7, 10, 9]]),
+        ([[7, 8, 9]], [3], 10, [[7, 1, 9]]),
+        ([[5, 6]], [2], 10, [[6, 5]]),
+        ([[5]], [1], 7, [[6]]),
+        ([[5]], [1], 6, [[1]]),
+        ([[1]], [1], 2, None),
+        ([[5, 6], [5, 6]], [2, 2], 10, None),
+        ([[0, 0, 0]], [3], 10, None),
+    ],
+)
+def test_the_other_tokens_are_ordinary_ones_in_turn(ids: Any, lengths: list[int], rows: int, other: Any) -> None:
+    mask = np.arange(len(ids[0])) < np.array(lengths)[:, None]
+    made = _with_other_tokens(embgrad.TokenBatch(ids, mask), rows)
+    assert (None if made is None else made.ids.tolist()) == other
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("float32", 2**-12), ("float64", 2**-26.5)])
+@pytest.mark.parametrize("largest", [2.0, 8.0])
+def test_how_much_the_objective_may_change_with_the_other_ids(dtype: str, share: float, largest: float) -> None:
+    memory: dict[Any, bool] = {}
+    bound: Any = SimpleNamespace(supports=lambda _: True, call=None, memory_of=lambda _: memory)
+    calls = []
+
+    def expect(change: float) -> None:
+        def evaluate(other: embgrad.TokenBatch) -> np.ndarray:
+            calls.append(other)
+            return np.array([1.0, -largest])
+
+        own = np.array([1.0 + change, -largest])
+        expect_sole_use(bound, embgrad.TokenBatch(IDS), Lookup("scale", 0, IDS, 10, 1, None), own, dtype, evaluate)
+
+    for _ in range(2):
+        with pytest.raises(embgrad.errors.PointNotReachedError, match="changes by up to"):
+            expect(1.1 * share * largest)
+    assert len(calls) == 2
+    for _ in range(2):
+        expect(0.9 * share * largest)
+    assert len(calls) == 3, "what was seen once is remembered"
