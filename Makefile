@@ -51,7 +51,7 @@ ports: $(TOX) ## The models of keras-hub, and transformers' for Flax and TensorF
 	$(TOX) run -e ports
 
 mutants: $(TOX) ## Whether a room's tests notice wrong changes: make mutants ROOM=inputs SEED=1, ROOM=embgrad_torch ENVIRONMENT=torch
-	$(TOX) exec -e $(or $(ENVIRONMENT),core) -- python -m tests.mutants --room $(ROOM) --seed $(or $(SEED),0)
+	$(TOX) exec -e $(or $(ENVIRONMENT),core) -- python -m tests.mutants --room $(ROOM) --seed $(or $(SEED),0) --seconds $(or $(MOST),inf)
 
 docs: $(TOX) browser ## The documentation as pages, into build/docs
 	$(TOX) run -e docs

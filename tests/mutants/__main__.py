@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import math
 import os
 import sys
 import time
@@ -69,6 +70,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--equivalent", type=Path, default=EQUIVALENT, help="list of changes that change nothing")
     parser.add_argument("--fresh", action="store_true", help="import everything anew for each change, as backends need")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="of the tests of a change run those of so many seconds"
+    )
     options = parser.parse_args()
     if options.room is None and (options.sources is None or options.tests is None):
         parser.error("name a --room, or --sources and --tests")
@@ -83,6 +87,7 @@ def main() -> int:
     helpers = [*ROOT.glob("embgrad/**/*.py"), *ROOT.glob("tests/support/*.py"), *ROOT.glob("tests/unit/*.py")]
     digest = digest_of({*files, *tests.rglob("*.py"), *helpers, *Path(__file__).parent.glob("*.py")})
     record = record_tests(files, [str(tests)], root / ".cache" / "mutants" / f"{sources.name}-{digest}.json")
+    record.most = options.seconds
     changes, lines = draw(record, files, options.number, options.seed)
     known = read_equivalents(options.equivalent.read_text(encoding="utf-8"))
     texts = [change.lines(change.file.read_bytes()) for change in changes]

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import json
+import math
 import os
 import signal
 import sys
@@ -30,10 +31,15 @@ PASSED, FAILED, NOT_HERE = 0, 1, 77
 
 @dataclass
 class Record:
-    """What a run has executed: seconds of each test, and for each line of each file the tests, or files of tests, that ran it."""
+    """What a run has executed: seconds of each test, and for each line of each file the tests, or files of tests, that ran it.
+
+    Attributes:
+        most: how many seconds the tests of a change may take together, of which the first is always run.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
     lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)
+    most: float = math.inf
 
     def tests_of(self, change: Change) -> list[str]:
         """Return the tests that execute the line of the change, quickest first.
@@ -46,7 +52,13 @@ class Record:
         owners = {*(itertools.chain.from_iterable(lines.values()) if change.loaded else of_line)}
         tests = {test for test in self.seconds if test in owners or test.partition("::")[0] in owners}
         chosen = [*self.seconds] if change.loaded and tests else tests
-        return sorted(chosen, key=lambda test: (test not in tests, self.seconds[test]))
+        ordered = sorted(chosen, key=lambda test: (test not in tests, self.seconds[test]))
+        after = itertools.accumulate(self.seconds[test] for test in ordered)
+        return [
+            test
+            for number, (test, end) in enumerate(zip(ordered, after, strict=True))
+            if not number or end <= self.most
+        ]
 
 
 class Recorder:
@@ -232,7 +244,8 @@ def record_tests(files: list[Path], tests: list[str], cache: Path) -> Record:
             cache.parent.mkdir(parents=True, exist_ok=True)
             for old in cache.parent.glob(f"{cache.stem.rpartition('-')[0]}-*"):
                 old.unlink()
-            cache.with_suffix(f".{code}").write_text(json.dumps(vars(recorder.record())))
+            record = recorder.record()
+            cache.with_suffix(f".{code}").write_text(json.dumps({"seconds": record.seconds, "lines": record.lines}))
             return code
 
         code = in_child(work, 3600)

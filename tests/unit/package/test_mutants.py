@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.changes import changes_in, read_equivalents
+from tests.mutants.changes import Change, changes_in, read_equivalents
+from tests.mutants.running import Record
 
 ROOT = Path(__file__).parents[3]
 SOURCE = """\
@@ -88,6 +89,17 @@ def test_a_survivor_is_shown_and_an_equivalent_change_is_left_out(tmp_path: Path
 )
 def test_what_a_line_can_become(before: str, after: set[str]) -> None:
     assert changed_lines(before) == after
+
+
+@pytest.mark.parametrize(
+    ("most", "chosen"),
+    [(float("inf"), ["quick", "slow", "slowest"]), (6, ["quick", "slow"]), (5, ["quick"]), (0, ["quick"])],
+)
+def test_the_quickest_tests_of_a_line_are_run_up_to_a_number_of_seconds(most: float, chosen: list[str]) -> None:
+    seconds = {"slowest": 9.0, "quick": 2.0, "slow": 4.0, "other": 0.5}
+    change = Change(Path("x.py"), line=3, statement=3, start=0, end=1, text=b"", loaded=False)
+    record = Record(seconds, {"x.py": {3: ["slow", "quick", "slowest"], 4: ["other"]}}, most)
+    assert record.tests_of(change) == chosen
 
 
 def test_a_moved_line_is_still_recognised() -> None:
