@@ -126,7 +126,8 @@ def _output_of(bound: BoundModel, batch: TokenBatch, output: str | None) -> np.n
         return []
 
     bound.run(batch, Request((), (Callback(respond, (output,)),), call=bound.call, pullback=False))
-    return read[0]
+    (value,) = read
+    return value
 
 
 def _layout(

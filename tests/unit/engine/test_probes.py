@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from embgrad.engine.locate import meanings_in_sub_batch
 from embgrad.engine.output_axes import _is_prefixed, _layout, expect_examples_first
 from embgrad.engine.probe import (
     Order,
+    _remember,
+    _with_one_other_id,
     example_axis,
     expect_ids_followed,
     order_of,
@@ -239,3 +242,80 @@ def test_a_mistake_in_own_code_in_a_probe_is_raised(
         probe(mistake(code))
     assert type(caught.value) is error
     assert caught.traceback[-1].name == "fail"
+
+
+@pytest.mark.parametrize(
+    ("ids", "last"), [([[1, 2], [3, 4]], 1), ([[2, 2], [2, 5]], 5), ([[1, 1], [1, 1]], 0), ([[0, 0], [0, 0]], 1)]
+)
+def test_the_last_id_of_the_first_example_becomes_another_of_the_batch(ids: list[list[int]], last: int) -> None:
+    other = _with_one_other_id(embgrad.TokenBatch(ids, tokens=[["a", "b"], ["c", "d"]]))
+    assert other.ids.tolist() == [[ids[0][0], last], ids[1]]
+    assert other.tokens is None
+
+
+def test_64_forms_are_remembered_and_then_all_are_forgotten() -> None:
+    known: dict[Any, int] = {}
+    for number in range(65):
+        _remember(known, number, -number)
+        assert len(known) == (number + 1 if number < 64 else 1)
+    assert known == {64: -64}
+
+
+@pytest.mark.parametrize(
+    ("examples", "positions", "shape"), [(3, 3, (3, 4, 2)), (3, 3, (9, 2)), (1, 1, (1, 1, 2)), (2, 3, (2, 3, 4))]
+)
+def test_axes_that_their_lengths_show_take_no_probe(examples: int, positions: int, shape: tuple[int, ...]) -> None:
+    batch = embgrad.TokenBatch(np.arange(examples * positions).reshape(examples, positions))
+    assert example_axis(model_of(refuse), batch, Point("h", (), shape, key="h")) is None
+    flat = lookup_of(batch.ids.reshape(1, -1), dim=3)
+    assert example_axis(model_of(refuse), batch, Point("E#0", (), (3, 3), flat, "E#0")) is None
+
+
+@pytest.mark.parametrize(("inputs", "probes"), [(0, 0), (1, 2), (2, 4), (3, 8), (4, 15)])
+@pytest.mark.parametrize("examples", [2, 4])
+def test_at_most_three_inputs_are_tried_together_as_shared(inputs: int, probes: int, examples: int) -> None:
+    seen: list[embgrad.TokenBatch] = []
+
+    class Watched(Failing):
+        def points(self, batch: Any) -> Any:
+            seen.append(batch)
+            raise RuntimeError("never")
+
+    bound = bind(ReferenceModel(forward, WEIGHTS))
+    extras = {f"further{number}": np.zeros(examples) for number in range(inputs)}
+    batch = embgrad.TokenBatch(IDS[:examples], extras=extras)
+    assert with_shared(Watched(bound.backend, bound.model), batch) is batch
+    assert len(seen) == probes
+    assert {len(probe) for probe in seen} <= {3 if examples == 2 else 2}
+    alone = embgrad.TokenBatch(IDS[:1], extras={name: value[:1] for name, value in extras.items()})
+    assert with_shared(Watched(bound.backend, bound.model), alone) is alone
+    assert len(seen) == probes
+    assert with_shared(Watched(bound.backend, bound.model), alone, repeated=True) is alone
+    assert len(seen) == 2 * probes
+
+
+def test_the_other_ids_are_rows_of_the_smallest_table() -> None:
+    seen: list[embgrad.TokenBatch] = []
+
+    class Watched(Failing):
+        def points(self, batch: Any) -> Any:
+            seen.append(batch)
+            return []
+
+    bound = bind(ReferenceModel(forward, WEIGHTS))
+    small, large = word(IDS), word(IDS, "F")
+    assert large.lookup is not None
+    large = replace(large, lookup=replace(large.lookup, rows=1000))
+    word_resolved(Watched(bound.backend, bound.model), BATCH, [large, small])
+    (other,) = seen
+    assert other.ids.max() < 8
+    assert (other.ids != IDS).any()
+
+
+def test_an_open_layout_is_that_of_the_same_lookup_in_the_probe() -> None:
+    ids = np.full((2, 2), 3)
+    turned = replace(lookup_of(ids), layout=Layout((2, 2), transposed=True))
+    other = lookup_of(ids, "F")
+    points = [Point(one.key, (), one.shape, one, one.key) for one in (other, turned)]
+    points.insert(0, Point("h", (), (2, 2, 2), None, "h"))
+    assert with_layout(model_of(lambda: points), embgrad.TokenBatch(ids), lookup_of(ids)).layout == turned.layout
