@@ -319,3 +319,16 @@ def test_an_open_layout_is_that_of_the_same_lookup_in_the_probe() -> None:
     points = [Point(one.key, (), one.shape, one, one.key) for one in (other, turned)]
     points.insert(0, Point("h", (), (2, 2, 2), None, "h"))
     assert with_layout(model_of(lambda: points), embgrad.TokenBatch(ids), lookup_of(ids)).layout == turned.layout
+
+
+def test_the_axis_of_the_examples_is_that_of_the_same_point_in_the_probe() -> None:
+    shapes = {"other": (3, 2, 4), "h": (2, 3, 4), "vectors": (2, 4)}
+    points = [Point(key, (), shape, key=key) for key, shape in shapes.items()]
+    model, batch = model_of(lambda: points), BATCH[:3]
+    axes = [example_axis(model, batch, Point(key, (), (3, 3, 4), key=key)) for key in ("h", "other")]
+    assert axes == [0, 1]
+    for key in ("vectors", "absent"):
+        with pytest.raises(
+            embgrad.AmbiguousPointError, match="did not show them either: run it with another batch_size"
+        ):
+            example_axis(model, batch, Point(key, (), (3, 3, 4), key=key))
