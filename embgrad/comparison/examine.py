@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from embgrad.comparison.floor import local_floors
 from embgrad.comparison.hypotheses.site import Before, Site, real_of
-from embgrad.comparison.recording import Recording
+from embgrad.comparison.recording import Recording, layer_at, layer_spans
 from embgrad.comparison.repair import repair_pairs
 from embgrad.comparison.sites import Led, Pair, can_be_led, difference, lead, name_of
 from embgrad.comparison.unled import follow
@@ -275,12 +276,4 @@ def _equal(first: np.ndarray, second: np.ndarray) -> bool:
 
 def layers_of(recording: Recording) -> Callable[[float], int | None]:
     """Return a function that returns the layer in which a time lies."""
-    spans: dict[int, tuple[float, float]] = {}
-    for tensor in recording.tensors.values():
-        for role in tensor.roles:
-            number = role.removeprefix("layer.")
-            if number != role and number.isdigit():
-                entry = recording.of_module(tensor.path, "input", tensor.number)
-                before = spans.get(int(number) - 1, (0.0, float("inf")))[1]
-                spans[int(number)] = (entry.time if entry is not None else before, tensor.time)
-    return lambda at: next((number for number, (start, end) in spans.items() if start <= at <= end), None)
+    return partial(layer_at, layer_spans(recording.tensors))

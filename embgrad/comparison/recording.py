@@ -33,7 +33,7 @@ from embgrad.model_points.points import INPUT, OUTPUT, WORD, Layout, Lookup, Poi
 from embgrad.model_points.roles import LAYER
 from embgrad.objectives.objectives import Objective, as_objective
 
-__all__ = ["FINAL", "HeldWeight", "LiveSide", "Recording", "Tensor", "caller_of", "ends_of", "layer_spans"]
+__all__ = ["FINAL", "HeldWeight", "LiveSide", "Recording", "Tensor", "caller_of", "ends_of", "layer_at", "layer_spans"]
 
 #: The key of the model's own output.
 FINAL: Final = "output"
@@ -382,7 +382,7 @@ class LiveSide:
         for weight in weights_of(self.bound.model):
             module = caller_of(weight.module or weight.name, ended)
             time = ended.get(module, whole)
-            layer = next((number for number, (start, end) in spans.items() if start <= time <= end), None)
+            layer = layer_at(spans, time)
             held.append(HeldWeight(weight.name, module, weight.shape, weight.get, time / whole, layer))
         return held
 
@@ -434,17 +434,25 @@ def caller_of(path: str, ended: Mapping[str, float]) -> str:
 
 
 def layer_spans(points: Mapping[str, Point | Tensor]) -> dict[int, tuple[float, float]]:
-    """Return the times at which each layer starts and ends, by the roles of points, which are given by key."""
+    """Return the times at which each layer starts and ends, by the roles of points, which are given by key.
+
+    A layer without an input starts where the one before it ends, and never where there is none.
+    """
     spans: dict[int, tuple[float, float]] = {}
     for key, point in points.items():
         for role in point.roles:
             number = role.removeprefix(f"{LAYER}.")
             if role != number and number.isdigit():
                 entry = points.get(key.replace(f":{OUTPUT}", f":{INPUT}"))
-                before = spans.get(int(number) - 1, (0.0, -1.0))[1]
+                before = spans.get(int(number) - 1, (0.0, float("inf")))[1]
                 start = float(entry.time) if entry is not None and entry is not point else before
                 spans[int(number)] = (start, float(point.time))
     return spans
+
+
+def layer_at(spans: Mapping[int, tuple[float, float]], time: float) -> int | None:
+    """Return the layer in which a time lies; None outside of the layers."""
+    return next((number for number, (start, end) in spans.items() if start <= time <= end), None)
 
 
 def _class_names(model: Any) -> str:

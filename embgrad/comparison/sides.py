@@ -24,7 +24,17 @@ from embgrad.comparison.dump_format import (
     fingerprint,
     read_manifest,
 )
-from embgrad.comparison.recording import FINAL, HeldWeight, LiveSide, Recording, Tensor, caller_of, ends_of, layer_spans
+from embgrad.comparison.recording import (
+    FINAL,
+    HeldWeight,
+    LiveSide,
+    Recording,
+    Tensor,
+    caller_of,
+    ends_of,
+    layer_at,
+    layer_spans,
+)
 from embgrad.comparison.settings import Declared
 from embgrad.errors import BatchError, EmbgradError, FileFormatError, brief
 from embgrad.inputs.batch import TokenBatch
@@ -300,9 +310,8 @@ def _weights(
         name: str = entry["name"]
         module = entry.get("module", caller_of(name, ended))
         time = ended.get(module, whole)
-        layer = next((number for number, (start, end) in spans.items() if start <= time <= end), None)
         shape = header.entries[name].shape if name in header.entries else tuple(entry.get("shape", ()))
-        own_time, own_layer = float(entry.get("time", time / whole)), entry.get("layer", layer)
+        own_time, own_layer = float(entry.get("time", time / whole)), entry.get("layer", layer_at(spans, time))
         weight = HeldWeight(name, module, shape, _reader(file, name), own_time, own_layer)
         if name in header.entries:
             held.append(weight)
