@@ -1,0 +1,207 @@
+"""Matrices and rows of weights are compared by their values, up to the limits within which two are versions of one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.recording import HeldWeight
+from embgrad.comparison.weight_values import (
+    distance_of,
+    exact_distance,
+    index_of_rows,
+    is_distinct,
+    keys_of_rows,
+    layouts,
+    nearest_of,
+    order_of_rows,
+    oriented,
+    parts_of,
+    rounded,
+)
+from embgrad.comparison.weights import Match, Matching, _Places, _summaries, match_weights
+
+RANDOM = np.random.default_rng(0)
+MATRIX = RANDOM.normal(size=(6, 5))
+
+
+def test_the_nearest_of_sorted_keys() -> None:
+    keys = np.array([0.0, 1.0, 3.0])
+    assert nearest_of(keys, np.array([-5.0, 0.4, 0.6, 1.9, 2.1, 9.0])).tolist() == [0, 0, 1, 1, 2, 2]
+    assert nearest_of(np.array([2.0]), np.array([1.0, 3.0])).tolist() == [0, 0]
+
+
+def test_layouts_are_all_ways_in_which_two_shapes_are_equal() -> None:
+    square = RANDOM.normal(size=(3, 3))
+    assert [(turned, its[0, 1] == square[0, 1]) for turned, _, its in layouts(square, square)] == [
+        (False, True),
+        (True, False),
+    ]
+    vector = np.arange(4.0)
+    assert [(turned, mine.shape, its.shape) for turned, mine, its in layouts(vector, vector)] == [
+        (False, (1, 4), (1, 4))
+    ]
+    heads = MATRIX.reshape(2, 3, 5)
+    assert any(np.array_equal(mine, its) for turned, mine, its in layouts(MATRIX, heads) if not turned)
+    assert list(layouts(MATRIX, MATRIX[:5])) == []
+
+
+@pytest.mark.parametrize(("rows", "columns", "wanted"), [(2, 4, True), (1, 4, False), (2, 3, False)])
+def test_two_rows_of_four_numbers_show_an_order(rows: int, columns: int, wanted: bool) -> None:
+    matrix = RANDOM.normal(size=(rows, columns))
+    order = order_of_rows(matrix, matrix[::-1])
+    assert (order is not None) is wanted
+    if order is not None:
+        assert order.tolist() == [1, 0]
+
+
+def test_rows_that_are_nearly_the_same_have_an_order() -> None:
+    order = np.array([3, 0, 5, 1, 2, 4])
+    for off, wanted in ((0.9e-4, True), (2e-4, False)):
+        found = order_of_rows(MATRIX[order] * (1 + off), MATRIX)
+        assert (found is not None) is wanted
+        if found is not None:
+            assert found.tolist() == order.tolist()
+    keys = keys_of_rows(MATRIX)
+    twisted = MATRIX[order].copy()
+    direction = RANDOM.normal(size=5)
+    weights = np.cos(1.0 + np.arange(5))
+    twisted[0] += 3 * (direction - weights * (direction @ weights) / (weights @ weights))
+    assert np.allclose(np.sort(keys_of_rows(twisted)), np.sort(keys))
+    assert order_of_rows(twisted, MATRIX) is None  # the keys are equal, and a row is another
+
+
+def test_rows_to_be_recognised_are_long_and_several() -> None:
+    assert [matrix.shape for matrix in oriented(MATRIX)] == [(6, 5), (5, 6)]
+    assert [matrix.shape for matrix in oriented(RANDOM.normal(size=(2, 3, 4)))] == [(2, 12), (6, 4), (4, 6)]
+    assert list(oriented(np.ones((6, 5)))) == []
+    assert [matrix.shape for matrix in oriented(RANDOM.normal(size=(4, 3)))] == [(3, 4)]
+    assert list(oriented(RANDOM.normal(size=9))) == []
+
+
+def test_large_weights_are_compared_by_a_sample_where_they_are_far_apart() -> None:
+    x = RANDOM.normal(size=4096)
+    far = x.copy()
+    far[1::2] += 10  # every second number is compared first
+    assert distance_of(x, far) == exact_distance(x, far)
+    far[::2] += 1.0
+    sampled = distance_of(x, far)
+    assert sampled == exact_distance(x[::2], far[::2])
+    assert sampled < exact_distance(x, far)
+    near = x.copy()
+    near[::2] *= 1.09
+    assert distance_of(x, near) == exact_distance(x, near)
+    small = RANDOM.normal(size=2048)
+    assert distance_of(small, -small) == 2.0
+    assert distance_of(x, x.copy()) == 0.0
+
+
+def test_distances_from_zeros_are_zero_or_one() -> None:
+    zeros = np.zeros(3)
+    assert (exact_distance(zeros, zeros), exact_distance(zeros, zeros + 9), exact_distance(zeros + 2, zeros)) == (
+        0,
+        1,
+        1,
+    )
+
+
+@pytest.mark.parametrize(("change", "distinct"), [(0.9e-3, False), (1.1e-3, True)])
+def test_entries_are_distinct_that_differ_by_a_thousandth(change: float, distinct: bool) -> None:
+    assert is_distinct(np.array([-2.0, -2.0 + 2 * change])) is distinct
+
+
+def test_large_numbers_are_infinite_in_half_precision() -> None:
+    assert rounded(np.array([1e6, 1.0 + 2.0**-12]), "float16").tolist() == [np.inf, 1.0]
+
+
+def found(values: np.ndarray, others: dict[str, np.ndarray]) -> list[tuple[str, list[int], list[int]]]:
+    parts = parts_of(values, index_of_rows(others.items()))
+    return [(part.name, part.rows.tolist(), part.others.tolist()) for part in parts]
+
+
+def test_rows_are_found_in_the_weights_that_hold_them() -> None:
+    whole = RANDOM.normal(size=(10, 5))
+    others = {"q": whole[:4], "k": whole[[7, 5]]}
+    assert found(whole, others) == [("q", [0, 1, 2, 3], [0, 1, 2, 3]), ("k", [5, 7], [1, 0])]
+    assert found(RANDOM.normal(size=(10, 5)), others) == []
+    assert found(RANDOM.normal(size=(10, 7)), others) == []
+
+
+@pytest.mark.parametrize(("rows", "equal", "wanted"), [(10, 2, True), (11, 2, False), (4, 1, False)])
+def test_a_fifth_of_the_rows_and_at_least_two_show_a_part(rows: int, equal: int, wanted: bool) -> None:
+    whole = RANDOM.normal(size=(rows, 5))
+    assert bool(found(whole, {"q": np.concatenate([whole[:equal], RANDOM.normal(size=(3, 5))])})) is wanted
+
+
+@pytest.mark.parametrize(("off", "wanted"), [(0.5e-5, True), (4e-5, False)])
+def test_rows_are_equal_up_to_their_keys_rounding(off: float, wanted: bool) -> None:
+    whole = RANDOM.normal(size=(3, 5))
+    weights = np.cos(1.0 + np.arange(5))
+    change = off * np.linalg.norm(whole, axis=1)[:, None] * weights / (weights @ weights)
+    assert bool(found(whole, {"q": whole + change})) is wanted
+
+
+def weight(name: str, values: np.ndarray, time: float = 0.5, layer: int | None = None) -> HeldWeight:
+    return HeldWeight(name, name.rpartition(".")[0], values.shape, lambda: values, time, layer)
+
+
+def test_sums_of_two_weights_differ_by_the_larger_share() -> None:
+    first, second = _summaries([weight("a", np.array([3.0, -1.0])), weight("b", np.array([2.0, 2.0]))])
+    assert (first.number, first.size, first.magnitude, first.power) == (0, 2, 4.0, 10.0)
+    assert first.distance(second) == second.distance(first) == pytest.approx(0.2)
+    zero, tiny = _summaries([weight("a", np.zeros(2)), weight("b", np.array([1e-40, 0.0]))])
+    assert zero.distance(zero) == 0
+    assert zero.distance(tiny) == pytest.approx(1e-10)
+
+
+@pytest.mark.parametrize(("factor", "matched"), [(1.009, True), (1.011, False)])
+def test_sums_of_versions_are_alike_within_two_hundredths(factor: float, matched: bool) -> None:
+    """The sum of squares differs by twice as much as the sum of magnitudes."""
+    values = RANDOM.normal(size=(6, 6))
+    other = values * factor
+    (match,) = match_weights([weight("a", values)], [weight("b", other)]).matches
+    assert match.relation == ("different" if matched else f"times {factor:.6g}")
+
+
+@pytest.mark.parametrize(("rows", "relations"), [(4, ["different in 4 of 10 rows"]), (5, [])])
+def test_most_rows_are_more_than_half(rows: int, relations: list[str]) -> None:
+    values = RANDOM.normal(size=(10, 6))
+    other = values.copy()
+    other[:rows] *= -3
+    matching = match_weights([weight("a", values)], [weight("b", other)])
+    assert [match.relation for match in matching.matches] == relations
+    assert bool(matching.parts) is (not relations)  # half of the rows are a part
+
+
+@pytest.mark.parametrize(("off", "relation"), [(0.9e-5, "times 8"), (1.2e-5, "different")])
+def test_a_multiple_is_one_up_to_rounding(off: float, relation: str) -> None:
+    values = RANDOM.normal(size=(6, 6))
+    noise = RANDOM.normal(size=(6, 6))
+    noise -= values * (noise * values).sum() / (values**2).sum()
+    other = 8 * (values + off * noise * np.linalg.norm(values) / np.linalg.norm(noise))
+    (match,) = match_weights([weight("a", values)], [weight("b", other)]).matches
+    assert match.relation == relation
+
+
+def test_a_match_is_an_object_of_a_sentence() -> None:
+    assert Match("a", "b", 0.25, relation="different").as_object == "with other values (relative L2 2.5e-01)"
+    assert Match("a", "b", 0.25, relation="rounded to float16 in b").as_object == "rounded to float16"
+    assert Match("a", "b", 0.25, relation="equal to next").as_object == "equal to a's next"
+    equal, off = Match("a", "b", 1e-6), Match("a", "b", 1.1e-6)
+    assert (equal.is_equal, off.is_equal) == (True, False)
+    assert Matching((equal, off), {}, (), ()).different == (off,)
+
+
+def test_weights_belong_together_by_their_modules_their_layers_and_their_times() -> None:
+    one, two = np.ones(2), np.ones(3)
+    a = [weight("up.W", one, 0.2), weight("up.b", two, 0.25), weight("mid.b", two, 0.5, 0), weight("end.W", one, 0.8)]
+    b = [weight("fc.W", one, 0.3), weight("fc.b", two, 0.45), weight("mi.b", two, 0.5, 1), weight("ed.W", one, 0.9)]
+    places = _Places([Match("up.W", "fc.W", 0.0), Match("end.W", "ed.W", 0.0)], a, b)
+    assert places.distance(a[1], b[1]) == pytest.approx(-0.8)  # of partners, behind one another
+    assert places.distance(a[1], b[2]) is None
+    assert places.distance(a[2], b[1]) is None
+    assert places.distance(a[2], b[2]) is None  # of another layer
+    free = weight("new.b", two, 0.5)
+    assert places.distance(free, b[2]) == pytest.approx(0.1)  # 0.5 lies halfway between 0.2 and 0.8, as 0.6 does in b
+    assert places.distance(weight("new.b", two, 0.1), weight("x.b", two, 0.1)) == pytest.approx(0.05)
+    assert places.distance(weight("new.b", two, 0.9), weight("x.b", two, 0.95)) == pytest.approx(0.0)
