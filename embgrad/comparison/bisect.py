@@ -117,8 +117,8 @@ def _locate(
     failures = [side.failure for side in sides]
     if isinstance(failures[0], ObjectiveError) and failures[1] is not None:
         raise failures[0]
-    done = iter(range(2, PASSES))
-    clock = Clock(report=lambda: report(min(next(done, PASSES - 3), PASSES - 3), PASSES))
+    done = iter(range(2, PASSES - 3))
+    clock = Clock(report=lambda: report(next(done, PASSES - 3), PASSES))
     inspection = inspect_recordings(sides, roundoff_for(*sides, _half(sides)), clock, only_first=True)
     track = Track(inspection, tolerance)
     drawn = {}
