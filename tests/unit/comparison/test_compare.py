@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 import embgrad
 from embgrad.common.metrics import figures_of
+from embgrad.comparison.align import aligned
+from embgrad.comparison.compare import _advice, _differing_examples, _known_differences
 from embgrad.errors import BackendError, BatchError, EmbgradError, EmbgradWarning, PointError
 from embgrad.testing.reference import ReferenceModel, lookup
 
@@ -282,3 +284,97 @@ def test_numbers_whose_squares_overflow(unit: float) -> None:
         np.testing.assert_allclose(figures.relative_l2, 0.75, rtol=1e-6)
         np.testing.assert_allclose(figures.cosine, 1.0, rtol=1e-6)
     assert comparison.figures.largest == pytest.approx(0.75 * np.abs(first.values).max())
+
+
+def recorded(**provenance: Any) -> embgrad.results.EmbeddingGradients:
+    whole = gradient()
+    return replace(whole, provenance={**whole.provenance, **provenance})
+
+
+def known(a: embgrad.results.EmbeddingGradients, b: embgrad.results.EmbeddingGradients) -> list[str]:
+    return list(_known_differences(a, b, aligned(a, b)))
+
+
+def test_recorded_differences_are_notes() -> None:
+    assert known(recorded(), recorded()) == []
+    assert known(recorded(), recorded(point="layer.0", pads="zero", split=True)) == [
+        "point: 'word' in a, 'layer.0' in b",
+        "pads: 'keep' in a, 'zero' in b",
+        "split: False in a, True in b",
+    ]
+    versions = {"numpy": "2.0", "torch": "2.4"}
+    assert known(recorded(versions=versions), recorded(versions={"numpy": "2.1", "jax": "0.4"})) == [
+        "numpy: 2.0 in a, 2.1 in b"
+    ]
+    assert known(recorded(versions=versions), recorded(versions={"numpy": "2.1"}, backend="other")) == []
+
+
+def test_masks_and_types_of_one_result_alone_are_notes() -> None:
+    plain, ones = gradient(), np.ones_like(IDS)
+    assert known(plain, replace(plain, mask=ones)) == ["a has no mask"]
+    assert known(replace(plain, mask=ones), plain) == ["b has no mask"]
+    assert known(plain, replace(plain, types=ones)) == ["a has no types"]
+    assert known(replace(plain, types=ones), plain) == ["b has no types"]
+    assert known(plain, replace(plain, types=0 * ones)) == []
+    other = ones.copy()
+    other[2] = 0
+    assert known(replace(plain, types=ones), replace(plain, types=other)) == ["the types differ at 2 positions"]
+
+
+def test_labels_are_compared_in_the_order_of_the_examples() -> None:
+    order = [2, 0, 1]
+    a = recorded(objective={"class": "CrossEntropy", "labels": [0, 1, 2]})
+    moved = recorded(objective={"class": "CrossEntropy", "labels": [2, 0, 1]})
+    assert known(a, replace(moved, ids=IDS[order])) == []
+    (note,) = known(a, moved)
+    assert note.startswith("objective: ")
+    pair = recorded(objective={"class": "Margin", "labels": [2, 0]})  # not one for each example
+    assert known(pair, replace(pair, ids=IDS[order])) == []
+    assert known(recorded(seed=[2, 0, 1]), recorded(seed=[0, 1, 2])) == []
+    fewer = replace(recorded(objective={"labels": [0, 1, 2]}), ids=np.array([[1, 2], [3, 4], [8, 9]]))
+    assert known(recorded(objective={"labels": [0, 1, 2]}), fewer) == []
+
+
+def test_an_example_may_be_off_by_four_tolerances_and_eight_roundoffs_of_the_largest() -> None:
+    a = np.array([[[3.0, 4.0]], [[0.3, 0.4]], [[0.0, 0.0]]])
+
+    def differing(change: float, example: int, tolerance: Any = 0.01, roundoff: float = 0.0) -> list[int]:
+        b = a.copy()
+        b[example, 0, 0] += change
+        return _differing_examples(a, b, tolerance, roundoff)
+
+    assert (differing(0.199, 0), differing(0.201, 0)) == ([], [0])
+    assert (differing(0.0199, 1), differing(0.0201, 1)) == ([], [1])
+    assert differing(1e-12, 2) == [2]
+    assert (differing(0.039, 2, roundoff=1e-3), differing(0.041, 2, roundoff=1e-3)) == ([], [2])
+    assert differing(1e-12, 0, tolerance=0, roundoff=1e-3) == [0]
+    each = np.array([0.1, 0.0, 0.0])
+    assert (differing(1.9, 0, each), differing(1e-9, 1, each)) == ([], [1])
+
+
+def test_advice_depends_on_the_models_that_are_known() -> None:
+    model, plain = object(), gradient()
+    assert _advice(plain, (model, model)).startswith("No known cause explains the difference")
+    assert _advice(plain, (None, model)).startswith("Neither the numbers nor other requests to one model")
+    assert _advice(plain, (None, None)).startswith("The numbers alone show no known cause")
+    noisy = replace(plain, values=np.random.default_rng(5).normal(size=plain.shape))
+    assert embgrad.compare(plain, noisy).advice
+    assert embgrad.compare(plain, gradient(2.0)).advice == embgrad.compare(plain, plain).advice == ""
+
+
+def test_examples_that_only_one_result_has_are_left_out_of_the_figures() -> None:
+    whole = gradient()
+    part = gradient(ids=IDS[[0, 2]])
+    comparison = embgrad.compare(whole, part)
+    assert comparison.examples == (0, 2)
+    assert len(comparison.per_example) == 2
+    assert comparison.agrees
+
+
+def test_the_nearest_name_is_offered() -> None:
+    message = r"a alone has 'layer.0', 'x', and b alone 'embedding', 'layer.1'.*Did you mean 'layer.1'"
+    one = gradient()
+    with pytest.raises(PointError, match=message):
+        embgrad.compare({"layer.0": one, "x": one}, {"embedding": one, "layer.1": one})
+    with pytest.raises(PointError, match=r"a alone has none, and b alone 'b': expected results of the same names"):
+        embgrad.compare({"a": one}, {"a": one, "b": one})

@@ -98,7 +98,7 @@ def test_missing_texts_are_named() -> None:
     assert "objective 0.25 in whole, 0.25 in part" in page.seen
     assert "objective 1.25 in whole" in page.seen
     assert page.seen.count(" in part") == 1, "it has no objective of the second"
-    assert ("objective 1.25" in read(first).seen, " in results" in read(first).seen) == (True, False)
+    assert ("objective 1.25" in read(first).seen, " in reference" in read(first).seen) == (True, False)
     assert [len(panel.tokens) for panel in page.panels] == [2, 2, 2, 2, 2, 0, 2, 0]
     page = read({"part": part, "whole": first}, {})
     assert "1 of the examples of whole are not in part and are not shown" in page.seen
