@@ -72,7 +72,7 @@ class TriggerTexts:
             float64, shape (trigger,).
         """
         sums = np.zeros(len(triggers))
-        for some in self._blocks(examples, MOST_TEXTS // max(1, len(triggers))):
+        for some in self._blocks(examples, MOST_TEXTS // len(triggers)):
             texts = self.with_trigger(np.tile(some, len(triggers)), np.repeat(triggers, len(some), 0))
             sums += self.problem.objectives(texts).reshape(len(triggers), -1).sum(1)
         return sums / len(examples)

@@ -67,3 +67,26 @@ def test_texts_of_one_family_have_the_same_types() -> None:
     assert found(flipped(4, 4, 4, 4, 4), 7, types=types)
     types[2, 3] = 1
     assert not found(flipped(4, 4, 4, 4, 4), 7, types=types)
+
+
+def test_what_is_shared_must_be_more_than_twice_what_is_run() -> None:
+    assert not found(flipped(4, 4, 4, 4), 7)  # 16 shared positions, and 8 that are run
+    assert found(flipped(4, 4, 4, 5), 7)
+    (family,) = found(flipped(4, 4, 4, 4), 5, 6)  # the last token is not run, and 16 are more than 14
+    assert (family.first, family.end) == (5, 7)
+
+
+def test_of_equally_frequent_ids_the_smallest_is_shared() -> None:
+    ids = np.tile(TEXT, (4, 1))
+    ids[:2, 6] = 90
+    ids[2:, 6] = 80
+    (family,) = found(ids, 7)
+    assert family.ids.tolist() == [1, 2, 3, 4, 5, 6, 80, 8]
+    assert family.shared.tolist() == [6, 6, 7, 7]
+
+
+def test_texts_of_which_nothing_is_read_are_in_no_family() -> None:
+    batch = TokenBatch(flipped(5, 5, 6, 6, 5))
+    texts = np.array([0, 1, 2, 3])
+    (family,) = families(batch, np.zeros(5, int), (texts, np.full(4, 7)))
+    assert family.texts.tolist() == [0, 1, 2, 3]
