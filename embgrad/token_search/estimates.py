@@ -146,7 +146,7 @@ class _Best:
         if (
             scores.shape[1] > top and np.isneginf(last).any()
         ):  # nearly all pass, and only the best of them need be sorted
-            passing &= scores >= np.partition(scores, -top, axis=1)[:, -top, None]
+            passing &= scores >= np.partition(scores, -top)[:, -top, None]
         for row in np.flatnonzero(passing.any(1)).tolist():
             columns = np.flatnonzero(passing[row])
             ids = np.concatenate([self.ids[row], some[columns]])

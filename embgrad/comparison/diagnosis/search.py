@@ -116,11 +116,7 @@ def candidates(case: Case, predictions: Iterable[Prediction], factors: Sequence[
         combinations: list[tuple[Factor, ...]] = [()] if prediction.causes else list(products)
         if len(prediction.causes) < 2:
             combinations += [(factor,) for factor in (*factors, *_fits(case, prediction, match))]
-        numbers = (
-            np.stack([_numbers(case, product) for product in combinations])
-            if combinations
-            else np.zeros((0, len(case.values)))
-        )
+        numbers = np.stack([_numbers(case, product) for product in combinations])
         for product, explained in zip(combinations, match.explained(numbers), strict=True):
             causes = (*prediction.causes, *(factor.cause for factor in product))
             if explained >= LEAST_EXPLAINED and len(set(causes)) == len(causes):

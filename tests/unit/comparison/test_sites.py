@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.recording import FINAL, Recording
-from embgrad.comparison.sites import Led, Pair, can_be_led, difference, lead, name_of, pair_points
+from embgrad.comparison.sites import (
+    Led,
+    Pair,
+    can_be_led,
+    difference,
+    in_order,
+    is_product,
+    lead,
+    name_of,
+    pair_points,
+)
 from embgrad.comparison.weights import Matching, match_weights
 from tests.unit.comparison.recorded import REAL, Pass, recording, tensor
 
@@ -293,3 +303,35 @@ def test_modules_that_share_a_vector_and_return_other_tensors_are_no_pair() -> N
     assert paired(a, b) == []
     same = of_modules(module("norm", 1.0, X, values()), norm__gain=frequencies)
     assert [pair.name for pair in paired(same, same)] == ["norm:input", "norm"]
+
+
+@pytest.mark.parametrize(("off", "wanted"), [(0.9e-2, True), (1.2e-2, False)])
+def test_an_output_is_a_product_up_to_a_bias_and_a_hundredth(off: float, wanted: bool) -> None:
+    y = X @ Q.T
+    noise = values(4)
+    noise -= noise.mean((0, 1))
+    size = np.linalg.norm(y - y.mean((0, 1))) / np.linalg.norm(noise)
+    assert is_product(X, Q, y + 7.0 + off * size * noise) is wanted
+    assert not is_product(X, Q.T, y)
+    assert not is_product(X[..., :3], Q, y)
+    assert is_product(0 * X, Q, 0 * y + 3.0)
+
+
+def test_pairs_are_in_the_order_of_the_pass_and_of_their_names() -> None:
+    side = recording([tensor("b", X, 2.0), tensor("a", X, 1.0), tensor("c", X, 2.0)])
+    pairs = [
+        Pair("z", "c", "1", time=2.0),
+        Pair("y", "b", "2", time=2.0),
+        Pair("x", "b", "3", time=2.0),
+        Pair("w", "a", "4", time=1.0),
+    ]
+    assert [pair.b for pair in in_order(pairs, side)] == ["4", "3", "2", "1"]
+
+
+def test_partners_of_one_point_have_names_of_their_own() -> None:
+    whole = np.concatenate([Q, K])
+    fused = np.concatenate([X @ Q.T, X @ K.T], -1)
+    together = of_modules(module("qk", 1.0, X, fused), qk__w=whole)
+    apart = of_modules(module("q", 1.0, X, X @ Q.T), module("k", 3.0, X, X @ K.T), q__w=Q, k__w=K)
+    names = [pair.name for pair in paired(together, apart)]
+    assert len(names) == len(set(names)) == 4

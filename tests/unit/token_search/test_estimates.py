@@ -122,3 +122,13 @@ def test_the_blocks_of_the_table_bound_the_memory(monkeypatch: pytest.MonkeyPatc
     top_substitutions(gradients, gradients, np.zeros(count, int), made, np.ones(4000, bool), 4, 1)
     assert max(asked) * (2 * dim + 2 * count) <= 20_000
     assert sum(asked) == 4000
+
+
+def test_of_many_equal_scores_the_lower_ids_come_first() -> None:
+    table, gradients = np.ones((60, 3)), np.ones((1, 3))
+    for block in (None, 17):
+        ids, scores = top_substitutions(
+            gradients, 0 * gradients, np.array([4]), reader(table), np.ones(60, bool), 40, 1, block
+        )
+        assert ids[0].tolist() == [number for number in range(41) if number != 4]
+        assert (scores == 3).all()

@@ -72,7 +72,9 @@ def test_texts_of_one_family_have_the_same_types() -> None:
 def test_what_is_shared_must_be_more_than_twice_what_is_run() -> None:
     assert not found(flipped(1, 3, 5, 7), 7)  # 16 shared positions, and 8 that are run
     assert found(flipped(2, 3, 5, 7), 7)
-    assert not found(flipped(1, 3, 5, 7), 5, 6)  # of the last two texts 5 positions are shared, which are 14, and 7 are run
+    assert not found(
+        flipped(1, 3, 5, 7), 5, 6
+    )  # of the last two texts 5 positions are shared, which are 14, and 7 are run
     (family,) = found(flipped(2, 3, 5, 7), 5, 6)
     assert (family.first, family.end, family.shared.tolist()) == (5, 7, [2, 3, 5, 5])
 

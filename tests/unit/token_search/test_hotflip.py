@@ -243,3 +243,10 @@ def test_continuations_of_several_lengths_are_followed_where_tokens_move() -> No
     found = embgrad.search(model, ids, target, embgrad.methods.HotFlip(steps=2, insert=True))
     np.testing.assert_allclose(embgrad.evaluate(model, found.batch, target), found.objective, atol=1e-12)
     assert (found.objective > found.objective_before).all()
+
+
+@pytest.mark.parametrize(("ids", "deletions"), [([2, 7], 2), ([2], 0)])
+def test_all_tokens_but_the_last_may_be_deleted(ids: list[int], deletions: int) -> None:
+    method = embgrad.methods.HotFlip(steps=1, delete=True)
+    found = embgrad.search(curved(), embgrad.TokenBatch([ids]), embgrad.Logit(1), method)
+    assert found.history.evaluations[-1].tolist() == [1 + len(ids) * (VOCAB - 1) + deletions]

@@ -157,6 +157,7 @@ def test_draws_are_single_replacements_among_those_that_are_offered() -> None:
     every = gcg_draws(offered, candidates=9)
     singles = [[3, 6, 7], [6, 6, 7], [5, 4, 7], [5, 7, 7], [5, 6, 5]]
     assert sorted(every) == sorted([CLS, *row, SEP] for row in singles)
+    assert [row[1:4] for row in every] == [singles[number] for number in (0, 1, 4, 3, 2)]  # the same in every version
     for count in (1, 2, 3):
         assert gcg_draws(offered, candidates=count) == every[:count]
     assert gcg_draws(np.full((3, 1), -1), candidates=4) == []
