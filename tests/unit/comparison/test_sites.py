@@ -319,13 +319,9 @@ def test_an_output_is_a_product_up_to_a_bias_and_a_hundredth(off: float, wanted:
 
 def test_pairs_are_in_the_order_of_the_pass_and_of_their_names() -> None:
     side = recording([tensor("b", X, 2.0), tensor("a", X, 1.0), tensor("c", X, 2.0)])
-    pairs = [
-        Pair("z", "c", "1", time=2.0),
-        Pair("y", "b", "2", time=2.0),
-        Pair("x", "b", "3", time=2.0),
-        Pair("w", "a", "4", time=1.0),
-    ]
-    assert [pair.b for pair in in_order(pairs, side)] == ["4", "3", "2", "1"]
+    order = [("z", "c", 2.0), ("y", "b", 2.0), ("x", "b", 2.0), ("w", "a", 1.0)]
+    pairs = [Pair(name, key, str(number), time=time) for number, (name, key, time) in enumerate(order)]
+    assert [pair.name for pair in in_order(pairs, side)] == ["w", "x", "y", "z"]
 
 
 def test_partners_of_one_point_have_names_of_their_own() -> None:
