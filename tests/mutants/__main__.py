@@ -65,11 +65,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0])
     parser.add_argument("--room", help="a folder of embgrad/, or a package of backends/")
     parser.add_argument("--sources", type=Path, help="a folder of sources, in place of a room's")
-    parser.add_argument("--tests", type=Path, help="a folder of tests, in place of a room's")
+    parser.add_argument("--tests", type=Path, help="a folder or file of tests, in place of a room's")
     parser.add_argument("--number", type=int, default=40, help="number of changes")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--equivalent", type=Path, default=EQUIVALENT, help="list of changes that change nothing")
-    parser.add_argument("--fresh", action="store_true", help="import everything anew for each change, as backends need")
+    parser.add_argument("--fresh", action="store_true", help="import everything anew for each change")
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="of the tests of a change run those of so many seconds"
     )
@@ -78,14 +78,17 @@ def main() -> int:
         parser.error("name a --room, or --sources and --tests")
     begin = time.monotonic()
     sys.path[:0] = [str(ROOT), str(ROOT / "backends")]  # before the library that is installed
-    sources, tests = folders_of(options.room) if options.room else (options.sources.resolve(), options.tests.resolve())
+    sources, tests = folders_of(options.room) if options.room else (options.sources.resolve(), options.tests)
+    tests = (options.tests or tests).resolve()
     root = ROOT if options.room else sources.parent
     os.chdir(root)
     files = sorted(sources.rglob("*.py"))
-    if not files or not tests.is_dir():
+    if not files or not tests.exists():
         parser.error(f"there are no sources in {sources}, or no tests in {tests}")
     helpers = [*ROOT.glob("embgrad/**/*.py"), *ROOT.glob("tests/support/*.py"), *ROOT.glob("tests/unit/*.py")]
-    digest = digest_of({*files, *tests.rglob("*.py"), *helpers, *Path(__file__).parent.glob("*.py")})
+    digest = digest_of(
+        {*files, *([tests] if tests.is_file() else tests.rglob("*.py")), *helpers, *Path(__file__).parent.glob("*.py")}
+    )
     record = record_tests(files, [str(tests)], root / ".cache" / "mutants" / f"{sources.name}-{digest}.json")
     record.most = options.seconds
     changes, lines = draw(record, files, options.number, options.seed)
@@ -94,8 +97,7 @@ def main() -> int:
     names = [change.file.relative_to(root).as_posix() for change in changes]
     reasons = [known.get((name, *map(str.strip, text))) for name, text in zip(names, texts, strict=True)]
     tried = [change for change, reason in zip(changes, reasons, strict=True) if reason is None]
-    fresh = options.fresh or (options.room or "").startswith("embgrad_")
-    outcomes = iter(try_changes(record, [str(tests)], tried, fresh))
+    outcomes = iter(try_changes(record, [str(tests)], tried, options.fresh))
     table: dict[str, Counter[str]] = {}
     survivors = list[str]()
     for change, name, text, reason in zip(changes, names, texts, reasons, strict=True):

@@ -52,7 +52,10 @@ class Record:
         owners = {*(itertools.chain.from_iterable(lines.values()) if change.loaded else of_line)}
         tests = {test for test in self.seconds if test in owners or test.partition("::")[0] in owners}
         chosen = [*self.seconds] if change.loaded and tests else tests
-        ordered = sorted(chosen, key=lambda test: (test not in tests, self.seconds[test]))
+        return self.within(sorted(chosen, key=lambda test: (test not in tests, self.seconds[test])))
+
+    def within(self, ordered: list[str]) -> list[str]:
+        """Return the first of some tests, as many as take `most` seconds together."""
         after = itertools.accumulate(self.seconds[test] for test in ordered)
         return [
             test
@@ -117,7 +120,8 @@ class Trials:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
         for index, change in enumerate(self.changes):
-            tests = list(self.record.seconds) if change is None else self.record.tests_of(change)
+            every = sorted(self.record.seconds, key=lambda test: self.record.seconds[test])
+            tests = self.record.within(every) if change is None else self.record.tests_of(change)
             limit = 20 + 5 * sum(self.record.seconds[test] for test in tests)
 
             def trial(change: Change | None = change, tests: list[str] = tests) -> int:
@@ -272,7 +276,7 @@ def try_changes(record: Record, tests: list[str], changes: list[Change], fresh: 
         outcomes.seek(0)
         codes = [int(line.split()[1]) for line in outcomes]
     if here and (len(codes) != len(here) + 1 or codes[0] != PASSED):
-        raise SystemExit("The tests fail, quickest first and in a forked process, without any change.")
+        raise SystemExit("The tests fail, quickest first and in a forked process, without any change: pass --fresh.")
     # What a test module made of the library when it was imported was made without the change: survivors are tried afresh.
     noticed |= {index: True for index, code in zip(here, codes[1:], strict=False) if code not in (PASSED, NOT_HERE)}
     for index in sorted({*range(len(changes))} - {*noticed}):
