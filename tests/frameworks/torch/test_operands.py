@@ -181,10 +181,12 @@ def test_a_model_that_differentiates_by_its_weights_in_its_forward_pass(between:
     assert len(called) == 1  # the forward pass is made twice
 
 
-def test_a_model_that_differentiates_by_its_activations() -> None:
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_model_that_differentiates_by_its_activations(by_name: bool) -> None:
     def between(model: Any, rows: Any) -> Any:
         states = model.inner(rows).tanh()
-        (inner,) = torch.autograd.grad(states.sum(), rows, create_graph=True)
+        wanted: Any = {"inputs": rows} if by_name else {}
+        (inner,) = torch.autograd.grad(states.sum(), *([] if by_name else [rows]), create_graph=True, **wanted)
         return states * inner
 
     model = net(between)

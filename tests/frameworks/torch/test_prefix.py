@@ -99,6 +99,12 @@ def test_each_objective_that_reads_late_rows_takes_part(objective: Any) -> None:
     np.testing.assert_allclose(values, embgrad.evaluate(model, IDS, objective), rtol=1e-12)
 
 
+def test_a_model_that_keeps_nothing_by_default_is_asked_to() -> None:
+    values, prefixes = shared(gpt2(torch.float64, use_cache=False))
+    assert prefixes.describe() == {"prefix_cache": True}
+    np.testing.assert_allclose(values, embgrad.evaluate(gpt2(torch.float64), IDS, OBJECTIVE), rtol=1e-12)
+
+
 def test_a_text_is_run_from_where_it_differs_to_the_last_row_that_is_read() -> None:
     model = gpt2()
     lengths: list[tuple[int, int]] = []

@@ -1,0 +1,112 @@
+"""How single values are read: inputs of any form as tensors, whole numbers among arguments, and indices of arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from embgrad_torch.capture import _whole_numbers
+from embgrad_torch.inputs import to_tensors
+from embgrad_torch.readers import _along_another_axis, _slicing
+
+ARRAY = torch.arange(24.0).reshape(2, 3, 4)
+INDEX = torch.tensor([1, 0])
+ALL = slice(None)
+
+
+@pytest.mark.parametrize(
+    ("array", "index", "axis"),
+    [
+        (ARRAY, (INDEX, ALL), 0),
+        (ARRAY, (ALL, INDEX), 1),
+        (ARRAY, (ALL, INDEX.short(), ALL), 1),
+        (ARRAY, (..., INDEX), 2),
+        (ARRAY, (..., INDEX, ALL), 1),
+        (ARRAY, (..., INDEX, None, ALL), 1),
+        (ARRAY, (ALL, None, INDEX), 1),
+        (ARRAY, (0, INDEX), 1),
+        (ARRAY, (0, INDEX, 0), None),
+        (ARRAY[0], (0, INDEX), None),
+        (ARRAY, (INDEX, INDEX), None),
+        (ARRAY, (ALL, INDEX > 0), None),
+        (ARRAY, (ALL, INDEX.double()), None),
+        (ARRAY.numpy(), (ALL, INDEX), None),
+    ],
+)
+def test_the_axis_along_which_a_tensor_selects_entries(array: Any, index: Any, axis: int | None) -> None:
+    read = _along_another_axis(array, index)
+    assert (None if read is None else read.axis) == axis
+    if read is not None:
+        assert read.array is array
+        assert read.indices.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("index", "rows"),
+    [
+        (slice(1, 3), [1, 2]),
+        (slice(None), [0, 1, 2, 3]),
+        (slice(-2, None), [2, 3]),
+        ((slice(0, 2), ALL), [0, 1]),
+        ((slice(0, 2), slice(0, 3)), [0, 1]),
+        (slice(3, 1), []),
+        ((slice(0, 2), slice(0, 2)), None),
+        ((slice(0, 2), slice(1, 3)), None),
+        (slice(0, 4, 2), None),
+        ((slice(0, 2), 0), None),
+        ((slice(0, 2), ALL, ALL), None),
+    ],
+)
+def test_slices_of_whole_rows(index: Any, rows: list[int] | None) -> None:
+    read = _slicing(torch.zeros(4, 3), index)
+    assert (None if read is None else read.indices.tolist()) == rows
+    for table in (torch.zeros(4), torch.zeros(4, 3, 2), torch.zeros(4, 3).long(), np.zeros((4, 3))):
+        assert _slicing(table, index) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "read"),
+    [
+        ("other", torch.tensor([3, 4]), [3, 4]),
+        ("other", torch.tensor([3, 4], dtype=torch.uint8), [3, 4]),
+        ("attention_mask", torch.tensor([True, False]), [True, False]),
+        ("other", torch.tensor([True, False]), None),
+        ("other", torch.tensor([1.0]), None),
+        ("other", torch.tensor([1j]), None),
+        ("other", torch.tensor([0, 3]).to_sparse(), None),
+        ("other", torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8), None),
+        ("other", np.array([3, 4]), None),
+        ("other", 3, None),
+    ],
+)
+def test_arguments_of_whole_numbers(name: str, value: Any, read: list[Any] | None) -> None:
+    found = _whole_numbers(name, value)
+    assert (None if found is None else found.tolist()) == read
+
+
+def test_nests_become_nests_of_tensors_that_share_nothing() -> None:
+    array, tensor = np.array([1.5, 2.5]), torch.tensor([3, 4])
+    given = {
+        "a": array,
+        "b": [array, "x"],
+        "c": (tensor, {"d": tensor}),
+        "e": [[1, 2], [3, 4]],
+        "f": [[[1, 2], [3, 4]]],
+    }
+    made = to_tensors(given, "cpu", 2)
+    assert type(made["b"]) is list
+    assert type(made["c"]) is tuple
+    for of_array in (made["a"], made["b"][0]):
+        assert of_array.dtype == torch.float64
+        assert of_array.tolist() == [1.5, 2.5]
+    assert made["b"][1] == "x"
+    for of_tensor in (made["c"][0], made["c"][1]["d"]):
+        assert of_tensor.data_ptr() != tensor.data_ptr()
+        assert of_tensor.tolist() == [3, 4]
+    assert isinstance(made["e"], torch.Tensor), "a list with an entry for each example is an array"
+    assert made["e"].tolist() == [[1, 2], [3, 4]]
+    assert made["f"] == [[[1, 2], [3, 4]]], "a list in a list is not one"
+    made["a"][:] = 0
+    assert array.tolist() == [1.5, 2.5]
