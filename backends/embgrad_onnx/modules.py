@@ -163,7 +163,7 @@ class Modules:
             return min(leaving, key=self.graph.outputs.index)
         before: set[str] = set()
         for name in reversed(leaving):  # those of which others are computed come before these
-            if name not in before and len(leaving) > 1:
+            if name not in before:
                 before |= self._find_before(name, nodes[0].number)
         return next((name for name in leaving if name not in before), None)
 

@@ -11,7 +11,7 @@ import numpy as np
 from embgrad.errors import BatchError, UnsupportedError
 from embgrad_onnx.graphs import Graph, Node
 from embgrad_onnx.importing import import_onnx
-from embgrad_onnx.walk import Source, location_of
+from embgrad_onnx.walk import Source
 
 __all__ = ["compute", "make_session", "run_session"]
 
@@ -78,7 +78,7 @@ def make_session(
     proto, taken = graph.proto, taken or {}
     read = {name for node in nodes for name in node.inputs}
     part = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
-    part.graph.name = proto.graph.name or "graph"
+    part.graph.name = "graph"
     part.graph.node.extend(node.proto for node in nodes)
     part.graph.node.extend(onnx.helper.make_node("Shape", [name], [name + SHAPE]) for name in shapes_of)
     part.graph.initializer.extend(tensor for tensor in proto.graph.initializer if tensor.name in read)
@@ -88,7 +88,7 @@ def make_session(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # there may be many sessions
-    if source.folder is not None and any(location_of(tensor) is not None for tensor in part.graph.initializer):
+    if source.folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(source.folder))
     try:
         return onnxruntime.InferenceSession(part.SerializeToString(), options, providers=list(source.providers))

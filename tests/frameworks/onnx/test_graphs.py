@@ -8,14 +8,18 @@ import numpy as np
 import onnx
 import pytest
 from embgrad_onnx.graphs import SMALL, _types
-from embgrad_onnx.inputs import _empty
+from embgrad_onnx.inputs import _convert, _empty
 from embgrad_onnx.modules import modules_of
+from embgrad_onnx.scopes import _spelled_scope
 from embgrad_onnx.walk import source_of
 from onnx import TensorProto, helper
 
 import embgrad
+from embgrad.backend.protocol import Request
+from embgrad.backend.registry import bind
 from embgrad.testing.examples import example_batch, example_weights
 from tests.contract.conformance.harness_onnx import Builder
+from tests.unit.refusals import refused
 
 BATCH = example_batch()
 WEIGHTS = example_weights()
@@ -79,3 +83,39 @@ def test_a_bias_after_a_norm_that_returns_its_figures_belongs_to_it() -> None:
     )
     b.classify(b("Add", "n", "shift"))
     assert [point.path for point in embgrad.points(b.model(), BATCH) if point.lookup is None] == ["norm", "W"]
+
+
+def test_a_scale_of_a_quotient_without_a_mean_is_no_norm() -> None:
+    b = Builder({**WEIGHTS, "scale": np.arange(1.0, 6.0)}, "float64")
+    b.classify(b("Mul", b("Div", b.lookup(), b.number(4.0)), "scale"))
+    run = bind(b.model()).run(BATCH, Request(("scale:input#0",), pullback=False))
+    np.testing.assert_array_equal(run.points["scale:input#0"].activation, WEIGHTS["E"][BATCH.ids] / 4)
+
+
+def test_a_product_its_scale_and_its_bias_are_one_module() -> None:
+    b = Builder({**WEIGHTS, "scale": np.arange(1.0, 6.0)}, "float64")
+    b.classify(b("Add", b("Mul", b("MatMul", b.lookup(), "W1"), "scale"), "b1"))
+    assert [point.path for point in embgrad.points(b.model(), BATCH) if point.lookup is None] == ["W1", "W"]
+
+
+@pytest.mark.parametrize(
+    ("name", "scope"),
+    [
+        ("/enc/layer.0/dense/MatMul", ("enc", "enc.layer.0", "enc.layer.0.dense")),
+        ("/enc/Add", ("enc",)),
+        ("/Add", ()),
+        ("Add", ()),
+        ("", ()),
+    ],
+)
+def test_the_scope_that_a_name_spells(name: str, scope: tuple[str, ...]) -> None:
+    assert (_spelled_scope(name) or ()) == scope
+
+
+def test_the_shape_that_a_graph_was_exported_for_is_spelled() -> None:
+    declared = helper.make_tensor_type_proto(TensorProto.INT64, ("example", 7, None))
+    with refused(
+        embgrad.errors.BatchError, "exported for 'ids' of shape (example, 7, any), and the batch has (2, 3, 4)"
+    ):
+        _convert("ids", np.zeros((2, 3, 4), int), declared)
+    assert _convert("ids", np.zeros((2, 7, 4), np.int32), declared).dtype == np.int64
