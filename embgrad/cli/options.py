@@ -274,8 +274,8 @@ class GradientRequest:
     @property
     def points(self) -> str | list[str]:
         """The argument `at` of `embgrad.gradients`."""
-        at = self.at or [WORD]
-        return at if len(at) > 1 else at[0]
+        first, *more = self.at or [WORD]
+        return [first, *more] if more else first
 
     def expect(self) -> None:
         """Check, before anything is loaded, what needs no model."""

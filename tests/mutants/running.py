@@ -71,6 +71,7 @@ class Recorder:
         self.files = {str(file) for file in files}
         self.seen: dict[str, set[tuple[str, int]]] = defaultdict(set)
         self.seconds: dict[str, float] = {}
+        self.failed: list[str] = []
         self.now: set[tuple[str, int]] = set()
 
     def enter(self, frame: FrameType, event: str, arg: object) -> Callable[..., Any] | None:
@@ -91,6 +92,10 @@ class Recorder:
             sys.settrace(None)
             threading.settrace(None)  # type: ignore[arg-type]
             self.seconds[item.nodeid] = time.perf_counter() - begin
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[None]:
@@ -249,12 +254,16 @@ def record_tests(files: list[Path], tests: list[str], cache: Path) -> Record:
             for old in cache.parent.glob(f"{cache.stem.rpartition('-')[0]}-*"):
                 old.unlink()
             record = recorder.record()
-            cache.with_suffix(f".{code}").write_text(json.dumps({"seconds": record.seconds, "lines": record.lines}))
+            cache.with_suffix(f".{code}").write_text(
+                json.dumps({"seconds": record.seconds, "lines": record.lines, "failed": recorder.failed})
+            )
             return code
 
         code = in_child(work, 3600)
         if code != PASSED:
-            raise SystemExit(f"The tests fail without any change: python -m pytest {' '.join(tests)}")
+            left = cache.with_suffix(f".{code}")
+            failed = json.loads(left.read_text())["failed"] if left.exists() else []
+            raise SystemExit(f"The tests fail without any change: python -m pytest {' '.join(failed or tests)}")
         cache.with_suffix(".0").rename(cache)
     kept = json.loads(cache.read_text())
     lines = {file: {int(line): owners for line, owners in of_file.items()} for file, of_file in kept["lines"].items()}

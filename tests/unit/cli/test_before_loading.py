@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,14 @@ OF_GRADIENTS = [
     (["--ids", "ids.json", "--framework", "trch"], "there is no backend 'trch'"),
 ]
 OF_TWO = [(["--ids", "ids.json", "--tolerance", "-1"], "tolerance is -1.0: expected a number of at least 0")]
+
+
+def test_the_number_of_labels_is_checked_before_a_model_is_loaded(command: Any, directory: Path) -> None:
+    (directory / "my.py").write_text(LOADED)
+    done = command("gradients", "-m", "my.py:build", "--ids", "ids.json", "--labels", "0,1,2")
+    assert done.code == 2
+    assert "label" in done.err
+    assert not (directory / "loaded").exists()
 
 
 @pytest.mark.parametrize(

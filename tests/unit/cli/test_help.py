@@ -158,3 +158,15 @@ def test_options_of_a_group_that_a_command_does_not_take_are_unknown_and_have_th
     assert outcome(work, "--deep") == 0
     assert outcome(work, "--width", "5") == 2
     assert seen == [Sizes(deep=True)]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_is_at_most_a_hundred_columns_wide(name: str) -> None:
+    lines = RUNNER.invoke(app, [name, "--help"], env={"COLUMNS": "300"}).output.splitlines()
+    examples = [line for line in lines if line.strip().startswith(("embgrad", "NO_COLOR", "cut"))]
+    assert max(len(line) for line in lines if line not in examples) <= 100 - 2
+
+
+def test_the_help_of_arguments_is_shown_and_no_completion_is_offered() -> None:
+    assert any("one may be '-', which is stdin" in line for line in shown("compare", 200))
+    assert "completion" not in RUNNER.invoke(app, ["--help"]).output

@@ -139,6 +139,50 @@ share of changed tokens  8.3 %   8.3 %
 }
 
 
+SHOWN = {
+    ("show", "g.safetensors"): """
+<bold>at word, ReferenceModel (reference)</>
+<dim>[CLS]</> a(9) grip(9)ping(9) film(9) <dim>[SEP]</>
+<dim>[CLS]</> never(9) <dim>[SEP]</>
+
+<dim>length of the gradient, 0 to 9; 9 is the example's largest</>
+""",
+    ("show", "g.safetensors", "--words", "--kind", "dot", "--to", "table.csv"): """
+<bold>at word, ReferenceModel (reference)</>
+<dim>[CLS]</> a(-1) gripping(+9) film(-3) <dim>[SEP]</>
+<dim>[CLS]</> never(-9) <dim>[SEP]</>
+
+<dim>gradient · embedding, -9 to +9; 9 is the example's largest</>
+written to table.csv
+""",
+    ("show", "a.safetensors"): """
+<bold>at word, ReferenceModel (reference)</>
+<dim>[CLS]</> a(9) grip(9)ping(9) film(9) <dim>[SEP]</>
+<dim>[CLS]</> never(9) <dim>[SEP]</>
+
+<dim>length of the gradient, 0 to 9; 9 is the example's largest</>
+""",
+    ("show", "s.safetensors"): """
+<bold>search, ReferenceModel (reference)</>
+<bold>HotFlip, maximize Logit(index=0)</>
+<dim>example 0: L = 2 → 17, 1 token changed, 23 evaluations, 1 gradient</>
+<dim>before  </><dim>[CLS]</> a gripping [-film-] <dim>[SEP]</>
+<dim>after   </><dim>[CLS]</> a gripping{+ping+} <dim>[SEP]</>
+<dim>example 1: L = 10 → 10, 0 tokens changed, 6 evaluations, 1 gradient</>
+<dim>before  </><dim>[CLS]</> never <dim>[SEP]</>
+<dim>after   </><dim>[CLS]</> never <dim>[SEP]</>
+<dim>[-…-]: replaced or deleted, {+…+}: put in</>
+""",
+    ("attribute-tokens", "-m", "language.py:build", "--ids", "three.json", "-o", "t.safetensors"): """
+<bold>input-x-gradient at word, ReferenceModel (reference)</>
+<bold>7  </>5(-9)
+<bold>3  </>5(+9) 7(-6)
+<dim>contribution, -9 to +9; 9 is the example's largest</>
+written to t.safetensors
+""",
+}
+
+
 @pytest.mark.parametrize("words", PRINTED, ids=" ".join)
 def test_printed(command: Any, exact: None, words: tuple[str, ...]) -> None:
     done = command(words[0], *ASK, *words[1:])
@@ -149,3 +193,17 @@ def test_printed(command: Any, exact: None, words: tuple[str, ...]) -> None:
     assert (default in notes) == ("--objective" not in words)
     cut = "<yellow>warning: 3 tokens were cut off from 1 of 2 examples, which keep at most 3 tokens</>"
     assert (cut in notes) == ("--max-length" in words)
+
+
+@pytest.mark.parametrize("words", SHOWN, ids=" ".join)
+def test_shown(command: Any, exact: None, directory: Path, words: tuple[str, ...]) -> None:
+    (directory / "language.py").write_text("from tests.unit.attribution.language_models import causal as build\n")
+    (directory / "three.json").write_text("[[5, 7, 3]]")
+    for name, *options in (
+        ("gradients", "-o", "g.safetensors"),
+        ("attribute", "--method", "saliency", "-o", "a.safetensors"),
+        ("search", "--objective", "Logit(0)", "--set", "steps=1", "-o", "s.safetensors"),
+    ):
+        assert command(name, *ASK, *options).code == 0
+    done = command(*words)
+    assert (styled(done.out), done.code) == (SHOWN[words].strip(), 0)

@@ -67,6 +67,10 @@ def test_a_table_of_several_results_has_their_names(command: Any, influence: Inf
     results = embgrad.attribute(curved(), A, embgrad.Logit(1), methods, tokenizer=Tokenizer())
     embgrad.save(results, "a.safetensors")
     assert command("show", "a.safetensors", "--to", "t.parquet").code == 0
+    assert command("show", "a.safetensors", "--at", "occlusion", "--to", "t.csv").code == 0
+    alone = pd.read_csv("t.csv")
+    assert "result" not in alone
+    np.testing.assert_allclose(alone["score"], results["occlusion"].scores[0])
     frame = pd.read_parquet("t.parquet")
     assert frame["result"].tolist() == [name for name in methods for _ in range(3)]
     np.testing.assert_array_equal(frame["score"], np.concatenate([results[name].scores[0] for name in methods]))
