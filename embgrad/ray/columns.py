@@ -172,7 +172,7 @@ def _block_of_ids(rows: pa.Table, inputs: Inputs) -> Block:
 
 def _integers(value: Any, name: str, row: int) -> list[int]:
     array = _vector(value, name, row)
-    integers: list[int] = check_integers(array[None], name, (1, len(array)))[0].tolist()
+    integers: list[int] = check_integers(array[None], name, (1, len(array))).ravel().tolist()
     return integers
 
 

@@ -235,7 +235,7 @@ def _gradient_options(options: Mapping[str, Any]) -> GradientOptions:
     at = options.get("at", WORD)
     expect_one_name(at, "make one run for each point")
     chosen: dict[str, Any] = {name: options.get(name, default) for name, default in OF_GRADIENTS.items()}
-    return for_all_batches(check_options(at, training=False, split=False, **chosen))
+    return for_all_batches(check_options(at, training=False, **chosen))
 
 
 def _expect_objective(objective: Any) -> None:

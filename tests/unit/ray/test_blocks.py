@@ -27,6 +27,7 @@ from embgrad.ray.columns import Columns, Wanted, block_of
 from embgrad.ray.settings import settings
 from embgrad.ray.tally import Tally, Total, expect_same_rows, tally_of
 from embgrad.ray.worker import GradientWorker, TableWorker
+from embgrad.testing.reference import ReferenceModel, lookup
 from tests.unit.ray import models
 from tests.unit.ray.models import labelled
 
@@ -185,6 +186,39 @@ def test_rows_that_depend_on_each_other_are_refused(items: Items, what: str, len
     ):
         worked(rows, build, objective, ids="ids_", **options)
     assert len(worked(rows, build, objective, ids="ids_", **options, batch_size=1)) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "passes"),
+    [
+        ([5, 5, 5, 5], [5, 5, 5, 5], [(4, 5), (1, 5), (1, 5), (4, 5)]),
+        ([3, 5, 5, 5], [3, 5, 5, 5], [(4, 5), (1, 3), (1, 5), (4, 5)]),
+        ([5, 5, 5, 5], [3, 5, 5, 5], [(4, 5), (1, 5), (1, 5), (4, 5), (1, 3)]),
+        ([5], [5], [(1, 5), (1, 5)]),
+        ([3, 5], [5, 5], [(2, 5), (1, 3), (1, 5), (2, 5)]),
+    ],
+)
+def test_two_rows_are_run_alone_once_and_a_padded_one_once(
+    first: list[int], second: list[int], passes: list[tuple[int, int]]
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def build() -> ReferenceModel:
+        def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
+            seen.append(input_ids.shape)
+            rows = lookup(model["E"], input_ids).tanh()
+            return (rows * rows.__class__(attention_mask[..., None] * 1.0)).sum(1)
+
+        return ReferenceModel(forward, {"E": np.random.default_rng(0).normal(size=(30, 3))})
+
+    asked, _ = settings(build, embgrad.Sum(), {"ids": "ids_", "batch_size": 4})
+    worker = GradientWorker(asked, Wanted("saliency", "norm", None, ""))
+    for lengths in (first, second):
+        rows = [
+            np.random.default_rng(row).permutation(np.arange(5, 25))[:own].tolist() for row, own in enumerate(lengths)
+        ]
+        worker(pa.Table.from_pylist([{"ids_": row} for row in rows]))
+    assert seen == passes
 
 
 def test_padding_on_the_left_keeps_positions(items: Items) -> None:
