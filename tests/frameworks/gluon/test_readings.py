@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from embgrad_gluon import pullback
 from embgrad_gluon.cures import _drops_between_layers, _is_native
+from embgrad_gluon.importing import import_mxnet
+from embgrad_gluon.scopes import _calls, _members
+from embgrad_gluon.state import _draws_random_numbers
 
 SWITCHES = ("MXNET_MKLDNN_ENABLED", "MXNET_USE_MKLDNN_RNN")
 
@@ -75,3 +78,56 @@ def test_a_mark_regroups_a_sum_of_more_than_two_terms(
     section: Any = SimpleNamespace(nodes=nodes)
     assert pullback.is_regrouped(section, "mark") is regrouped
     assert pullback.is_regrouped(section, "another") is False
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "training", "draws"),
+    [
+        ("Dropout", {"p": "0.3"}, True, True),
+        ("Dropout", {}, True, True),
+        ("Dropout", {"p": "0"}, True, False),
+        ("Dropout", {"p": "0.3"}, False, False),
+        ("Dropout", {"p": "0.3", "mode": "always"}, False, True),
+        ("RNN", {"p": "0.3"}, True, True),
+        ("RNN", {}, True, False),
+        ("random_normal", {}, False, True),
+    ],
+)
+def test_operators_that_draw_random_numbers(name: str, attributes: dict[str, str], training: bool, draws: bool) -> None:
+    operation: Any = SimpleNamespace(name=name, attributes=attributes)
+    with import_mxnet().autograd.record(train_mode=training):
+        assert _draws_random_numbers(operation) is draws
+
+
+def graph_of(*names: str) -> Any:
+    nodes = [SimpleNamespace(op="tanh", name=name, inputs=[]) for name in names]
+    return SimpleNamespace(nodes=nodes, inputs=["data"])
+
+
+@pytest.mark.parametrize(
+    ("names", "paths"),
+    [
+        (["enc_a_tanh0", "enc_b_tanh0"], {"enc": [0, 1], "enc_a": [0], "enc_b": [1]}),
+        (["enc_a_tanh0", "enc_a_tanh1"], {"enc_a": [0, 1]}),
+        (["ffn_1_tanh0", "ffn_2_tanh0"], {"ffn_1": [0], "ffn_2": [1]}),
+        (["layer0_a_tanh0", "layer0_a_tanh1"], {"layer0": [0, 1], "layer0_a": [0, 1]}),
+        (["enc_tanh0", "enc_a_tanh0"], {"enc": [0, 1], "enc_a": [1]}),
+        (["tanh0"], {}),
+    ],
+)
+def test_the_blocks_that_names_spell(names: list[str], paths: dict[str, list[int]]) -> None:
+    assert {"_".join(path): members for path, members in _members(graph_of(*names)).items()} == paths
+
+
+@pytest.mark.parametrize(
+    ("names", "calls"),
+    [
+        ("a", [[0]]),
+        ("aab", [[0, 1, 2]]),
+        ("abab", [[0, 1], [2, 3]]),
+        ("abbabb", [[0, 1, 2], [3, 4, 5]]),
+        ("aaa", [[0], [1], [2]]),
+    ],
+)
+def test_a_name_that_occurs_once_in_each_call_divides_them(names: str, calls: list[list[int]]) -> None:
+    assert _calls(graph_of(*names), range(len(names))) == calls

@@ -9,7 +9,18 @@ import pytest
 import torch
 from embgrad_torch.capture import _whole_numbers
 from embgrad_torch.inputs import to_tensors
-from embgrad_torch.readers import _along_another_axis, _slicing
+from embgrad_torch.readers import (
+    Read,
+    _along_another_axis,
+    _aten_index,
+    _gather,
+    _index_select,
+    _indexing,
+    _is_whole,
+    _slicing,
+    _take_along_dim,
+)
+from embgrad_torch.state import LARGEST_COPIED, _can_be_restored
 
 ARRAY = torch.arange(24.0).reshape(2, 3, 4)
 INDEX = torch.tensor([1, 0])
@@ -110,3 +121,65 @@ def test_nests_become_nests_of_tensors_that_share_nothing() -> None:
     assert made["f"] == [[[1, 2], [3, 4]]], "a list in a list is not one"
     made["a"][:] = 0
     assert array.tolist() == [1.5, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("table", "index", "read"),
+    [
+        (ARRAY[0], INDEX, "rows"),
+        (ARRAY[0].long(), INDEX, 0),
+        (ARRAY, INDEX.int(), 0),
+        (ARRAY[0, 0], INDEX, None),
+        (ARRAY[0], INDEX > 0, None),
+        (ARRAY[0].numpy(), INDEX, None),
+    ],
+)
+def test_rows_of_a_matrix_are_looked_up_and_others_selected(table: Any, index: Any, read: Any) -> None:
+    for found in (_indexing(table, index), *([_aten_index(table, [index, None])] if read is not None else [])):
+        assert (None if found is None else "rows" if isinstance(found, Read) else found.axis) == read
+
+
+@pytest.mark.parametrize(
+    ("read", "axis"),
+    [
+        (_aten_index(ARRAY, [None, INDEX]), 1),
+        (_aten_index(ARRAY, [None, None, INDEX]), 2),
+        (_index_select(ARRAY[0], 1, INDEX), 1),
+        (_index_select(ARRAY, -1, INDEX), 2),
+        (_index_select(ARRAY, -3, INDEX), 0),
+        (_gather(ARRAY, -2, INDEX), 1),
+        (_gather(ARRAY[0, 0], 0, INDEX), None),
+        (_take_along_dim(ARRAY, INDEX, 0), 0),
+        (_take_along_dim(ARRAY, INDEX), None),
+    ],
+)
+def test_the_axis_that_a_function_selects_along(read: Any, axis: int | None) -> None:
+    assert not isinstance(read, Read)
+    assert (None if read is None else read.axis) == axis
+
+
+def test_what_is_small_and_in_memory_of_its_own_can_be_restored() -> None:
+    with torch.inference_mode():
+        inference = torch.zeros(3)
+    small = torch.empty(LARGEST_COPIED, dtype=torch.uint8)
+    assert _can_be_restored(torch.zeros(3))
+    assert _can_be_restored(small)
+    for other in (
+        torch.empty(LARGEST_COPIED + 1, dtype=torch.uint8),
+        small[1:],
+        inference,
+        torch.zeros(3).to_sparse(),
+        torch.zeros(3, device="meta"),
+        torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8),
+    ):
+        assert not _can_be_restored(other)
+
+
+def test_a_whole_axis() -> None:
+    assert [_is_whole(entry) for entry in (..., slice(None), slice(0, None), 0, None)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
