@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers  # noqa: F401  # whose cache is taken
 from embgrad_torch.capture import _whole_numbers
-from embgrad_torch.inputs import to_tensors
+from embgrad_torch.inputs import parameters, to_tensors
+from embgrad_torch.prefix import prefix
 from embgrad_torch.readers import (
     Read,
     _along_another_axis,
@@ -183,3 +186,71 @@ def test_a_whole_axis() -> None:
         False,
         False,
     ]
+
+
+class Inner(torch.nn.Linear):
+    def forward(self, ids: Any, mask: Any = None, *, scale: float = 1.0) -> Any:
+        return ids
+
+
+class Everything(torch.nn.Module):
+    """A wrapper that passes on all that it is given."""
+
+    def __init__(self, *children: torch.nn.Module) -> None:
+        super().__init__()
+        self.inside = torch.nn.ModuleList(children) if len(children) > 1 else children[0]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return args
+
+
+class ByName(Everything):
+    def forward(self, **kwargs: Any) -> Any:  # type: ignore[override]
+        return kwargs
+
+
+class InOrder(Everything):
+    def forward(self, *args: Any) -> Any:  # type: ignore[override]
+        return args
+
+
+class Two(Everything):
+    def __init__(self) -> None:
+        super().__init__(Inner(2, 2))
+        self.further = Inner(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (Inner(2, 2), "ids mask *scale"),
+        (Everything(Inner(2, 2)), "ids mask *scale"),
+        (ByName(Inner(2, 2)), "*ids *mask *scale"),
+        (InOrder(Inner(2, 2)), "/ids /mask"),
+        (InOrder(ByName(Inner(2, 2))), ""),
+        (torch.nn.Sequential(Inner(2, 2), torch.nn.Linear(2, 2)), "/ids"),
+        (torch.nn.Sequential(), "input"),
+        (Two(), "args kwargs"),
+    ],
+)
+def test_the_parameters_of_a_wrapper_are_those_inside(module: Any, names: str) -> None:
+    marks = {inspect.Parameter.KEYWORD_ONLY: "*", inspect.Parameter.POSITIONAL_ONLY: "/"}
+    assert " ".join(f"{marks.get(each.kind, '')}{each.name}" for each in parameters(module)) == names
+
+
+@pytest.mark.parametrize(
+    ("names", "taken"),
+    [
+        ("input_ids, use_cache, past_key_values", ("past_key_values", False)),
+        ("input_ids, use_cache, past_key_values, cache, logits_to_keep", ("cache", True)),
+        ("input_ids, use_cache", None),
+        ("input_ids, past_key_values", None),
+        ("inputs, use_cache, past_key_values", None),
+        ("input_ids, use_cache, past_key_values, decoder_input_ids", None),
+    ],
+)
+def test_what_a_model_must_take_to_keep_a_prefix(names: str, taken: Any) -> None:
+    namespace: dict[str, Any] = {}
+    exec(f"def forward(self, {names}): pass", namespace)
+    made = prefix(type("Model", (torch.nn.Module,), {"forward": namespace["forward"]})())
+    assert (None if made is None else (made._name, made._limits)) == taken
