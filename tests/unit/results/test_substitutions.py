@@ -13,6 +13,7 @@ import safetensors
 import safetensors.numpy
 
 import embgrad
+from embgrad.display.html import SMALL
 from embgrad.results.substitutions import Substitutions
 from tests.unit.refusals import refused
 from tests.unit.stored import expect_restored
@@ -116,9 +117,22 @@ def test_an_example_without_a_searched_position_is_shown(capsys: pytest.CaptureF
     assert "<table" in none._repr_html_()
 
 
+@pytest.mark.parametrize(("goal", "order"), [("maximize", [5, 4, 3, 2]), ("minimize", [2, 3, 4, 5])])
+def test_the_best_substitutions_come_first_whatever_the_signs(tmp_path: Path, goal: str, order: list[int]) -> None:
+    ids = np.array([[[2, 5], [4, 3]]])
+    scores = np.array([[[-0.5, 1.5], [0.25, -0.125]]])
+    made = replace(MADE, ids=ids, scores=scores, original=np.zeros((1, 2), int), mask=None, tokens=None)
+    made = replace(made, objective=np.zeros(1), provenance={**MADE.provenance, "goal": goal})
+    assert [each.id for each in made.best()[0]] == order
+    assert [each.id for each in made.best(2)[0]] == order[:2]
+    made.save(tmp_path / "s.safetensors")
+    expect_restored(made, embgrad.load(tmp_path / "s.safetensors"))
+
+
 def test_a_notebook_shows_coloured_replacements_with_texts_escaped() -> None:
     html = MADE._repr_html_()
     assert html.count("<tr>") == 2
+    assert html.count(f'<div style="{SMALL}">example') == 2
     assert "&lt;b&gt; +1.5" in html
     assert "<b>" not in html
     assert 'background:rgba(213,94,0,0.50)" title="id 5"' in html  # the largest, orange

@@ -71,6 +71,7 @@ def test_rare_words_are_left_out_and_a_word_alone_has_no_interval() -> None:
     made = attribution_of(batch).by_word()
     assert [(word.word, word.occurrences) for word in made] == [("films", 1), ("film", 2), ("a", 1), ("the", 1)]
     assert np.isnan(made.low).tolist() == [True, False, True, True]
+    assert attribution_of(batch).by_word(min_count=None).words == made.words
     frequent = attribution_of(batch).by_word(min_count=2)
     assert (frequent.words, frequent.left_out) == (("film",), 3)
     assert ("[CLS]" in made.words, "[CLS]" in attribution_of(batch).by_word(special=True).words) == (False, True)
