@@ -255,4 +255,4 @@ class TorchPass(ModelPass):
         """Restore scaled rows, and break the cycles of tensors and hooks, which would wait for the garbage collector."""
         self._mode.restore()
         self._mode.head = None
-        self._taps.marks.clear()
+        self._taps.forget()

@@ -139,6 +139,11 @@ class Taps:
         """End a pullback."""
         self.pulling = False
 
+    def forget(self) -> None:
+        """Release the tensors of a pass that has ended: they and their hooks, which lead here, would keep each other alive."""
+        self.marks.clear()
+        self.aliased.clear()
+
     def _receive(self, key: str, grad: Any) -> Any:
         """Return the gradient that replaces one that arrived; None, which keeps it, also outside a pullback."""
         if not self.pulling or grad is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -105,6 +106,19 @@ def test_a_pass_is_freed_when_it_ends(option: str) -> None:
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+def test_a_pass_is_freed_where_the_output_of_a_module_shares_the_memory_of_its_input() -> None:
+    """Dropout returns its argument in evaluation mode; a cycle through PyTorch's graph is never found as garbage."""
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(10, 4), torch.nn.Dropout(), torch.nn.Flatten(), torch.nn.Linear(12, 2)
+    )
+    alive: list[weakref.ref[Any]] = []
+    model[3].register_forward_pre_hook(lambda module, given: alive.append(weakref.ref(given[0])))
+    embgrad.gradients(model, [[1, 2, 3]], embgrad.Logit(1), at=["word", "1", "2"])
+    gc.collect()
+    assert alive
+    assert all(reference() is None for reference in alive)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
