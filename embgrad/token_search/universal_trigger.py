@@ -169,7 +169,7 @@ class UniversalTrigger(SearchMethod):
         ids, _ = top_substitutions(gradient, rows, trigger, problem.table, problem.allowed, offered, problem.sign)
         beam, means = trigger[None], np.array([mean])
         for position in range(self.length):
-            new = np.concatenate([self._replace(texts, examples, own, position, ids[position]) for own in beam], axis=0)
+            new = np.concatenate([self._replace(texts, examples, own, position, ids[position]) for own in beam])
             if not len(new):
                 continue
             beam, means = np.concatenate([beam, new]), np.concatenate([means, texts.means(examples, new)])

@@ -301,3 +301,43 @@ def test_labels_of_positions_are_refused() -> None:
         embgrad.errors.UnsupportedError, match="the objective has a label for each position, \\(6, 7\\)"
     ):
         embgrad.search(per_position, batch(), labels, UniversalTrigger(2), tokenizer=Tokenizer())
+
+
+@pytest.mark.parametrize(("beam", "evaluations"), [(1, 1 + 2 + 2 + 1), (2, 1 + 2 + 2 * 2 + 1)])
+def test_each_trigger_of_the_beam_has_its_candidates_at_each_position(beam: int, evaluations: int) -> None:
+    """Beside these, each text runs without a trigger, and with the best one."""
+    method = UniversalTrigger(2, steps=1, candidates=2, beam=beam, examples=None)
+    found = embgrad.search(model(), batch(), LOGIT, method, tokenizer=Tokenizer(), stable=False)
+    assert found.history.evaluations[-1].tolist() == [evaluations] * len(TEXTS)
+    assert found.history.gradients[-1].tolist() == [1] * len(TEXTS)
+
+
+def test_some_of_the_texts_show_the_best_of_all_triggers() -> None:
+    method = UniversalTrigger(1, steps=6, candidates=VOCAB, examples=3)
+    found = embgrad.search(model(), batch(), LOGIT, method, tokenizer=Tokenizer(), stable=False)
+    assert np.asarray(found.trigger).tolist() == best_trigger(1, "start")[0]
+
+
+@pytest.mark.parametrize(("examples", "whole"), [(None, True), (6, True), (7, True), (5, False)])
+def test_all_texts_are_used_where_there_are_no_more(examples: int | None, whole: bool) -> None:
+    drawn = UniversalTrigger(examples=examples)._draw(6, 0).tolist()
+    assert (drawn == [0, 1, 2, 3, 4, 5]) is whole
+    assert drawn == sorted(set(drawn))
+
+
+def test_rounds_go_through_all_texts_in_another_order_each() -> None:
+    method = UniversalTrigger(examples=2)
+    steps = [method._draw(6, number).tolist() for number in range(6)]
+    assert sorted(sum(steps[:3], [])) == sorted(sum(steps[3:], [])) == [0, 1, 2, 3, 4, 5]
+    assert steps[:3] != steps[3:]
+    odd = [UniversalTrigger(examples=4)._draw(7, number).tolist() for number in range(2)]
+    assert [len(drawn) for drawn in odd] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("initial", "wanted"),
+    [([3, 4], [3, 4]), ([0, 4], [0, 4]), ([-1, 4], None), ([3], None), ([3.0, 4.0], None), ([[3], [4, 5]], None)],
+)
+def test_initial_ids_are_whole_numbers_of_the_length(initial: Any, wanted: list[int] | None) -> None:
+    found = universal_trigger._whole(initial, 2)
+    assert (None if found is None else found.tolist()) == wanted

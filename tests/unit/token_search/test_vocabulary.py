@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.token_search.vocabulary import allowed_ids, is_ascii, is_word, names_of, text_of_token
+from embgrad.token_search.vocabulary import _name, allowed_ids, is_ascii, is_word, names_of, text_of_token
 from tests.unit.refusals import refused
 
 TOKENS = ["[PAD]", "[CLS]", "[UNK]", "film", "##ing", "café", "7", "a", "[unused1]"]
@@ -166,3 +166,10 @@ def test_other_values_are_refused(allowed: Any, tokenizer: Any, kind: type[Excep
 def test_the_names_of_ids() -> None:
     assert names_of(np.array([[3, 11], [-1, 4]]), HuggingFace(), VOCAB) == {3: "film", 4: "##ing"}
     assert names_of(np.array([3]), None, VOCAB) is None
+
+
+def test_functions_are_named_in_messages() -> None:
+    assert _name(is_word) == "is_word"
+    assert _name([is_word, [1, 2]]) == "[is_word, [1, 2]]"
+    assert _name([1, 2]) == "[1, 2]"
+    assert _name((str.isupper,)) == "[str.isupper]"

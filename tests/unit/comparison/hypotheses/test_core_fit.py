@@ -19,6 +19,7 @@ from embgrad.comparison.hypotheses.core_fit import (
     _rotaries,
     _sizes,
     _usual,
+    _whole,
     _with_biases,
     _with_caps,
     _with_norms,
@@ -242,3 +243,28 @@ def test_queries_read_the_keys_of_another_text() -> None:
     found = fitted_core(site_of(a, 2 * a, memory, real=np.ones_like(REAL)))
     assert found is not None
     assert (found.heads, found.scale, found.mask.causal, found.crosses) == (HEADS, 1 / math.sqrt(SIZE), False, True)
+
+
+def everywhere(row: int, column: int) -> bool:
+    return True
+
+
+WHOLE = {
+    "as it is": ({"seen": everywhere}, Mask(), Mask()),
+    "padding is seen": ({"seen": everywhere, "padding": False}, Mask(), Mask(padding=False)),
+    "padding is hidden": ({"seen": everywhere}, Mask(padding=False), Mask()),
+    "a window": ({"seen": within(4)}, CAUSAL, Mask(causal=True, window=4)),
+    "the widest window": ({"seen": within(8)}, CAUSAL, Mask(causal=True, window=8)),
+    "the narrowest window": ({"seen": within(1)}, CAUSAL, Mask(causal=True, window=1)),
+    "another scale": ({"scale": 1.0}, CAUSAL, None),
+}
+
+
+@pytest.mark.parametrize(("settings", "mask", "wanted"), WHOLE.values(), ids=WHOLE)
+def test_a_core_gets_the_window_and_the_padding_that_the_whole_output_needs(
+    settings: dict[str, Any], mask: Mask, wanted: Mask | None
+) -> None:
+    site = site_of(attended(**settings), B, BEFORE, real=REAL)
+    core = Core(CANDIDATE.query, CANDIDATE.key, CANDIDATE.value, HEADS, 1 / math.sqrt(SIZE), REAL, mask=mask)
+    found = _whole(site, core, 1e-6)
+    assert (found and found.mask) == wanted
