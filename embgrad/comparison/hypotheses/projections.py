@@ -173,10 +173,10 @@ def _sizes(site: Site, value: Source) -> list[tuple[int, bool]]:
     if width % narrow:
         return []
     if width == narrow:
-        return [(size, False) for size in _by_rows(site, value, False)] if _between(site, value.values) else []
+        return [(size, False) for size in _by_rows(site, value)] if _between(site, value.values) else []
     sizes = [
         (size, False)
-        for size in _by_rows(site, value, False)
+        for size in _by_rows(site, value)
         if narrow % size == 0 and _between(site, _shared(value.values, width, size, False))
     ]
     if _between(site, _shared(value.values, width, narrow, True)):
@@ -184,7 +184,7 @@ def _sizes(site: Site, value: Source) -> list[tuple[int, bool]]:
     return sizes
 
 
-def _by_rows(site: Site, value: Source, tiled: bool) -> list[int]:
+def _by_rows(site: Site, value: Source) -> list[int]:
     """Return the sizes of heads that the second row of each text allows, where its queries see two values alone."""
     width, narrow = site.a.shape[-1], value.values.shape[-1]
     sizes = _divisors(narrow)
@@ -193,11 +193,11 @@ def _by_rows(site: Site, value: Source, tiled: bool) -> list[int]:
     second = first[each] + 1
     fitting = []
     for size in sizes:
-        values = _shared(value.values, width, size, tiled)
+        values = _shared(value.values, width, size, False)
         start, after = values[each, first[each]], values[each, second]
         if not np.allclose(site.a[each, first[each]], start, rtol=1e-3, atol=1e-5):
             continue
-        x, y = ((array).reshape(len(each), -1, size) for array in (site.a[each, second] - after, start - after))
+        x, y = (array.reshape(len(each), -1, size) for array in (site.a[each, second] - after, start - after))
         share = (x * y).sum(-1, keepdims=True) / np.maximum((y**2).sum(-1, keepdims=True), 1e-300)
         if np.linalg.norm(x - share * y) <= LEFT * np.linalg.norm(x) + 1e-12:
             fitting.append(size)
