@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,6 @@ VALUES = np.array([[[1.0, -2.0], [3.0, 4.0], [0.0, 0.0], [5.0, 6.0]]])
 
 
 def case(wanted: np.ndarray = VALUES, values: np.ndarray = VALUES) -> Case:
-    from dataclasses import replace
-
     base = result(ids=IDS, mask=MASK, dim=2)
     source, target = (replace(base, values=array, activations=2 * array) for array in (values, wanted))
     return Case(source, target, aligned(source, target), 1e-6)
@@ -193,6 +192,23 @@ def test_requests_with_other_ids() -> None:
     low = source(ENTROPY, embgrad.TokenBatch(BATCH.ids + 2))
     texts = [variant.text[-2:] for variant in variants("other-ids", low)]
     assert texts == ["-1", "-2"]
+
+
+def test_the_rows_that_b_looked_up_show_its_ids() -> None:
+    """The rows are small: what is near them is another one."""
+    model = ReferenceModel(forward, {"E": 1e-3 * TABLE, "T": TABLE[:2], "W": HEAD})
+    batch = embgrad.TokenBatch(BATCH.ids, BATCH.mask)
+    result = embgrad.gradients(model, batch, ENTROPY)
+    rows = np.array([[1, 5, 9, 5], [1, 7, 3, 0]])
+    target = replace(result, activations=1e-3 * TABLE[rows])
+    for shown, wanted in (
+        (target, "that b looked up other rows of the same table, such as 3 for the id 2 at example 1"),
+        (result, ""),
+    ):
+        at = source_of(Case(result, shown, aligned(result, shown), 1e-9, model))
+        assert isinstance(at, Source)
+        texts = [variant.text for variant in variants("other-ids", at) if "rows" in variant.text]
+        assert [text.partition(", position")[0] for text in texts] == [wanted] * bool(wanted)
 
 
 def test_requests_at_other_points_and_with_a_scaled_lookup() -> None:

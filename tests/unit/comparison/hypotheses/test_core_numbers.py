@@ -71,3 +71,15 @@ def test_rotary_positions_with_frequencies_of_nearly_zero_are_missing() -> None:
         return relative(core.predicted, wanted)
 
     assert settled(with_number(CORE, "factor", 1e9), off, 1e-7).rotary is None
+
+
+@pytest.mark.parametrize("number", [0.3, 0.31, 0.314, 0.3141, 0.31415, 0.314159])
+def test_numbers_are_as_short_as_they_fit(number: float) -> None:
+    wanted = replace(CORE, scale=number, rotary=Rotary(1e5 * number, SIZE))
+
+    def off(core: Core) -> float:
+        return relative(core.predicted, wanted.predicted)
+
+    near = replace(CORE, scale=number * (1 + 1e-9), rotary=Rotary(1e5 * number * (1 + 1e-9), SIZE))
+    found = settled(near, off, 1e-8)
+    assert (found.scale, found.rotary and found.rotary.base) == (number, pytest.approx(1e5 * number, rel=1e-15))

@@ -35,6 +35,7 @@ X = np.ones((1, 2, 4))
             },
             Scaling("llama3", 32.0, 2.0, 8.0, 1024.0),
         ),
+        ({"rotary_scaling": "yarn", "rotary_factor": 4.0}, Scaling("yarn", 4.0, 1.0, 32.0, 2048.0)),
         (
             {"rotary_scaling": "yarn", "rotary_factor": 4.0, "positions": 512},
             Scaling("yarn", 4.0, 1.0, 32.0, 512.0),
