@@ -14,6 +14,8 @@ from embgrad.comparison.examine import (
     Examination,
     as_stored,
     examine,
+    examine_gradients,
+    gradient_limit,
     layers_of,
     permuted_before,
 )
@@ -306,3 +308,24 @@ def test_eight_floors_are_the_limit(floors: float, differs: bool) -> None:
     roundoff = 1e-6
     port: Steps = {**STEPS, "two:output#0": lambda at: at["two:input#0"] @ V.T * (1 + floors * LEAST_FLOOR * roundoff)}
     assert bool(names(examined(port, roundoff=roundoff))) is differs
+
+
+def test_gradients_agree_up_to_four_hundred_roundoffs_and_at_least_to_five_digits() -> None:
+    assert gradient_limit(1e-7) == pytest.approx(4e-5)
+    assert gradient_limit(1e-9) == 1e-5
+
+
+@pytest.mark.parametrize(("off", "names"), [(0.9e-5, []), (3.9e-4, []), (4.1e-4, ["one"]), (9e-4, ["one"])])
+def test_gradients_that_cannot_be_led_differ_clearly(off: float, names: list[str]) -> None:
+    """Four times the root of the roundoff of 1e-8 is 4e-4."""
+    keys = ["table", "one:output#0", "two:output#0"]
+    first, second = (
+        recording([tensor(key, X, float(number), gradient=Y * factor) for number, key in enumerate(keys)])
+        for factor in (1.0, 1.0)
+    )
+    changed = {**second.tensors, "one:output#0": tensor("one:output#0", X, 1.0, gradient=Y * (1 + off))}
+    changed["table"] = tensor("table", X, 0.0, gradient=Y * (1 + off / 2))
+    sides = first, replace(second, tensors=changed)
+    pairs = [Pair(key.partition(":")[0], key, key, time=float(number)) for number, key in enumerate(keys)]
+    found = examine(pairs, sides, NOTHING, 1e-8)
+    assert examine_gradients(found, sides, 1e-8) == (found, names)

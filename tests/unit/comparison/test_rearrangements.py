@@ -201,14 +201,12 @@ def test_the_rows_that_b_looked_up_show_its_ids() -> None:
     result = embgrad.gradients(model, batch, ENTROPY)
     rows = np.array([[1, 5, 9, 5], [1, 7, 3, 0]])
     target = replace(result, activations=1e-3 * TABLE[rows])
-    for shown, wanted in (
-        (target, "that b looked up other rows of the same table, such as 3 for the id 2 at example 1"),
-        (result, ""),
-    ):
+    text = "that b looked up other rows of the same table, such as 3 for the id 2 at example 1"
+    for shown, wanted in ((target, [text]), (result, [])):
         at = source_of(Case(result, shown, aligned(result, shown), 1e-9, model))
         assert isinstance(at, Source)
         texts = [variant.text for variant in variants("other-ids", at) if "rows" in variant.text]
-        assert [text.partition(", position")[0] for text in texts] == [wanted] * bool(wanted)
+        assert [text.partition(", position")[0] for text in texts] == wanted
 
 
 def test_requests_at_other_points_and_with_a_scaled_lookup() -> None:
@@ -296,3 +294,15 @@ def test_a_result_remembers_the_form_of_its_batch() -> None:
     batch = batch_of_result(embgrad.gradients(MODEL, BATCH, ENTROPY))
     assert (batch.convention, batch.mask_is_bool) == ("huggingface", False)
     assert (batch.ids.tolist(), batch.types is not None) == (BATCH.ids.tolist(), True)
+
+
+def test_a_variant_may_replace_weights() -> None:
+    at = source(ENTROPY)
+    own = at.values(Variant(("x",), ""))
+    np.testing.assert_array_equal(own, at.case.values)
+    doubled = at.values(Variant(("x",), "", weights={"W": 2 * HEAD}))
+    wanted = embgrad.gradients(ReferenceModel(forward, {"E": TABLE, "T": TABLE[:2], "W": 2 * HEAD}), BATCH, ENTROPY)
+    np.testing.assert_array_equal(doubled, wanted.values)
+    np.testing.assert_array_equal(at.values(Variant(("x",), "", times=3.0)), 3 * at.case.values)
+    assert at.values(Variant(("x",), "", at="nothing")) is None
+    assert at.refused
