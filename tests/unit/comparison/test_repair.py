@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.recording import FINAL
-from embgrad.comparison.repair import repair_pairs
+from embgrad.comparison.repair import _in_own_order, _is_function, _later, _nearest, repair_pairs
 from embgrad.comparison.sites import Pair, lead
-from tests.unit.comparison.recorded import Pass, Steps
+from tests.unit.comparison.recorded import REAL, Pass, Steps, recording, tensor
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(2, 4, 6))
@@ -200,3 +200,44 @@ def test_an_order_that_the_values_have_as_well_is_kept() -> None:
     pairs = [PAIRS[0], Pair("down:input", "down:input#0", "down:input#0", None, ORDER, time=4.0), PAIRS[-1]]
     assert repaired(APART, turned, pairs) is None
     assert repaired(APART, {**turned, "act:output#0": lambda at: 2 * relu(at["up:output#0"])}, pairs) is None
+
+
+def test_twelve_later_points_are_looked_at() -> None:
+    shapes = [X if number % 2 else X[..., :3] for number in range(30)]
+    side = recording([tensor(f"t{number}", values, float(number)) for number, values in enumerate(shapes)])
+    assert [later.key for later in _later(side, side.tensors["t26"])] == ["t28"]
+    assert [later.key for later in _later(side, side.tensors["t5"])] == ["t7", "t9", "t11", "t13", "t15", "t17"]
+
+
+def test_of_the_nearest_tensors_the_first_is_taken() -> None:
+    near = [tensor(name, X * factor) for name, factor in (("a", 1.3), ("b", 1.1), ("c", 1.1), ("d", 2.0))]
+    found = _nearest(iter(near), X, REAL, 0.2)
+    assert found is not None
+    assert found.key == "b"
+    assert _nearest(iter(near), X, REAL, 0.09) is None
+    assert _nearest(iter([]), X, REAL, 0.2) is None
+
+
+def test_one_tensor_is_a_function_of_the_other() -> None:
+    other = RANDOM.normal(size=X.shape)
+    assert _is_function(X, relu(X), REAL, 0.01)
+    assert _is_function(np.tanh(X), X, REAL, 0.01)
+    assert _is_function(X, relu(X) * 1.009, REAL, 0.01)
+    assert not _is_function(X, relu(X) * 1.02, REAL, 0.01)
+    assert not _is_function(X, other, REAL, 0.01)
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.25, False), (0.35, True)])
+def test_an_order_is_left_out_where_the_values_are_far_nearer_without_it(share: float, kept: bool) -> None:
+    order = np.array([1, 0, 2, 3, 5, 4])
+    pair = Pair("x", "x", "x", None, order)
+    values = tensor("x", X)
+    noise = RANDOM.normal(size=X.shape)
+    apart = np.linalg.norm((X[..., order] - X)[REAL])
+    wanted = X + noise * share * apart / np.linalg.norm(noise[REAL])
+    found = _in_own_order(pair, values, wanted[..., order], REAL)
+    measured = np.linalg.norm((wanted - X)[REAL]) / np.linalg.norm((wanted[..., order] - X)[REAL])
+    assert (found.features_b is not None) is kept is bool(measured > 0.3)
+    assert _in_own_order(Pair("x", "x", "x", order, order), values, X, REAL).features_a is order
+    short = Pair("x", "x", "x", None, order[:2])
+    assert _in_own_order(short, values, X[..., :2], REAL) is short

@@ -30,6 +30,7 @@ from embgrad.comparison.hypotheses.experts import (
     _differences,
     _few,
     _layer_of,
+    _of_weights,
     _routings,
     _sums,
 )
@@ -293,3 +294,23 @@ def test_a_mixture_reads_each_point_once() -> None:
 def test_experts_without_numbers_are_no_experts() -> None:
     at = module_site(X[0], X[1], {"x": X[2]}, held_a={"gate.W": np.ones((3, 3))})
     assert Experts().explain(at) == []
+
+
+def test_matrices_of_other_experts_are_told_from_other_matrices() -> None:
+    gate, down = np.arange(8.0).reshape(4, 2, 1), np.arange(8.0).reshape(4, 1, 2)
+    own = Bank("", gate, None, down, (np.ones((4, 1, 1)), 0.0, 0.0))
+    assert list(_of_weights(own, own)) == []
+    turned = replace(own, gate=gate[[1, 0, 2, 3]])
+    assert list(_of_weights(own, turned)) == [
+        ("swapped-weights", "the gate matrices of experts 0, 1 are those of", ("0, 1", "1, 0"))
+    ]
+    both = gate[[0, 0, 2, 3]] + np.array([0, 0, 0, 9.0])[:, None, None]
+    assert list(_of_weights(own, replace(own, gate=both))) == [
+        ("different-weight", "the gate matrices of experts 3 are", ("a's own", "others")),
+        ("swapped-weights", "the gate matrices of experts 1 are those of", ("1", "0")),
+    ]
+    assert list(_of_weights(own, replace(own, up=gate))) == []  # which a has none of
+    assert list(_of_weights(replace(own, up=gate), own)) == []
+    assert list(_of_weights(own, replace(own, gate=gate[:3]))) == []
+    biases = list(_of_weights(own, replace(own, biases=(2 * np.ones((4, 1, 1)), 0.0, 1.0))))
+    assert [text for _, text, _ in biases] == ["the experts' gate biases are", "the experts' down biases are"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from embgrad.comparison.hypotheses.core_parts import HeadNorm, gains_of
@@ -26,3 +28,14 @@ def test_gains_are_the_weights_of_the_heads_size_in_the_layer() -> None:
     x = np.ones((1, 2, 4))
     site = site_of(x, 2 * x, {}, weights={"k.w": GAIN, "norm.w": np.ones(4), "q.w": OTHER})
     np.testing.assert_array_equal(gains_of(site, 2), [GAIN, OTHER])
+
+
+def test_four_gains_of_the_sites_own_layer_are_tried() -> None:
+    x = np.ones((1, 2, 4))
+    site = site_of(x, 2 * x, {}, weights={f"norm{number}.w": np.full(2, float(number)) for number in range(7)})
+    assert [gain[0] for gain in gains_of(site, 2)] == [0, 1, 2, 3]
+    held = tuple(replace(weight, layer=number % 2) for number, weight in enumerate(site.recordings[0].weights))
+    recording = replace(site.recordings[0], weights=held)
+    site = replace(site, recordings=(recording, recording), layer=1)
+    assert [gain[0] for gain in gains_of(site, 2)] == [1, 3, 5]
+    assert gains_of(replace(site, layer=None), 2) == gains_of(site, 3) == []
