@@ -141,6 +141,16 @@ def test_a_pair_must_leave_a_third_of_what_a_single_cause_leaves(left: float, na
     single, pair = candidate(0.03, "sign"), candidate(left, "sign", "mask-ignored")
     assert causes_of(single, pair) == [("sign", "mask-ignored")] * named + [("sign",)]
     assert causes_of(pair) == [("sign", "mask-ignored")]
+    assert causes_of(single, candidate(0.2, "mask-ignored"), pair)[-1] == ("sign",)
+
+
+def test_a_pair_is_measured_by_the_best_single_cause() -> None:
+    single, worse, pair = (
+        candidate(0.05, "sign"),
+        candidate(0.2, "mask-ignored"),
+        candidate(0.03, "sign", "pads-counted"),
+    )
+    assert causes_of(worse, single, pair) == [("sign",)]
 
 
 def test_the_best_of_those_that_are_not_exact_is_returned() -> None:

@@ -189,3 +189,11 @@ def test_what_has_no_partner_is_zero() -> None:
     assert not alignment.trivial
     assert Alignment(*np.indices((2, 3)), ()).trivial
     assert not Alignment(np.zeros((1, 2), int), np.array([[1, 0]]), ()).trivial
+
+
+@pytest.mark.filterwarnings("ignore:the model cannot take the mask")
+def test_padding_of_equal_examples_is_matched() -> None:
+    a, b = gradient([[1, 2, 3], [4, 5]]), gradient([[1, 2, 9], [4, 5]])
+    assert aligned(a, b).example.tolist() == [[0, 0, -1], [1, 1, 1]]
+    wide = gradient([[1, 2, 9], [4, 5]], 4)
+    assert aligned(a, wide).example.tolist() == [[0, 0, -1], [1, 1, -1]]
