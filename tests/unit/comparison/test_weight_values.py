@@ -19,7 +19,16 @@ from embgrad.comparison.weight_values import (
     parts_of,
     rounded,
 )
-from embgrad.comparison.weights import Match, Matching, _Places, _summaries, match_weights
+from embgrad.comparison.weights import (
+    Match,
+    Matching,
+    _at_one_place,
+    _moved,
+    _Places,
+    _strayed,
+    _summaries,
+    match_weights,
+)
 
 RANDOM = np.random.default_rng(0)
 MATRIX = RANDOM.normal(size=(6, 5))
@@ -205,3 +214,95 @@ def test_weights_belong_together_by_their_modules_their_layers_and_their_times()
     assert places.distance(free, b[2]) == pytest.approx(0.1)  # 0.5 lies halfway between 0.2 and 0.8, as 0.6 does in b
     assert places.distance(weight("new.b", two, 0.1), weight("x.b", two, 0.1)) == pytest.approx(0.05)
     assert places.distance(weight("new.b", two, 0.9), weight("x.b", two, 0.95)) == pytest.approx(0.0)
+
+
+def layered(count: int, layers: list[int | None]) -> list[HeldWeight]:
+    return [weight(f"m{number}.W", np.ones(2), 0.1 * number, layers[number]) for number in range(count)]
+
+
+def pairs(*others: int) -> list[Match]:
+    """Return the matches of weights with those of b by their numbers."""
+    return [Match(f"m{number}.W", f"m{other}.W", 0.0) for number, other in enumerate(others)]
+
+
+@pytest.mark.parametrize(
+    ("others", "moved"),
+    [
+        ((0, 1, 2, 3), {}),
+        ((0, 2, 1, 3), {"m1.W": "m2.W", "m2.W": "m1.W"}),
+        ((1, 2, 0, 3), {}),  # most are in another layer: layers are counted in another way
+    ],
+)
+def test_weights_are_moved_where_few_lie_in_another_layer(others: tuple[int, ...], moved: dict[str, str]) -> None:
+    side = layered(4, [0, 1, 2, 3])
+    assert _moved(pairs(*others), side, side) == moved
+
+
+def test_outside_of_layers_weights_are_moved_where_all_names_are_the_same() -> None:
+    side = layered(4, [None] * 4)
+    assert _moved(pairs(0, 2, 1, 3), side, side) == {"m1.W": "m2.W", "m2.W": "m1.W"}
+    renamed = [*side[:3], weight("last.W", np.ones(2))]
+    matches = [*pairs(0, 2, 1), Match("m3.W", "last.W", 0.0)]
+    assert _moved(matches, side, renamed) == {}
+    half = layered(4, [0, None, 2, 3])
+    assert _moved(pairs(0, 2, 1, 3), half, half) == {}  # of pairs with one layer nothing is known
+
+
+def owned(**shapes: tuple[int, ...]) -> list[HeldWeight]:
+    return [weight(name.replace("__", "."), np.ones(shape)) for name, shape in shapes.items()]
+
+
+def test_weights_stray_where_two_modules_exchange_them_and_keep_their_largest() -> None:
+    a = owned(up__W=(4, 4), up__b=(4,), down__W=(4, 4), down__b=(4,))
+    b = owned(fc1__W=(4, 4), fc1__b=(4,), fc2__W=(4, 4), fc2__b=(4,))
+
+    def strayed(*others: str) -> dict[str, str]:
+        return _strayed([Match(first.name, other, 0.0) for first, other in zip(a, others, strict=True)], a, b)
+
+    assert strayed("fc1.W", "fc1.b", "fc2.W", "fc2.b") == {}
+    assert strayed("fc1.W", "fc2.b", "fc2.W", "fc1.b") == {"up.b": "fc2.b", "down.b": "fc1.b"}
+    assert strayed("fc2.W", "fc2.b", "fc1.W", "fc1.b") == {}
+    short = [*a[:3], weight("down.b", np.ones(3))]
+    matches = [
+        Match(first.name, other, 0.0) for first, other in zip(short, ("fc1.W", "fc2.b", "fc2.W", "fc1.b"), strict=True)
+    ]
+    assert _strayed(matches, short, b) == {}  # of other sizes they are not exchanged
+
+
+def test_weights_at_one_place_are_described() -> None:
+    one, two = weight("a.W", MATRIX), weight("b.W", MATRIX)
+    equal = _at_one_place(one, two, {})
+    assert (equal.relation, equal.distance, equal.by_value) == ("equal", 0.0, True)
+    other = weight("b.W", MATRIX + 1)
+    found = _at_one_place(one, other, {})
+    assert (found.relation, found.by_value, found.transposed) == ("different", False, False)
+    assert found.distance == pytest.approx(30**0.5 / np.linalg.norm(MATRIX))
+    assert _at_one_place(one, other, {"b.W": "c.W"}).relation == "equal to c.W"
+    assert _at_one_place(one, weight("b.W", 0 * MATRIX), {}).relation == "zeros in b"
+    assert _at_one_place(weight("a.W", 0 * MATRIX), two, {}).relation == "zeros in a"
+    turned = _at_one_place(one, weight("b.W", MATRIX.T.copy()), {})
+    assert (turned.transposed, turned.relation, turned.by_value) == (True, "equal", True)
+    shape = _at_one_place(one, weight("b.W", np.ones((3, 10))), {})
+    assert (shape.relation, shape.distance, shape.by_value) == ("of another shape", float("inf"), False)
+
+
+def test_of_equal_weights_the_nearest_in_time_are_matched_once() -> None:
+    values = MATRIX.copy()
+    a = [weight("a.W", values, 0.2), weight("b.W", values, 0.8)]
+    b = [weight("x.W", values, 0.9), weight("y.W", values, 0.3)]
+    matching = match_weights(a, b)
+    assert [(match.a, match.b) for match in matching.matches] == [("a.W", "y.W"), ("b.W", "x.W")]
+    single = match_weights(a, b[:1])
+    assert ([(match.a, match.b) for match in single.matches], single.alone_a) == ([("a.W", "x.W")], ("b.W",))
+
+
+def test_sixty_four_candidates_are_compared() -> None:
+    """All have the same sums, so that the nearest in time come first."""
+    random = np.random.default_rng(3)
+    values = random.normal(size=(8, 8))
+    others = [weight(f"b{number}.W", random.permuted(values), 0.5) for number in range(64)]
+    last = weight("last.W", values, 0.9)
+    (match,) = match_weights([weight("a.W", values)], [*others[:63], last]).matches
+    assert match.b == "last.W"
+    matching = match_weights([weight("a.W", values)], [*others, last])
+    assert (matching.matches, matching.parts["a.W"][0].name) == ((), "last.W")  # its rows are found all the same
