@@ -193,8 +193,8 @@ def test_bare_results_are_side_by_side_whatever_their_points() -> None:
         "a": ["word"],
         "b": ["word"],
     }
-    mixed = results_by_label({"a": other, 2: {"word": RESULT}})
-    assert {label: list(held) for label, held in mixed.items()} == {"a": ["layer.3"], "2": ["word"]}
+    mixed = results_by_label({"a": other, "b": RESULT, 2: {"word": RESULT}})
+    assert {label: list(held) for label, held in mixed.items()} == {"a": ["layer.3"], "b": ["word"], "2": ["word"]}
     assert list(results_by_label(RESULT)) == ["reference"]
     assert list(results_by_label(replace(RESULT, provenance={}))) == ["result"]
 
