@@ -54,6 +54,13 @@ def test_declared_numbers_are_among_them() -> None:
     assert any(core.mask.window == 5 for core in found)
 
 
+def test_numbers_that_the_reference_alone_declares_are_among_them() -> None:
+    for settings in (({"window": 6, "rotary_base": 9.0}, {}), ({"window": 3, "rotary_base": 9.0}, {"window": 6})):
+        found = list(variants(replace(SITE, settings=settings), replace(CORE, mask=Mask()), rare=False))
+        assert any(core.rotary and core.rotary.base == 9.0 for core in found)
+        assert {core.mask.window for core in found} == {None, 1, 2, 3, 4, 6, 8}  # the port's, and its half
+
+
 def test_every_variant_can_be_computed() -> None:
     norm = HeadNorm(np.arange(1.0, 9), np.arange(2.0, 10))
     table = PositionBias(np.ones((8, HEADS)))

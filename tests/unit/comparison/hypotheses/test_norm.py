@@ -357,3 +357,8 @@ def test_one_token_shows_an_epsilon_where_the_weights_are_known() -> None:
     real[0, 1] = True
     at = site(norm(X, 1e-5), norm(X, 1e-2), real=real)
     assert explained(at).text == "epsilon 1e-05 in a and 0.01 in b"
+
+
+def test_what_is_only_near_the_input_is_no_missing_norm() -> None:
+    assert all(item.cause != "missing-norm" for item in Norm().explain(site(A, X + 1e-3)))
+    assert any(item.cause == "missing-norm" for item in Norm().explain(site(A, X + 1e-7)))

@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.projections import Projections, is_causal, least_window, projections, splits
+from embgrad.comparison.hypotheses.projections import (
+    Projections,
+    _divisors,
+    is_causal,
+    least_window,
+    projections,
+    splits,
+)
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Source, sources
 from tests.unit.comparison.hypotheses.attended import BEFORE, OTHER, QUERY, REAL, VALUE, attended
@@ -171,3 +178,12 @@ def test_queries_may_be_of_another_text_than_keys_and_values() -> None:
     assert all(one.crosses for one in found)
     assert not found_at(site_of(a, 2 * a, {**memory, "v": memory["v"] / 2}, real=np.ones_like(REAL)))
     assert not found_at(site_of(a, 2 * a, {**memory, "k": memory["k"][..., :16]}, real=np.ones_like(REAL)))
+
+
+def test_heads_have_two_features_at_least() -> None:
+    assert _divisors(12) == [2, 3, 4, 6, 12]
+
+
+def test_a_tensor_as_wide_as_the_output_is_not_fused() -> None:
+    found = found_at(site_of(A, A, {"q": QUERY, "k": BEFORE[NAMES[1]]}, real=REAL))
+    assert found == []
