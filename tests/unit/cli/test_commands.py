@@ -172,6 +172,8 @@ def test_results_are_saved(command: Any) -> None:
     saved = embgrad.load("g.safetensors")
     np.testing.assert_array_equal(saved.values, expected().values)
     np.testing.assert_array_equal(saved.mask, [[1, 1, 1], [1, 1, 0]])
+    assert saved.certificate is None
+    assert [saved.provenance[name] for name in ("training", "split", "pads")] == [False, False, "keep"]
     done = command("gradients", *ASK, "--at", "word", "--at", "E", "-o", "g.safetensors", "--labels", "0 2")
     assert done.code == 0, done.err
     several = embgrad.load("g.safetensors")

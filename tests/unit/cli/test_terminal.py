@@ -139,6 +139,7 @@ def test_labels_stand_right_aligned_before_their_lines() -> None:
     ]
     assert [str(text.plain) for text in text_lines(lines, False, labels=True)] == ["ab  a(9)", " c  a(9)"]
     assert [str(text.plain) for text in text_lines(lines, False)] == ["a(9)", "a(9)"]
+    assert text_lines([], False) == []
 
 
 def test_subwords_are_joined() -> None:
