@@ -163,3 +163,11 @@ def test_environments_install_the_oldest_and_the_newest(group: str) -> None:
     for name, package in SUPPORTED[group].items():
         for bound, pinned in ((package.oldest, oldest), (package.newest, newest)):
             assert numbers(pinned[name])[: len(numbers(bound))] == numbers(bound), f"{name} {bound}: {pinned}"
+
+
+@pytest.mark.parametrize(
+    ("version", "parts"),
+    [("2.13.0+cpu", (2, 13, 0)), ("1.2.3.4", (1, 2, 3)), ("2.0rc1", (2, 0, 1)), ("3", (3,)), ("1.5+7", (1, 5))],
+)
+def test_a_version_has_at_most_three_numbers(version: str, parts: tuple[int, ...]) -> None:
+    assert numbers(version) == parts
