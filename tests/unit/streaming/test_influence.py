@@ -14,6 +14,7 @@ import embgrad
 from embgrad.common.keywords import ArgumentError
 from embgrad.errors import BatchError, EmbgradError, ObjectiveError
 from embgrad.results import Influence
+from embgrad.streaming.influence import Best
 from tests.unit.streams import CLASSES, LABELLED, labels, model, rows, texts, tokenizer
 
 TRAIN = list(rows(17))
@@ -284,3 +285,24 @@ def test_an_influence_that_does_not_fit_is_not_written(changed: dict[str, Any], 
     with pytest.raises(EmbgradError) as raised:
         found.save(tmp_path / "i.safetensors")
     assert message in raised.value.message
+
+
+def test_ten_of_each_kind_are_kept_by_default() -> None:
+    made = influence(model())
+    assert made.proponents.shape == made.opponents.shape == (3, 10)
+
+
+def test_only_the_first_are_held_and_shorter_lists_of_tokens_end_in_no_id() -> None:
+    best = Best(2, 1)
+    for start in (0, 3):
+        best.add(np.array([[1.0, 5.0, 3.0]]) + start, np.arange(start, start + 3)[None])
+    assert [entry.tolist() for entry in best.result()] == [[[4, 5]], [[8.0, 6.0]]]
+    assert len(best._kept) == 1
+    best._terms = {(0, 4): (np.array([7, 9]), np.array([0.5, 7.5])), (0, 5): (np.array([3]), np.array([6.0]))}
+    ids, terms = best.terms()
+    assert ids.tolist() == [[[7, 9], [3, -1]]]
+    assert terms.tolist() == [[[0.5, 7.5], [6.0, 0.0]]]
+    every = Best(None, -1)
+    every.add(np.array([[1.0, 5.0]]), np.array([[0, 1]]))
+    every.add(np.array([[1.0, 0.0]]), np.array([[2, 3]]))
+    assert every.result()[0].tolist() == [[3, 0, 2, 1]]
