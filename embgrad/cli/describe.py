@@ -219,7 +219,8 @@ def _headline(result: EmbeddingGradients) -> str:
 def _lines(result: EmbeddingGradients) -> list[str]:
     lines = [f"objective: {_objective(result)}"]
     if result.mask is not None and (result.mask == 0).any():
-        lines.append(f"padding: {(result.mask == 0).sum()} positions, largest gradient there {result.pad_leak:.2g}")
+        count = int((result.mask == 0).sum())
+        lines.append(f"padding: {count} position{'s' * (count > 1)}, largest gradient there {result.pad_leak:.2g}")
     if result.certificate is not None:
         lines.append(f"checked: {result.certificate!r}")
     return lines

@@ -65,6 +65,15 @@ PRINTED = {
 0               -2  22.58  [CLS] a grip ##ping film [SEP]
 1              -50  15.97  [CLS] never [SEP]
 """,
+    ("gradients", "--objective", "Logit(0)", "--max-length", "4"): """
+<bold>at word: 2 × 4 × 2 float32, norm 5.91608, ReferenceModel (reference)</>
+  objective: Logit(index=0), total 13
+  padding: 1 position, largest gradient there 0
+
+<bold>example  objective   norm  tokens              </>
+0                3  4.472  [CLS] a grip [SEP]
+1               10  3.873  [CLS] never [SEP]
+""",
     ("gradients", "--at", "word", "--at", "E", "--objective", "Logit(0)", "--max-length", "3"): """
 <bold>at word: 2 × 3 × 2 float32, norm 5.47723, ReferenceModel (reference)</>
   objective: Logit(index=0), total 12
@@ -192,7 +201,7 @@ def test_printed(command: Any, exact: None, words: tuple[str, ...]) -> None:
     default = "<dim>note: the objective is Sum() by default; choose another with --objective</>"
     assert (default in notes) == ("--objective" not in words)
     cut = "<yellow>warning: 3 tokens were cut off from 1 of 2 examples, which keep at most 3 tokens</>"
-    assert (cut in notes) == ("--max-length" in words)
+    assert (cut in notes) == ("3" in words)
 
 
 @pytest.mark.parametrize("words", SHOWN, ids=" ".join)
