@@ -340,6 +340,16 @@ def test_a_bisection_as_dict_and_repr() -> None:
     assert shown[-1] == actual.text
 
 
+class Port(ReferenceModel):
+    """A model of another class."""
+
+
+def test_both_models_are_named() -> None:
+    port = model()
+    port.__class__ = Port
+    assert embgrad.bisect(model(), port, IDS, OBJECTIVE).labels == ("reference ReferenceModel", "reference Port")
+
+
 def test_progress_is_reported_and_the_models_are_not_modified() -> None:
     seen: list[tuple[int, int]] = []
     a, b = model(), model({"head.W": weights()["head.W"] * 2})

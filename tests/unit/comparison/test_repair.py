@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.recording import FINAL
-from embgrad.comparison.repair import _in_own_order, _is_function, _later, _nearest, repair_pairs
+from embgrad.comparison.repair import _compensated, _in_own_order, _is_function, _later, _nearest, repair_pairs
 from embgrad.comparison.sites import Pair, lead
 from tests.unit.comparison.recorded import REAL, Pass, Steps, recording, tensor
 
@@ -241,3 +241,21 @@ def test_an_order_is_left_out_where_the_values_are_far_nearer_without_it(share: 
     assert _in_own_order(Pair("x", "x", "x", order, order), values, X, REAL).features_a is order
     short = Pair("x", "x", "x", None, order[:2])
     assert _in_own_order(short, values, X[..., :2], REAL) is short
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "dropped"),
+    [(0.5, 0.9e-5, [0]), (0.5, 1.1e-5, []), (0.5e-3, 0.4e-5, [0]), (0.5e-3, 0.6e-5, [])],
+)
+def test_a_difference_is_made_up_for_where_the_next_point_agrees(
+    first: float, second: float, dropped: list[int]
+) -> None:
+    """It agrees up to 1e-5, and to a hundredth of the difference before it."""
+    keys, offs = ("x", "y", "z"), (first, second, 1.0)
+    a = recording([tensor(key, X, float(number)) for number, key in enumerate(keys)])
+    b = recording(
+        [tensor(key, X * (1 + off), float(number)) for number, (key, off) in enumerate(zip(keys, offs, strict=True))]
+    )
+    pairs = [Pair(key, key, key, time=float(number)) for number, key in enumerate(keys)]
+    assert list(_compensated(pairs, [0, 1, 2], a, b)) == dropped
+    assert list(_compensated(pairs, [0, 2], a, b)) == []
