@@ -174,13 +174,14 @@ def _tables(site: Site, side: int) -> list[HeldWeight]:
     ]
 
 
-def _oriented(values: np.ndarray, site: Site, inputs: int) -> Iterator[np.ndarray]:
-    """Yield a weight as a matrix (output, input), in each way in which it may be one."""
-    whole = site.recordings[0].tensors[site.pair.a].features
+def _oriented(values: np.ndarray, site: Site, inputs: int, side: int = 0) -> Iterator[np.ndarray]:
+    """Yield a weight of a model as a matrix (output, input), in each way in which it may be one."""
+    key, taken = ((site.pair.a, site.pair.in_a), (site.pair.b, site.pair.in_b))[side]
+    whole = site.recordings[side].tensors[key].features
     for matrix in matrices_of(values):
         for turned in (matrix, matrix.T):
             if turned.shape == (whole, inputs):
-                yield site.pair.in_a(turned.T).T.astype(np.float64)
+                yield taken(turned.T).T.astype(np.float64)
 
 
 def _explanation(
@@ -204,7 +205,7 @@ def _of_weights(site: Site, factors: Factors) -> Iterator[Explanation]:
     cause = cause_of(match)
     relation = match.relation.removesuffix(" in b")
     sentence = f"b has {factors.weight.name} {match.as_object}"
-    matrices = _oriented_of_b(other.get(), site, factors.matrix.shape[1])
+    matrices = _oriented(other.get(), site, factors.matrix.shape[1], 1)
     for matrix, bias in itertools.product(matrices, _biases_of(site, factors.weight.module, factors.bias)):
         function = factors.affine(matrix, bias)
         yield _explanation(cause, factors.weight.name, ("a's own", relation), factors, function, sentence)
@@ -225,15 +226,6 @@ def cause_of(match: Match) -> str:
     return next((key for start, key in CAUSES_OF.items() if match.relation.startswith(start)), "different-weight")
 
 
-def _oriented_of_b(values: np.ndarray, site: Site, inputs: int) -> Iterator[np.ndarray]:
-    """Yield a weight of b as a matrix (output, input), in each way in which it may be one."""
-    whole = site.recordings[1].tensors[site.pair.b].features
-    for matrix in matrices_of(values):
-        for turned in (matrix, matrix.T):
-            if turned.shape == (whole, inputs):
-                yield site.pair.in_b(turned.T).T.astype(np.float64)
-
-
 def _of_other_heads(site: Site, factors: Factors) -> Iterator[Explanation]:
     """Yield the explanations by a head that shares the table in one model alone."""
     own, alone_a = factors.weight.name, set(site.matching.alone_a)
@@ -241,7 +233,7 @@ def _of_other_heads(site: Site, factors: Factors) -> Iterator[Explanation]:
     for weight in _tables(site, 1):
         if partners.get(weight.name) == own or (weight.name in partners and own not in alone_a):
             continue
-        for matrix in _oriented_of_b(weight.get(), site, factors.matrix.shape[1]):
+        for matrix in _oriented(weight.get(), site, factors.matrix.shape[1], 1):
             sentence = f"b multiplies by {weight.name}, which equals no weight of a, where a multiplies by {own}"
             if weight.name in partners:
                 sentence = f"a multiplies by {own}, which equals no weight of b, where b multiplies by {weight.name}"
@@ -320,7 +312,7 @@ def _of_layout(site: Site, factors: Factors) -> Iterator[Explanation]:
             f"b uses {name} transposed",
         )
     if factors.match is not None and factors.match.order is not None and factors.other is not None:
-        for turned in _oriented_of_b(factors.other.get(), site, matrix.shape[1]):
+        for turned in _oriented(factors.other.get(), site, matrix.shape[1], 1):
             for bias in _biases_of(site, factors.weight.module, factors.bias):
                 yield _explanation(
                     "permuted-weight",
