@@ -11,6 +11,7 @@ import torch
 import transformers  # noqa: F401  # whose cache is taken
 from embgrad_torch.capture import _whole_numbers
 from embgrad_torch.inputs import parameters, to_tensors
+from embgrad_torch.parameters import Tables
 from embgrad_torch.prefix import prefix
 from embgrad_torch.readers import (
     Read,
@@ -23,7 +24,10 @@ from embgrad_torch.readers import (
     _slicing,
     _take_along_dim,
 )
-from embgrad_torch.state import LARGEST_COPIED, _can_be_restored
+from embgrad_torch.state import LARGEST_COPIED, _can_be_restored, _plain
+from embgrad_torch.walk import Structure
+
+from embgrad.backend.protocol import Request
 
 ARRAY = torch.arange(24.0).reshape(2, 3, 4)
 INDEX = torch.tensor([1, 0])
@@ -159,6 +163,7 @@ def test_rows_of_a_matrix_are_looked_up_and_others_selected(table: Any, index: A
 def test_the_axis_that_a_function_selects_along(read: Any, axis: int | None) -> None:
     assert not isinstance(read, Read)
     assert (None if read is None else read.axis) == axis
+    assert all(isinstance(_index_select(ARRAY[0], dim, INDEX), Read) for dim in (0, -2)), "rows are looked up"
 
 
 def test_what_is_small_and_in_memory_of_its_own_can_be_restored() -> None:
@@ -254,3 +259,31 @@ def test_what_a_model_must_take_to_keep_a_prefix(names: str, taken: Any) -> None
     exec(f"def forward(self, {names}): pass", namespace)
     made = prefix(type("Model", (torch.nn.Module,), {"forward": namespace["forward"]})())
     assert (None if made is None else (made._name, made._limits)) == taken
+
+
+def test_the_first_module_of_a_sequential_has_to_be_given_its_argument() -> None:
+    class Optional(torch.nn.Linear):
+        def forward(self, ids: Any = None) -> Any:  # type: ignore[override]
+            return ids
+
+    (parameter,) = parameters(torch.nn.Sequential(Optional(2, 2)))
+    assert parameter.default is parameter.empty
+
+
+def test_parameters_of_other_classes_and_layouts_are_not_restored() -> None:
+    class Own(torch.nn.Parameter):
+        pass
+
+    plain = torch.nn.Parameter(torch.zeros(3))
+    (kept,) = _plain([plain, Own(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3).to_sparse())])
+    assert kept is plain
+
+
+def test_frozen_tables_are_trainable_for_a_while() -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 2), torch.nn.Linear(2, 2))
+    model[0].weight.requires_grad_(False)
+    made = Tables([model], Structure((model,)).walked, Request(("word",), tables=True))
+    with made.differentiable():
+        assert all(parameter.requires_grad for parameter in made.parameters)
+    assert not model[0].weight.requires_grad
+    assert model[1].weight.requires_grad
