@@ -79,9 +79,9 @@ class Tensor:
     number: int
     roles: tuple[str, ...]
     time: float
-    values: np.ndarray = field(repr=False)
-    gradient: np.ndarray | None = field(default=None, repr=False)
-    ids: np.ndarray | None = field(default=None, repr=False)
+    values: np.ndarray
+    gradient: np.ndarray | None = None
+    ids: np.ndarray | None = None
 
     @property
     def features(self) -> int:
@@ -113,7 +113,7 @@ class HeldWeight:
     name: str
     module: str
     shape: tuple[int, ...]
-    get: Callable[[], np.ndarray] = field(repr=False)
+    get: Callable[[], np.ndarray]
     time: float = 1.0
     layer: int | None = None
 
@@ -143,7 +143,7 @@ class Recording:
     dtype: str
     objective: np.ndarray | None = None
     size: float = 0.0
-    live: LiveSide | None = field(default=None, repr=False)
+    live: LiveSide | None = None
     failure: EmbgradError | None = None
     settings: Mapping[str, Declared] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -36,8 +36,8 @@ class Pair:
     name: str
     a: str
     b: str
-    features_a: np.ndarray | None = field(default=None, repr=False)
-    features_b: np.ndarray | None = field(default=None, repr=False)
+    features_a: np.ndarray | None = None
+    features_b: np.ndarray | None = None
     time: float = 0.0
 
     def in_a(self, values: np.ndarray) -> np.ndarray:

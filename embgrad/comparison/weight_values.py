@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -44,8 +44,8 @@ class Part:
     """
 
     name: str
-    rows: np.ndarray = field(repr=False)
-    others: np.ndarray = field(repr=False)
+    rows: np.ndarray
+    others: np.ndarray
 
 
 def layouts(values: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[bool, np.ndarray, np.ndarray]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -92,7 +92,7 @@ class Match:
     b: str
     distance: float
     transposed: bool = False
-    order: np.ndarray | None = field(default=None, repr=False)
+    order: np.ndarray | None = None
     axis: int = 0
     relation: str = "equal"
     by_value: bool = True

@@ -59,7 +59,7 @@ class SharedPrefixes:
     batch_size: int | None
     used: bool = False
     reason: str | None = None
-    _tried: bool = field(default=False, repr=False)
+    _tried: bool = False
 
     def evaluate(self, batch: TokenBatch, examples: np.ndarray, objective: Objective | NativeObjective) -> np.ndarray:
         """Return L of each text, float64, shape (text,), NaN where a text is to be run as a whole.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -83,7 +83,7 @@ class Problem:
     table: TableReader
     stability: Stability | None
     batch_size: int | None
-    queries: Queries = field(repr=False)
+    queries: Queries
     joint: bool = False
     training: bool = False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -39,7 +39,7 @@ class _Term:
     """
 
     before: Before
-    values: np.ndarray = field(repr=False)
+    values: np.ndarray
     earlier: Explanation | None = None
 
     def read(self, at: Values) -> np.ndarray:

@@ -62,14 +62,14 @@ class Core:
     value: Source
     heads: int
     scale: float
-    real: np.ndarray = field(repr=False)
+    real: np.ndarray
     tiled: bool = False
     cap: float | None = None
     mask: Mask = field(default_factory=Mask)
     rotary: Rotary | None = None
     bias: PositionBias | None = None
     norm: HeadNorm | None = None
-    sink: np.ndarray | None = field(default=None, repr=False)
+    sink: np.ndarray | None = None
     joined: str = "by head"
     order: tuple[tuple[int, int], ...] | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Final, Literal
 
@@ -181,7 +181,7 @@ class PositionBias:
         sense: 1, or -1 where earlier keys count as later ones.
     """
 
-    table: np.ndarray | None = field(default=None, repr=False)
+    table: np.ndarray | None = None
     causal: bool = False
     longest: int = 128
     sense: int = 1
@@ -252,8 +252,8 @@ class HeadNorm:
         late: whether the norms come after rotary positions.
     """
 
-    query: np.ndarray = field(repr=False)
-    key: np.ndarray = field(repr=False)
+    query: np.ndarray
+    key: np.ndarray
     epsilon: float = 1e-6
     offset: float = 0.0
     late: bool = False

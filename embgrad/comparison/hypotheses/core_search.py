@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -198,8 +198,8 @@ class Places:
     """
 
     core: Core
-    places: tuple[int, int, int] = field(repr=False)
-    gains: tuple[int | None, int | None] = field(default=(None, None), repr=False)
+    places: tuple[int, int, int]
+    gains: tuple[int | None, int | None] = (None, None)
 
     @classmethod
     def of(cls, site: Site, core: Core) -> Places | None:

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -39,9 +39,9 @@ class Bank:
     """
 
     label: str
-    gate: np.ndarray = field(repr=False)
-    up: np.ndarray | None = field(repr=False)
-    down: np.ndarray = field(repr=False)
+    gate: np.ndarray
+    up: np.ndarray | None
+    down: np.ndarray
     biases: tuple[np.ndarray | float, np.ndarray | float, np.ndarray | float] = (0.0, 0.0, 0.0)
 
     def outputs(self, rows: np.ndarray, function: Activation, experts: slice = slice(None)) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -107,7 +107,7 @@ class Mixture:
     """
 
     source: Source
-    router: Router = field(repr=False)
+    router: Router
     bank: Bank
     function: Activation
     routing: Routing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -50,8 +50,8 @@ class Factors:
     """
 
     entry: Before
-    matrix: np.ndarray = field(repr=False)
-    bias: np.ndarray = field(repr=False)
+    matrix: np.ndarray
+    bias: np.ndarray
     weight: HeldWeight
     other: HeldWeight | None
     match: Match | None

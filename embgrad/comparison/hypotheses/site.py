@@ -35,7 +35,7 @@ class Before:
     """
 
     name: str
-    values: np.ndarray = field(repr=False)
+    values: np.ndarray
     shared: bool = True
 
 
@@ -58,11 +58,11 @@ class Explanation:
     cause: str
     setting: str
     values: tuple[str, str]
-    predicted: np.ndarray = field(repr=False)
-    compute: Callable[[Values], np.ndarray] | None = field(default=None, repr=False)
+    predicted: np.ndarray
+    compute: Callable[[Values], np.ndarray] | None = None
     inputs: tuple[str, ...] = ()
     sentence: str = ""
-    also: tuple[Explanation, ...] = field(default=(), repr=False)
+    also: tuple[Explanation, ...] = ()
 
     @property
     def text(self) -> str:
@@ -92,17 +92,17 @@ class Site:
 
     pair: Pair
     layer: int | None
-    a: np.ndarray = field(repr=False)
-    b: np.ndarray = field(repr=False)
-    real: np.ndarray = field(repr=False)
-    ids: np.ndarray = field(repr=False)
-    before: Sequence[Before] = field(repr=False)
-    recordings: tuple[Recording, Recording] = field(repr=False)
-    matching: Matching = field(repr=False)
+    a: np.ndarray
+    b: np.ndarray
+    real: np.ndarray
+    ids: np.ndarray
+    before: Sequence[Before]
+    recordings: tuple[Recording, Recording]
+    matching: Matching
     floor: float = 0.0
-    settings: tuple[Mapping[str, Any], Mapping[str, Any]] = field(default=({}, {}), repr=False)
-    pairs: Sequence[Pair] = field(default=(), repr=False)
-    memory: dict[str, Any] = field(default_factory=dict, repr=False)
+    settings: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
+    pairs: Sequence[Pair] = ()
+    memory: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

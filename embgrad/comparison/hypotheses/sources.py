@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -41,11 +41,11 @@ class Source:
     """
 
     name: str
-    values: np.ndarray = field(repr=False)
-    features: np.ndarray | None = field(default=None, repr=False)
+    values: np.ndarray
+    features: np.ndarray | None = None
     label: str = ""
-    matrix: np.ndarray | None = field(default=None, repr=False)
-    bias: np.ndarray | None = field(default=None, repr=False)
+    matrix: np.ndarray | None = None
+    bias: np.ndarray | None = None
 
     def read(self, at: Values) -> np.ndarray:
         """Return its values in a pass whose values at points a function returns."""
