@@ -76,7 +76,7 @@ class PEZ(SearchMethod):
             changed = texts.ids.copy()
             changed[rows, positions] = ids
             texts = replace(texts, ids=changed)
-        values, gradients = np.empty(len(texts)), np.zeros((*texts.free.shape, problem.table.dim))
+        values, gradients = np.empty(len(texts)), np.empty((*texts.free.shape, problem.table.dim))
         for places, objectives, at_word, _ in problem.each_gradient(texts):
             values[places] = objectives
             gradients[places] = at_word

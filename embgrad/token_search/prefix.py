@@ -138,7 +138,7 @@ class SharedPrefixes:
             most = size_of_pass(self.batch_size, positions)
             enough = -(-ENOUGH_POSITIONS // positions)
             longer = np.flatnonzero(np.diff(shared[order]) > 0) + 1
-            size = min([most, len(order), *longer[longer >= enough][:1].tolist()])
+            size = min([most, len(order), *longer[longer >= enough].tolist()])
             yield order[:size]
             order = order[size:]
 

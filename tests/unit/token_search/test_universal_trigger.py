@@ -14,6 +14,7 @@ import embgrad
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from embgrad.token_search import UniversalTrigger, universal_trigger
 from embgrad.token_search.estimates import top_substitutions
+from tests.unit.token_search.test_trigger_texts import texts
 from tests.unit.token_search.trigger_models import (
     CLS,
     LETTERS,
@@ -342,3 +343,17 @@ def test_rounds_go_through_all_texts_in_another_order_each() -> None:
 def test_initial_ids_are_whole_numbers_of_the_length(initial: Any, wanted: list[int] | None) -> None:
     found = universal_trigger._whole(initial, 2)
     assert (None if found is None else found.tolist()) == wanted
+
+
+def test_a_trigger_that_stays_is_not_evaluated_again() -> None:
+    """Of the 11 ordinary ids 10 are tried in each step, and then the best one on all texts, if it is another."""
+    method = UniversalTrigger(1, steps=5, candidates=VOCAB, examples=None)
+    found = embgrad.search(model(), batch(), LOGIT, method, tokenizer=Tokenizer(), stable=False)
+    assert found.history.evaluations[:, 0].tolist() == [1, 12, 22, 22, 22, 22][: len(found.history.evaluations)]
+    assert len(found.history.evaluations) > 2
+
+
+def test_any_id_but_the_own_replaces_a_token_of_a_trigger() -> None:
+    made = texts()
+    found = UniversalTrigger(2)._replace(made, made.everything, np.array([3, 4]), 0, np.array([0, 5, 3, -1]))
+    assert found.tolist() == [[0, 4], [5, 4]]

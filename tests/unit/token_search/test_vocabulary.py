@@ -94,6 +94,8 @@ def test_every_byte_has_a_character_in_byte_level_vocabularies() -> None:
     assert text_of_token("ĉĊč") == "\t\n\r"
     assert [text_of_token(chr(code)) for code in range(0x21, 0x7F)] == [chr(code) for code in range(0x21, 0x7F)]
     assert text_of_token("ðŁĻĤ") == "🙂"
+    assert text_of_token("ÂŃ") == "\xad"  # a soft hyphen, the last of those that are written from U+0100 on
+    assert [text_of_token(f"Â{chr(code)}") for code in (0xA1, 0xAC, 0xAE, 0xBF)] == ["¡", "¬", "®", "¿"]
 
 
 def test_without_a_tokenizer_all_ids_are_allowed() -> None:
