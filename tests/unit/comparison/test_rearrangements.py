@@ -306,3 +306,22 @@ def test_a_variant_may_replace_weights() -> None:
     np.testing.assert_array_equal(at.values(Variant(("x",), "", times=3.0)), 3 * at.case.values)
     assert at.values(Variant(("x",), "", at="nothing")) is None
     assert at.refused
+
+
+def test_other_rows_for_the_same_ids_are_another_table() -> None:
+    whole = embgrad.gradients(MODEL, BATCH, ENTROPY)
+
+    def requested(**changes: Any) -> list[Variant]:
+        other = replace(whole, activations=1.5 * whole.activations)
+        target = replace(other, **changes)
+        at = source_of(Case(whole, target, aligned(whole, target), 1e-9, MODEL))
+        assert isinstance(at, Source)
+        return variants("different-table", at)
+
+    (found,) = requested()
+    assert found.text == "the table: b looks up other values for the same ids (relative L2 0.5)"
+    np.testing.assert_array_equal((found.override or {})["word"], 1.5 * whole.activations)
+    assert requested(provenance={**whole.provenance, "point": "layer.0"}) == []
+    assert requested(vocab=None) == []
+    assert requested(activations=whole.activations) == []
+    assert requested(ids=BATCH.ids + 20) == []  # the values may differ because the ids do
