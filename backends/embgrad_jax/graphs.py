@@ -21,7 +21,7 @@ from embgrad_jax.inputs import plan
 from embgrad_jax.modules import ALL, Wanted, is_array, mark_of, marking
 from embgrad_jax.walk import Structure
 
-__all__ = ["Graph", "Output", "Walker", "trace_model"]
+__all__ = ["Graph", "Lazily", "Output", "Walker", "evaluate", "trace_model"]
 
 Value = TypeVar("Value")
 
@@ -334,3 +334,31 @@ def _last_uses(jaxpr: Any) -> list[list[Any]]:
         last.append([variable for variable in variables if variable not in seen])
         seen |= variables
     return last[::-1]
+
+
+class Lazily:
+    """The results of an equation, computed when the first is needed."""
+
+    def __init__(self, equation: Any, values: Sequence[Any]) -> None:
+        self._equation = equation
+        self._values = values
+        self._results: list[Any] | None = None
+
+    def result(self, number: int) -> Callable[[], Any]:
+        """Return a function that computes a result."""
+
+        def compute() -> Any:
+            if self._results is None:
+                self._results = evaluate(self._equation, [value.value for value in self._values])
+                self._values = ()
+            return self._results[number]
+
+        return compute
+
+
+def evaluate(equation: Any, values: Sequence[Any]) -> list[Any]:
+    """Return the results of an equation on values, as JAX's own evaluation of a graph computes them."""
+    params = equation.primitive.get_bind_params(equation.params)
+    functions, params = params if isinstance(params, tuple) else ((), params)  # they are apart in JAX 0.6
+    results = equation.primitive.bind(*functions, *values, **params)
+    return list(results) if equation.primitive.multiple_results else [results]

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embgrad.backend import Call, TokenBatch
+from embgrad.backend import Call, TokenBatch, layout_of
 from embgrad.errors import BatchError, UnsupportedError
 from embgrad.keras import is_keras
 from embgrad.toolkit import copy_owned, expect_single, parameters_of, plan_call
 from embgrad_jax.walk import is_huggingface, is_linen
 
-__all__ = ["JaxTensors", "Plan", "Rows", "plan", "to_numpy"]
+__all__ = ["JaxTensors", "Plan", "Rows", "as_given", "plan", "to_numpy"]
 
 #: Arguments of a model that are no part of a batch.
 NOT_THE_BATCHS: Final = ("deterministic", "train", "training", "rngs", "decode", "key", "state", "inference")
@@ -154,3 +154,20 @@ class JaxTensors:
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
         """Return the rows."""
         return Rows(tensor, examples, positions)
+
+
+def as_given(indices: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
+    """Return the batch's ids in place of indices that JAX made of them: negative ones count from the end, others may be clipped.
+
+    Args:
+        indices: the indices of a lookup.
+        ids: the batch's ids.
+        rows: the number of rows in the table.
+    """
+    if not ids.size or (ids.min() >= 0 and ids.max() < rows):
+        return indices
+    moved = np.clip(np.where(ids < 0, ids + rows, ids), 0, rows - 1)
+    layout = layout_of(np.clip(indices, 0, rows - 1), moved)
+    if layout is None:
+        return indices
+    return (ids.T if layout.transposed else ids).reshape(indices.shape)

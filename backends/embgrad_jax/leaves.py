@@ -27,6 +27,7 @@ class Leaf:
         get: returns the value that it has in the model now.
         put: replaces its value in the model.
         state: whether a pass may write to it, see `may_be_state`.
+        alone: whether no module owns it, as in a dict of parameters.
         padding: the row that its owner declares as padding; None where it declares none.
     """
 
@@ -40,6 +41,7 @@ class Leaf:
     put: Callable[[Any], Any] = field(repr=False)
     state: bool = False
     padding: int | None = None
+    alone: bool = False
 
     @property
     def floating(self) -> bool:

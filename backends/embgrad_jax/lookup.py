@@ -16,13 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embgrad.backend import UNNAMED_TABLE, PassRecorder, Request, Way, layout_of
-from embgrad_jax.graphs import Graph, Walker, inner_jaxprs, is_lookup
+from embgrad.backend import PRODUCT, UNNAMED_TABLE, PassRecorder, Request, Way, layout_of
+from embgrad_jax.graphs import Graph, Lazily, Walker, inner_jaxprs, is_lookup
+from embgrad_jax.inputs import as_given
 from embgrad_jax.leaves import Leaf
 from embgrad_jax.modules import Mark, Wanted, mark_of
 from embgrad_jax.walk import Structure
 
-__all__ = ["Survey", "evaluate", "look_into", "modules_to_mark", "survey", "survey_of"]
+__all__ = ["Survey", "look_into", "modules_to_mark", "survey", "survey_of"]
 
 #: Primitives whose result is the same table as their operand.
 SAME_TABLE: Final = (
@@ -33,6 +34,9 @@ SAME_TABLE: Final = (
     "optimization_barrier",
     "device_put",
 )
+
+#: Primitives whose result has the entries of their operand in another layout.
+LAYOUTS: Final = ("reshape", "transpose", "squeeze")
 
 #: Primitives through which no gradient flows although their results are floating point.
 BLOCKING: Final = ("stop_gradient", "floor", "ceil", "round", "sign", "nextafter")
@@ -56,13 +60,26 @@ class Cell:
         dtype: its dtype.
         compute: computes it, where it does not depend on the model's floating arrays; else None.
         leaf: the array of the model that it is; else None.
+        weight: the array of the model whose entries it holds in another layout; else None.
         mask: the points and arrays on which it depends by a path that gradients take, one bit each.
         one_hot: for rows that are one-hot the cell of their indices; else None.
         counts: whether its last axis counts from 0, and it does not vary along others.
         sources: the arrays of the batch on which it depends, one bit each.
     """
 
-    __slots__ = ("__weakref__", "_value", "compute", "counts", "dtype", "leaf", "mask", "one_hot", "shape", "sources")
+    __slots__ = (
+        "__weakref__",
+        "_value",
+        "compute",
+        "counts",
+        "dtype",
+        "leaf",
+        "mask",
+        "one_hot",
+        "shape",
+        "sources",
+        "weight",
+    )
 
     def __init__(
         self, shape: Any, dtype: Any, compute: Callable[[], Any] | None = None, mask: int = 0, sources: int = 0
@@ -73,6 +90,7 @@ class Cell:
         self.mask = mask
         self.sources = sources
         self.leaf: Leaf | None = None
+        self.weight: Leaf | None = None
         self.one_hot: Callable[[], Any] | None = None
         self.counts = False
         self._value: Any = None
@@ -91,11 +109,13 @@ class Survey:
     """The points of a graph, as one batch reaches them.
 
     Attributes:
-        keys: the keys of the requested points, by the numbers of the equations that reach them.
+        keys: the keys of the requested points, by the numbers of the equations that reach them; at what a product multiplies by
+            its weight the number is negative.
         names: the keys by the requested names.
         shapes: the shape and dtype of the value at each point, by key, in the order in which the pass reaches them.
         branches: the branches that are taken, by the equations' numbers.
         products: the numbers of the products that are lookups by one-hot rows, and whether the table is the left operand.
+        weighted: the numbers of the products with a weight that are points, and whether the weight is the left operand.
         depends: for each output the keys of points, and the names of arrays, on which it depends by a path that gradients take.
         leaves: for each lookup's key the array that it looks up in; None for a table that was computed.
         indices: the values on which this survey depends: indices and branches.
@@ -106,6 +126,7 @@ class Survey:
     shapes: dict[str, tuple[tuple[int, ...], Any]] = field(default_factory=dict)
     branches: dict[int, int] = field(default_factory=dict)
     products: dict[int, bool] = field(default_factory=dict)
+    weighted: dict[int, bool] = field(default_factory=dict)
     depends: list[frozenset[str]] = field(default_factory=list)
     leaves: dict[str, Leaf | None] = field(default_factory=dict)
 
@@ -179,7 +200,7 @@ class _Surveyor(Walker[Cell]):
         floating = leaf.floating
         known = None if floating or leaf.random else lambda: leaf.array
         cell = Cell(leaf.array.shape, leaf.array.dtype, known, self._bit(f"leaf {leaf.name}") if floating else 0)
-        cell.leaf = leaf
+        cell.leaf = cell.weight = leaf
         return cell
 
     def inputs(self, values: Sequence[Any]) -> list[Cell]:
@@ -216,7 +237,7 @@ class _Surveyor(Walker[Cell]):
         mask = sources = 0
         for value in values:
             mask, sources = mask | value.mask, sources | value.sources
-        results = _Lazily(equation, values) if all(value.compute is not None for value in values) else None
+        results = Lazily(equation, values) if all(value.compute is not None for value in values) else None
         varying = [value for value in values if value.sources] if sources else []
         if varying and all(value.compute is not None for value in varying):
             self._report_function(equation, values, varying)
@@ -233,6 +254,8 @@ class _Surveyor(Walker[Cell]):
         """Follow tables through casts, and one-hot rows through what makes them."""
         if result is None or not (values or name == "iota"):
             return
+        if name in (*SAME_TABLE, *LAYOUTS):
+            result.weight = values[0].weight
         if name in SAME_TABLE and result.shape == values[0].shape:
             result.leaf, result.one_hot, result.counts = values[0].leaf, values[0].one_hot, values[0].counts
         elif name == "iota":
@@ -282,7 +305,7 @@ class _Surveyor(Walker[Cell]):
     def multiply(self, number: int, equation: Any, values: Sequence[Cell]) -> Cell:
         """Record a product of one-hot rows with a table."""
         (result,) = self.apply(equation, values)
-        (contracted, _) = equation.params["dimension_numbers"]
+        (contracted, batched) = equation.params["dimension_numbers"]
         for left in (False, True):
             table, rows = (values[0], values[1]) if left else (values[1], values[0])
             along_table, along_rows = (contracted[0], contracted[1]) if left else (contracted[1], contracted[0])
@@ -294,7 +317,38 @@ class _Surveyor(Walker[Cell]):
             if not table.sources and rows.one_hot is not None and tuple(along_rows) == (len(rows.shape) - 1,):
                 indices = self._give_ids(rows, np.asarray(rows.one_hot()), rows.shape[-1])
                 self._report(equation, table, indices, along_table[0], "product")
+        for left in (False, True):
+            weight, given = (values[0], values[1]) if left else (values[1], values[0])
+            free = len(weight.shape) - len(contracted[0 if left else 1])
+            if weight.weight is not None and not any(batched) and given.sources and _is_floating(given.dtype):
+                return self._weigh(number, weight, given, result, free if left else 0)
         return result
+
+    def _weigh(self, number: int, weight: Cell, given: Cell, result: Cell, turned: int) -> Cell:
+        """Record a product with a weight that no module owns, as a call of a module of the weight's name.
+
+        Args:
+            number: the product's number.
+            weight: the weight.
+            given: what it is multiplied with.
+            result: the product.
+            turned: how many axes of the product are the weight's and stand first; at the point they stand last.
+        """
+        leaf, watch = weight.weight, self._watch
+        assert leaf is not None, "the caller has checked"
+        if not leaf.alone or any(lookup.path == leaf.table for lookup in watch.lookups):
+            return result
+        if not (watch.lists or leaf.name in watch.modules):
+            if leaf.name in watch.counted:
+                watch.count(leaf.name)
+            return result
+        self.survey.weighted[number] = turned > 0
+        key = watch.enter(leaf.name, PRODUCT, given, given.shape)
+        given = given if key is None else self._point(-number, key, given)
+        result = Cell(result.shape, result.dtype, None, given.mask | weight.mask, result.sources)
+        shape = (*result.shape[turned:], *result.shape[:turned])
+        key = watch.leave(result, shape)
+        return result if key is None else self._point(number, key, result, shape)
 
     def slice_rows(self, number: int, equation: Any, values: Sequence[Cell]) -> Cell:
         """Record a slice of a table that takes a row for each position, as vectors of positions are often looked up."""
@@ -337,7 +391,7 @@ class _Surveyor(Walker[Cell]):
     def _give_ids(self, cell: Cell, indices: np.ndarray, rows: int) -> np.ndarray:
         """Return the batch's ids in place of the indices that JAX made of them, where these depend on the ids alone."""
         of_ids = bool(cell.sources) and not cell.sources & ~self._ids
-        return _as_given(indices, self._watch.batch.ids, rows) if of_ids else indices
+        return as_given(indices, self._watch.batch.ids, rows) if of_ids else indices
 
     def _look_up(
         self,
@@ -366,7 +420,7 @@ class _Surveyor(Walker[Cell]):
         self.survey.keys[number] = key
         self.survey.shapes[key] = (value.shape if shape is None else shape, value.dtype)
         mask = 0 if key in self._overridden else value.mask
-        return Cell(value.shape, value.dtype, None, mask | self._bit(key))
+        return Cell(value.shape, value.dtype, None, mask | self._bit(key), value.sources)
 
     # Other uses of the ids
 
@@ -417,23 +471,6 @@ class _Surveyor(Walker[Cell]):
                 self._count_inside(inner, times)
 
 
-def _as_given(indices: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
-    """Return the batch's ids in place of indices that JAX made of them: negative ones count from the end, others may be clipped.
-
-    Args:
-        indices: the indices of a lookup.
-        ids: the batch's ids.
-        rows: the number of rows in the table.
-    """
-    if not ids.size or (ids.min() >= 0 and ids.max() < rows):
-        return indices
-    moved = np.clip(np.where(ids < 0, ids + rows, ids), 0, rows - 1)
-    layout = layout_of(np.clip(indices, 0, rows - 1), moved)
-    if layout is None:
-        return indices
-    return (ids.T if layout.transposed else ids).reshape(indices.shape)
-
-
 def look_into(watch: PassRecorder) -> Callable[[str], bool]:
     """Return which modules' calls are looked for inside of loops: those that are recorded."""
     return lambda path: watch.lists or path in watch.modules
@@ -442,34 +479,6 @@ def look_into(watch: PassRecorder) -> Callable[[str], bool]:
 def modules_to_mark(watch: PassRecorder) -> Wanted:
     """Return the modules whose calls have to be marked in a graph: those that are recorded or counted."""
     return Wanted(None if watch.everything else watch.modules | watch.counted)
-
-
-class _Lazily:
-    """The results of an equation, computed when the first is needed."""
-
-    def __init__(self, equation: Any, values: Sequence[Cell]) -> None:
-        self._equation = equation
-        self._values = values
-        self._results: list[Any] | None = None
-
-    def result(self, number: int) -> Callable[[], Any]:
-        """Return a function that computes a result."""
-
-        def compute() -> Any:
-            if self._results is None:
-                self._results = evaluate(self._equation, [value.value for value in self._values])
-                self._values = ()
-            return self._results[number]
-
-        return compute
-
-
-def evaluate(equation: Any, values: Sequence[Any]) -> list[Any]:
-    """Return the results of an equation on values, as JAX's own evaluation of a graph computes them."""
-    params = equation.primitive.get_bind_params(equation.params)
-    functions, params = params if isinstance(params, tuple) else ((), params)  # they are apart in JAX 0.6
-    results = equation.primitive.bind(*functions, *values, **params)
-    return list(results) if equation.primitive.multiple_results else [results]
 
 
 def _first_along_last(cell: Cell) -> Callable[[], Any]:

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from embgrad.backend import PointChanges, Request
-from embgrad_jax.graphs import Graph, Walker
+from embgrad_jax.graphs import Graph, Walker, evaluate
 from embgrad_jax.inputs import to_numpy
-from embgrad_jax.lookup import Survey, evaluate
+from embgrad_jax.lookup import Survey
 from embgrad_jax.modules import Mark
 
 __all__ = ["Computation", "StoppedError", "changes_of", "compute"]
@@ -98,6 +98,8 @@ class Computation(Walker[Any]):
 
     def multiply(self, number: int, equation: Any, values: Sequence[Any]) -> Any:
         """Return the product; for one-hot rows the rows with which the pass goes on."""
+        if number in self._survey.weighted:
+            return self._weigh(number, equation, values)
         (product,) = evaluate(equation, values)
         key = self._survey.keys.get(number)
         if key is None:
@@ -106,6 +108,23 @@ class Computation(Walker[Any]):
         if not self._survey.products[number]:
             return self._point(key, product)
         return jnp.moveaxis(self._point(key, jnp.moveaxis(product, 0, -1)), -1, 0)
+
+    def _weigh(self, number: int, equation: Any, values: Sequence[Any]) -> Any:
+        """Return a product with a weight, with the points at what is multiplied and at the product."""
+        given, result = (self._survey.keys.get(at) for at in (-number, number))
+        left = self._survey.weighted[number]
+        if given is not None:
+            changed = self._point(given, values[1 if left else 0])
+            values = [values[0], changed] if left else [changed, values[1]]
+        (product,) = evaluate(equation, values)
+        if result is None or not left:
+            return product if result is None else self._point(result, product)
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        turned = values[0].ndim - len(contracted)
+        axes = [*range(turned, product.ndim), *range(turned)]
+        return jnp.transpose(
+            self._point(result, jnp.transpose(product, axes)), [axes.index(at) for at in range(product.ndim)]
+        )
 
     def branch(self, number: int, value: Any, count: int) -> int | None:
         """Return the branch that the survey took."""

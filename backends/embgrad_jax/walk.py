@@ -7,7 +7,9 @@ import copy
 import functools
 import sys
 import types
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import jax
@@ -171,6 +173,8 @@ class Structure:
             if index not in nnx and index not in keras
         ]
         self.leaves = [leaf for family in self.families for leaf in family.leaves]
+        matrices = Counter(leaf.module for leaf in self.leaves if leaf.trainable and leaf.array.ndim > 1)
+        self.leaves = [replace(leaf, alone=leaf.alone or matrices[leaf.module] > 1) for leaf in self.leaves]
         self.structure = (
             tuple(family.structure for family in self.families),
             tuple(part for part in parts if is_companion(part)),
@@ -325,7 +329,8 @@ class TreePart:
         trainable = not is_state and bool(jnp.issubdtype(array.dtype, jnp.floating))
         random = bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
         get, put = lambda: jnp.asarray(_value_at(part, keys)), lambda new: _put(part, keys, new)
-        return Leaf(name, module, table, trainable, random, array, get, put)
+        alone = not linen and not self._modules
+        return Leaf(name, module, table, trainable, random, array, get, put, alone=alone)
 
     @contextlib.contextmanager
     def open_parts(self, arrays: Sequence[Any], *, training: bool) -> Iterator[Any]:

@@ -12,13 +12,13 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from embgrad.backend import UNNAMED_TABLE, PassRecorder, layout_of
+from embgrad.backend import PRODUCT, UNNAMED_TABLE, PassRecorder, layout_of
 from embgrad.errors import UnsupportedError
 from embgrad_torch.inputs import PLAIN, Head, dtype_name, has_values, is_quantised, is_transformed
 from embgrad_torch.readers import READERS, Read, Selection, indices_of, ones_of, padding_row
 from embgrad_torch.state import ACCUMULATING, is_running
 from embgrad_torch.tap import PointHandler, Unwatched, expect_uncompiled, run_again
-from embgrad_torch.walk import TablePaths
+from embgrad_torch.walk import TablePaths, storage_of
 
 __all__ = ["DIFFERENTIATING", "LookupMode", "WeightsDifferentiated"]
 
@@ -74,6 +74,11 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             return func(*args, **(kwargs or {}))
         if func not in _WATCHED:  # nearly all calls of a pass
             return func(*args, **kwargs) if kwargs else func(*args)
+        if func in WEIGHING and (product := self._weighed(func, args, kwargs or {})) is not None:
+            return product
+        return self._handled(func, args, kwargs)
+
+    def _handled(self, func: Any, args: Any, kwargs: Any) -> Any:
         handler = HANDLERS.get(func)
         if handler is not None and not (self.at.plain and is_running()):
             result = handler(self, func, args, kwargs or {})
@@ -82,6 +87,33 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         if func in PRODUCTS and result.dtype in HALF:
             self.halves.add(dtype_name(result.dtype))
         return result
+
+    def _weighed(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Return a product with a weight of no module, recorded as a call of a module of the weight's name; None for another."""
+        names = self._paths.alone()
+        if not names or self.at.plain or self.pulling:
+            return None
+        factors = [place for place, value in enumerate(args) if isinstance(value, torch.Tensor)][:2]
+        found = {place: name for place in factors if (name := names.get(storage_of(args[place]))) is not None}
+        given = next((place for place in factors if place not in found), None)
+        if len(factors) < 2 or len(found) != 1 or given is None or not args[given].is_floating_point():
+            return None
+        (name,) = found.values()
+        watch, tensor = self.watch, args[given]
+        if any(lookup.path in (name, name.removesuffix(".weight")) for lookup in watch.lookups):
+            return None
+        if not (watch.everything or name in watch.modules):
+            if name in watch.counted:
+                watch.count(name)
+            return None
+        key = watch.enter(name, PRODUCT, tensor, tensor.shape)
+        new = tensor if key is None else self.at.tensor(key, tensor, aliased=True)
+        watch.replace_tensor(tensor, new)
+        product = self._handled(func, (*args[:given], new, *args[given + 1 :]), kwargs)
+        key = watch.leave(product, product.shape)
+        changed = product if key is None else self.at.tensor(key, product)
+        watch.replace_tensor(product, changed)
+        return changed
 
     def is_active(self) -> bool:
         """Return whether the mode is active in this thread, or in the engine's thread that works for it."""
@@ -385,6 +417,9 @@ HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]],
     torch._C._set_grad_enabled: LookupMode.on_grad_mode,
     **dict.fromkeys(DIFFERENTIATING, LookupMode.on_differentiating),
 }
+
+#: The functions whose products with weights of no module are points.
+WEIGHING: Final = frozenset({functional.linear, torch.einsum, *PAIRED} - {torch.sparse.mm})
 
 #: The functions that multiply matrices.
 PRODUCTS: Final = frozenset(

@@ -33,6 +33,7 @@ __all__ = [
     "paths",
     "scripted_name",
     "spell",
+    "storage_of",
     "tables",
     "walk",
 ]
@@ -328,6 +329,30 @@ class TablePaths:
         self._walked = walked
         self._paths: dict[int, str] | None = None
         self._casts: dict[int, tuple[Any, Any]] = {}
+        self._alone: dict[int | None, str] | None = None
+
+    def alone(self) -> Mapping[int | None, str]:
+        """Return the names of the matrices that are not the only one of a module, by their memory: those of functional code."""
+        if self._alone is None:
+            held = [
+                (
+                    path,
+                    [
+                        (name, value)
+                        for name, value in module._parameters.items()
+                        if value is not None and value.dim() > 1
+                    ],
+                )
+                for path, module in self._walked
+            ]
+            self._alone = {
+                storage: join(spell(path), name)
+                for path, matrices in held
+                if len(matrices) > 1
+                for name, value in matrices
+                if (storage := storage_of(value)) is not None
+            }
+        return self._alone
 
     def of(self, table: Any) -> str | None:
         """Return the attribute path of a table; None for a table that is not in the memory of a module's."""
@@ -343,12 +368,12 @@ class TablePaths:
     def holder(self, array: Any) -> str | None:
         """Return the path of the parameter or buffer that an array is, or is a view or a cast of; None for any other array."""
         array = self._before_cast(array)
-        storage = _storage(array)
+        storage = storage_of(array)
         if storage is None:
             return None
         for path, module in self._walked:
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-                if tensor is not None and (tensor is array or _storage(tensor) == storage):
+                if tensor is not None and (tensor is array or storage_of(tensor) == storage):
                     return _table_path(spell(path), name)
         return None
 
@@ -376,7 +401,7 @@ def _masked_row(node: Any) -> int | None:
     return keras_layers.padding_row(node.owner)
 
 
-def _storage(tensor: Any) -> int | None:
+def storage_of(tensor: Any) -> int | None:
     """Return the address of the memory that a tensor is in or is a view of; None for a subclass without memory of its own."""
     try:
         return tensor.untyped_storage().data_ptr() or None

@@ -47,6 +47,7 @@ __getattr__, __dir__, __all__ = _attach(
             "INPUT",
             "Lookup",
             "OUTPUT",
+            "PRODUCT",
             "UNNAMED_TABLE",
             "WORD",
             "Way",

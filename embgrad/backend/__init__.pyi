@@ -38,7 +38,7 @@ from embgrad.backend.responses import Callback, Respond, Response
 from embgrad.backend.trace_cache import TraceCache, UnfitError, UntraceableError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.descent import Reached
-from embgrad.model_points.points import INPUT, OUTPUT, UNNAMED_TABLE, WORD, Lookup, Way, layout_of, split_name
+from embgrad.model_points.points import INPUT, OUTPUT, PRODUCT, UNNAMED_TABLE, WORD, Lookup, Way, layout_of, split_name
 from embgrad.model_points.recorder import PassRecorder
 from embgrad.objectives.outputs import choose_output, name_outputs
 
@@ -46,6 +46,7 @@ __all__ = [
     "ABILITIES",
     "INPUT",
     "OUTPUT",
+    "PRODUCT",
     "UNNAMED_TABLE",
     "WORD",
     "Answer",

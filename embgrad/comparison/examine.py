@@ -11,12 +11,12 @@ import numpy as np
 
 from embgrad.comparison.floor import local_floors
 from embgrad.comparison.hypotheses.site import Before, Site, real_of
-from embgrad.comparison.recording import Recording, layer_at, layer_spans
+from embgrad.comparison.recording import Recording, Tensor, layer_at, layer_spans
 from embgrad.comparison.repair import repair_pairs
 from embgrad.comparison.sites import Led, Pair, can_be_led, difference, lead, name_of
 from embgrad.comparison.unled import follow
 from embgrad.comparison.weights import Matching
-from embgrad.model_points.points import WORD
+from embgrad.model_points.points import INPUT, WORD
 from embgrad.model_points.roles import LAYER
 
 __all__ = [
@@ -174,6 +174,8 @@ def permuted_before(examined: Examination, sites: Sequence[Site]) -> set[str]:
         pair.name
         for pair in examined.pairs
         if pair.name in near and pair.features_a is None and pair.features_b is not None
+        # a part of a fused tensor has no features in another order
+        if len(pair.features_b) == sites[0].recordings[1].tensors[pair.b].features
     }
 
 
@@ -219,7 +221,7 @@ def differing_sites(
         sites.append(
             Site(
                 pair,
-                layer_of(a.tensors[pair.a].time),
+                _layer_before(a, a.tensors[pair.a], layer_of),
                 np.asarray(values_a, np.float64),
                 np.asarray(values_b, np.float64),
                 real_of(a.batch, values_a),
@@ -234,6 +236,15 @@ def differing_sites(
             )
         )
     return sites
+
+
+def _layer_before(recording: Recording, end: Tensor, layer_of: Callable[[float], int | None]) -> int | None:
+    """Return the layer that computes a tensor: the one before, where the tensor is what a layer is given."""
+    layer = layer_of(end.time)
+    before = recording.by_role(f"{LAYER}.{layer - 1}") if layer else None
+    if layer and end.side == INPUT and before is not None and _equal(before.values, end.values):
+        return layer - 1
+    return layer
 
 
 def _before(

@@ -85,6 +85,8 @@ CAUSES: Final[dict[str, str]] = {
     "head-untied": "one side's head holds another matrix than the table",
     "logit-cap": "the two cap the logits differently",
     "logit-scale": "the two scale the logits differently",
+    # the vector of a text
+    "pooling": "the two make the vector of a text from its hidden states in different ways",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
@@ -38,8 +39,12 @@ __all__ = ["FINAL", "HeldWeight", "LiveSide", "Recording", "Tensor", "caller_of"
 #: The key of the model's own output.
 FINAL: Final = "output"
 
-#: The names under which a model's output is requested, in order: its only output or its logits, or what a pooler returns.
-OUTPUTS: Final = (None, "pooled")
+#: The names under which a model's output is requested, in order: its only output or its logits, what a pooler returns, or the
+#: last hidden states.
+OUTPUTS: Final = (None, "pooled", "sequence")
+
+#: The number of a layer in a weight's name.
+NUMBER: Final = re.compile(r"(?<=[._/])\d+(?=[._/])")
 
 #: The marks between the path of a module and that of a module inside it.
 MARKS: Final = (".", "/")
@@ -378,11 +383,15 @@ class LiveSide:
         ended = ends_of(self.points.values())
         whole = max(ended.values(), default=0.0) + 1
         spans = layer_spans(self.points)
+        named = list(weights_of(self.bound.model))
+        is_functional = not spans and any(weight.name in ended for weight in named)  # no layer is called in functions
         held = []
-        for weight in weights_of(self.bound.model):
-            module = caller_of(weight.module or weight.name, ended)
+        for weight in named:
+            module = weight.name if weight.name in ended else caller_of(weight.module or weight.name, ended)
             time = ended.get(module, whole)
             layer = layer_at(spans, time)
+            if is_functional and (numbered := NUMBER.search(weight.name)) is not None:
+                layer = int(numbered[0])
             held.append(HeldWeight(weight.name, module, weight.shape, weight.get, time / whole, layer))
         return held
 

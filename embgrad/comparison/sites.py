@@ -213,7 +213,7 @@ def _by_modules(a: Recording, b: Recording, matching: Matching) -> Iterator[Pair
     composed = _composed(held_a, held_b, matching)
     for module, matches in partners.items():
         others = {held_b[match.b].module for match in matches}
-        if len(others) == 1 and module not in split and not others & composed:
+        if len(others) == 1 and module not in split and not others & composed.keys():
             other = next(iter(others))
             matrices = [match for match in matches if len(held_a[match.a].shape) > 1]
             permuted = matrices[0] if len(matrices) == 1 and matrices[0].order is not None else None
@@ -221,18 +221,41 @@ def _by_modules(a: Recording, b: Recording, matching: Matching) -> Iterator[Pair
             # The frequencies of rotary positions, for example, are held by modules that take and return other tensors.
             if matrices or any(a.tensors[pair.a].side == OUTPUT for pair in pairs):
                 yield from pairs
+    for other, modules in composed.items():
+        yield from _around(a, b, modules, other)
     for name, parts in matching.parts.items():
-        for part in parts:
+        for part in parts if not {held_b[part.name].module for part in parts} & composed.keys() else ():
             yield from _of_parts(a, b, held_a[name], held_b[part.name], part.rows, part.others)
 
 
-def _composed(held_a: Mapping[str, HeldWeight], held_b: Mapping[str, HeldWeight], matching: Matching) -> set[str]:
-    """Return the modules of b that hold matrices of several modules of a, such as an attention that multiplies itself."""
-    owners: dict[str, dict[str, str]] = defaultdict(dict)
-    for match in matching.matches:
-        if len(held_b[match.b].shape) > 1:
-            owners[held_b[match.b].module][match.b] = held_a[match.a].module
-    return {module for module, owned in owners.items() if len(set(owned.values())) > 1}
+def _around(a: Recording, b: Recording, modules: Iterable[str], other: str) -> Iterator[Pair]:
+    """Yield the pairs at the input and the output of a module of b that computes what several modules of a compute in turn."""
+    calls = [tensor for tensor in a.tensors.values() if tensor.path in modules and tensor.number == 0]
+    for side, pick in ((INPUT, 0), (OUTPUT, -1)):
+        own = [tensor for tensor in calls if tensor.side == side]
+        partner = b.of_module(other, side)
+        if own and partner is not None:
+            yield from _whole(name_of(own[pick]), own[pick], partner)
+
+
+def _composed(
+    held_a: Mapping[str, HeldWeight], held_b: Mapping[str, HeldWeight], matching: Matching
+) -> dict[str, set[str]]:
+    """Return the modules of b that hold matrices of several modules of a, such as an attention that multiplies itself.
+
+    Returns:
+        By the module of b the modules of a.
+    """
+    owners: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    pairs = [(match.a, match.b) for match in matching.matches]
+    for mine, its in [*pairs, *((name, part.name) for name, parts in matching.parts.items() for part in parts)]:
+        if len(held_b[its].shape) > 1:
+            owners[held_b[its].module][its].add(held_a[mine].module)
+    return {
+        module: set().union(*owned.values())
+        for module, owned in owners.items()
+        if len({frozenset(mine) for mine in owned.values()}) > 1
+    }
 
 
 def _of_two_modules(a: Recording, b: Recording, module: str, other: str, permuted: Match | None) -> Iterator[Pair]:

@@ -50,12 +50,20 @@ class Part:
 
 def layouts(values: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[bool, np.ndarray, np.ndarray]]:
     """Yield both weights as matrices of equal shape, in each way in which one may be the other's layout."""
+    if values.size == theirs.size and 1 in (_axes(values), _axes(theirs)):  # such as biases by head
+        yield False, values.reshape(1, -1), theirs.reshape(1, -1)
+        return
     firsts = list(matrices_of(values))
     for mine, its in itertools.product(firsts[:1] if values.ndim == theirs.ndim else firsts, matrices_of(theirs)):
         for transposed in (False, True):
             turned = its.T if transposed else its
             if turned.shape == mine.shape and not (transposed and 1 in mine.shape):
                 yield transposed, mine, turned
+
+
+def _axes(values: np.ndarray) -> int:
+    """Return the number of axes along which a weight has several entries, at least 1."""
+    return max(len([size for size in values.shape if size > 1]), 1)
 
 
 def matrices_of(values: np.ndarray, *, in_order: bool = False) -> Iterator[np.ndarray]:

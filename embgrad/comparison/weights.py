@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -196,7 +196,7 @@ def _only(summaries: Sequence[_Summary], names: Iterable[str]) -> list[_Summary]
 
 
 def _moved(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedArray]) -> dict[str, str]:
-    """Return the weights of a whose equal lies in another layer of b, with its name; none where most do.
+    """Return the weights of a whose equal lies in another layer of b, with its name; none where most do and layers are in order.
 
     Outside of layers it is one with another name, where all names of the two models are the same.
     """
@@ -206,7 +206,9 @@ def _moved(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedA
     moved = {match.a: match.b for match, first, second in known if first != second}
     outside = [match for match, first, second in pairs if first is None and second is None]
     renamed = {match.a: match.b for match in outside if match.a != match.b and layers_a.keys() == layers_b.keys()}
-    return {**(moved if 2 * len(moved) <= len(known) else {}), **renamed, **_strayed(matches, a, b)}
+    places = {first: Counter(b for _, a, b in known if a == first).most_common(1)[0][0] for _, first, _ in known}
+    exchanged = [places[first] for first in sorted(places)] != sorted(places.values())
+    return {**(moved if exchanged or 2 * len(moved) <= len(known) else {}), **renamed, **_strayed(matches, a, b)}
 
 
 def _strayed(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedArray]) -> dict[str, str]:

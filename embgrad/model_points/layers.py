@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import Final, NamedTuple
 
 from embgrad.model_points.points import ModuleCall
 
-__all__ = ["NUMBERED", "Calls", "Stack", "ancestors", "find_stacks", "is_decoders"]
+__all__ = ["NUMBERED", "Calls", "Stack", "alternate", "ancestors", "find_stacks", "is_decoders"]
 
 #: A number at the end of a path, alone or after a separator: `layer.0`, `layer_._0`, `block_1`.
 NUMBERED: Final = re.compile(r"(?:^|[._/])(\d+)$")
@@ -244,6 +245,26 @@ def find_stacks(calls: Calls, marked: Collection[int] = ()) -> tuple[list[Stack]
     depth = {number: len(list(ancestors(calls.all, number))) for number in single}
     single = sorted(set(single) - unclear, key=lambda number: (depth[number], number))
     return sorted(stacks), single
+
+
+def alternate(calls: Calls, run: Sequence[int]) -> bool:
+    """Return whether other modules that compute stand between any two blocks, which are parts of layers then, as attentions.
+
+    They change the number of features, or are in a list of their own at the same index as the block before them.
+    """
+
+    def computes(number: int, block: int) -> bool:
+        call, item, own = calls.all[number], calls.items[number], calls.items[block]
+        if calls.parent(number) != calls.parent(block) or calls.is_slight(number):
+            return False
+        widens = number not in calls.holding and call.source_shape[-1] != call.token_shape[-1]
+        beside = item is not None and own is not None and item.list != own.list and item.number == own.number
+        return widens or beside
+
+    hidden = set(calls.hidden)
+    gaps = [(block, hidden.intersection(range(block + 1, other))) for block, other in itertools.pairwise(run)]
+    holding = bool(gaps) and not calls.holding.isdisjoint(run)
+    return holding and all(any(computes(number, block) for number in gap) for block, gap in gaps)
 
 
 def _is_one_of_each(calls: Calls, stack: Stack) -> bool:

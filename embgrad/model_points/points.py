@@ -12,6 +12,7 @@ import numpy as np
 __all__ = [
     "INPUT",
     "OUTPUT",
+    "PRODUCT",
     "UNNAMED_TABLE",
     "WORD",
     "Layout",
@@ -34,6 +35,9 @@ WORD: Final = "word"
 
 #: The path of a table that is not a parameter of the model, such as one computed during the forward pass.
 UNNAMED_TABLE: Final = "lookup"
+
+#: The kind of a call that is a product with a weight of no module, recorded as a module's call by the weight's name.
+PRODUCT: Final = "product"
 
 #: The two sides of a module at which there are points: its first floating input and its first floating output.
 INPUT: Final = "input"

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from embgrad.inputs.batch import TokenBatch
-from embgrad.model_points.layers import Calls, Stack, ancestors, find_stacks, is_decoders
-from embgrad.model_points.points import INPUT, OUTPUT, WORD, Lookup, ModuleCall, Point
+from embgrad.model_points.layers import Calls, Stack, alternate, ancestors, find_stacks, is_decoders
+from embgrad.model_points.points import INPUT, OUTPUT, PRODUCT, WORD, Lookup, ModuleCall, Point
 
 __all__ = ["EMBEDDINGS", "LAYER", "POSITION", "TYPE", "points_of", "with_role_by_position"]
 
@@ -45,6 +45,7 @@ def points_of(
     for lookup in lookups:
         if lookup.layout is not None and lookup.rival is None:
             roles[lookup.key].append(WORD)
+    foreign = {*foreign, *(number for number, call in enumerate(calls) if call.kind == PRODUCT)}
     reading = Calls(batch.shape, calls, foreign)
     lookups = _without_slices([lookup for lookup in every if lookup.key not in apart], calls, ())
     stack = _layers(batch, reading, lookups)
@@ -326,7 +327,8 @@ def _are_parts(calls: Calls, layers: Sequence[int]) -> bool:
     """Return whether these are only some of the model's layers, so that none can be called the last.
 
     This holds where other blocks of their kind run on fewer positions, as after Funnel's pooling; or where their outputs go
-    into other blocks with the same numbers, as XLM's attentions feed its feed-forward nets, and are not a whole layer's.
+    into other blocks with the same numbers, as XLM's attentions feed its feed-forward nets, and are not a whole layer's; or
+    where modules that compute stand between any two.
     """
     if not layers:
         return False
@@ -345,7 +347,9 @@ def _are_parts(calls: Calls, layers: Sequence[int]) -> bool:
     lists = calls.lists(number for number, _ in others if number in calls.holding and number in calls.hidden)
     beside = {key: listed for key, listed in lists.items() if key[0] == first.parent}
     of_layers = [beside.pop(key) for key in calls.lists(layers) if key in beside]
-    return any(_take_turns(calls, listed, other) for listed in of_layers for other in beside.values())
+    if any(_take_turns(calls, listed, other) for listed in of_layers for other in beside.values()):
+        return True
+    return alternate(calls, layers)
 
 
 def _away(batch: TokenBatch, calls: Calls, lookups: Sequence[Lookup], layers: Sequence[int]) -> int | None:

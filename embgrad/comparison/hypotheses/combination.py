@@ -9,10 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.lookup import MISSING
+from embgrad.comparison.hypotheses.lookup import MISSING, is_looked_up
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.recording import FINAL
-from embgrad.comparison.sites import name_of
 from embgrad.model_points.points import OUTPUT
 
 __all__ = ["Combination", "moved_terms"]
@@ -113,7 +112,7 @@ def _by_multipliers(site: Site, terms: Sequence[_Term], first: np.ndarray, secon
     if abs(second[number]) <= SAME:
         cause = _cause_of_missing(roles)
         setting, values = f"{before.name} is", ("added", "left out")
-    elif "word" in roles or "embeddings" in roles or _is_looked_up(site, before):
+    elif "word" in roles or "embeddings" in roles or is_looked_up(site, before):
         cause = "scaled-lookup"
     elif site.pair.a == FINAL and len(terms) == 1:
         cause = "logit-scale"
@@ -182,13 +181,6 @@ def _roles(site: Site, before: Before) -> tuple[str, ...]:
     tensors = [tensor for tensor in site.recordings[0].tensors.values() if tensor.path == path]
     tensors += [site.recordings[1].tensors[pair.b] for pair in site.pairs if pair.name == before.name]
     return next((tensor.roles for tensor in tensors if tensor.roles), ())
-
-
-def _is_looked_up(site: Site, before: Before) -> bool:
-    """Return whether a tensor holds rows of a table, such as those of a decoder's ids."""
-    return any(
-        name_of(tensor) == before.name and tensor.ids is not None for tensor in site.recordings[0].tensors.values()
-    )
 
 
 def _distinct(site: Site) -> Iterator[Before]:

@@ -63,6 +63,8 @@ def _of_heads(a: Core, b: Core) -> Iterator[Difference]:
     if a.tiled != b.tiled:
         names = ("neighbouring heads", "heads at equal distances")
         yield Difference("attention-groups", "keys and values are shared by", (names[a.tiled], names[b.tiled]))
+    if a.split != b.split:
+        yield Difference("attention-heads", "queries, keys and values are split into heads", (a.split, b.split))
     if b.order is not None and b.order != a.order:
         own, other = zip(*(a.order or a.usual_order), strict=True), zip(*b.order, strict=True)
         (heads_a, pairs_a), (heads_b, pairs_b) = own, other

@@ -179,12 +179,14 @@ class PositionBias:
         causal: whether all buckets are for earlier keys; otherwise half of them are for later ones.
         longest: the distance from which all are in the last bucket.
         sense: 1, or -1 where earlier keys count as later ones.
+        ahead: how much later keys count as they are.
     """
 
     table: np.ndarray | None = None
     causal: bool = False
     longest: int = 128
     sense: int = 1
+    ahead: int = 0
 
     def of(self, heads: int, positions: int) -> np.ndarray:
         """Return the numbers, (head, query, key)."""
@@ -198,7 +200,7 @@ class PositionBias:
         return {}
 
     def _computed(self, heads: int, positions: int) -> np.ndarray:
-        ahead = self.sense * (np.arange(positions) - np.arange(positions)[:, None])
+        ahead = self.sense * (np.arange(positions) - np.arange(positions)[:, None]) + self.ahead
         if self.table is None:
             return np.asarray(-slopes_of(heads)[:, None, None] * abs(ahead))
         return np.asarray(np.moveaxis(self.table[self._bucket(ahead)], -1, 0))
@@ -225,6 +227,7 @@ class PositionBias:
             return "that of ALiBi"
         sides = "earlier keys" if self.causal else "both sides"
         turned = "" if self.sense == 1 else ", of the opposite distances"
+        turned += f", of distances {self.ahead:+d}" if self.ahead else ""
         return f"by {len(self.table)} buckets of {sides} up to distance {self.longest}{turned}"
 
 

@@ -18,6 +18,7 @@ from embgrad.comparison.hypotheses.norm import EPSILONS
 from embgrad.comparison.hypotheses.projections import splits
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Source, sources
+from embgrad.model_points.points import INPUT
 
 __all__ = ["variants", "with_settings_of"]
 
@@ -64,7 +65,7 @@ def _declared(site: Site) -> Mapping[str, Any]:
 def with_settings_of(core: Core, other: Core) -> Iterator[Callable[[Core], Core]]:
     """Yield functions that give a core one of the settings of another core in which the two differ."""
     same_heads = core.heads == other.heads
-    names = ["cap", "mask", "tiled", "joined", *(["bias", "norm", "scale", "sink"] if same_heads else [])]
+    names = ["cap", "mask", "tiled", "split", "joined", *(["bias", "norm", "scale", "sink"] if same_heads else [])]
     if same_heads or (core.rotary is not None and other.rotary is not None):
         names.append("rotary")
     for name in names:
@@ -165,9 +166,12 @@ def _of_heads(declared: Mapping[str, Any], core: Core) -> Iterator[Core]:
             yield replace(changed, rotary=replace(core.rotary, size=min(core.rotary.size, size)))
     if 1 < core.pairs < core.heads:
         yield replace(core, tiled=not core.tiled)
+    yield replace(core, split="by head" if core.split == "by feature" else "by feature")
     for joined in ("by head", "by feature", "unturned"):
         if joined != core.joined:
             yield replace(core, joined=joined)
+    if core.joined != "unturned":  # then what queries at padding see is at real positions as well
+        yield replace(core, joined="unturned", mask=replace(core.mask, padding=not core.mask.padding))
 
 
 def _of_bias(site: Site, core: Core) -> Iterator[Core]:
@@ -182,6 +186,7 @@ def _of_bias(site: Site, core: Core) -> Iterator[Core]:
     longer = (longest for longest in LONGEST if longest > len(core.bias.table) // 2 and longest != core.bias.longest)
     yield from (replace(core, bias=replace(core.bias, longest=longest)) for longest in longer)
     yield replace(core, bias=replace(core.bias, sense=-core.bias.sense))
+    yield from (replace(core, bias=replace(core.bias, ahead=ahead)) for ahead in (-1, 0, 1) if ahead != core.bias.ahead)
 
 
 def _norms(norm: HeadNorm | None) -> Iterator[HeadNorm | None]:
@@ -215,8 +220,15 @@ def _of_sources(site: Site, core: Core, rare: bool) -> Iterator[Core]:
     for other in sources(site, MOST) if rare else ():
         for name in ("query", "key", "value"):
             changed: dict[str, Source] = {"query": core.query, "key": core.key, "value": core.value, name: other}
+            own = getattr(core, name).name
+            if other.name == f"{own}:{INPUT}" and _has_matrix(site, own):
+                continue  # no port attends with what a projection is given
             if other.name not in core.inputs and _is_possible(core, *changed.values()):
                 yield replace(core, query=changed["query"], key=changed["key"], value=changed["value"])
+
+
+def _has_matrix(site: Site, path: str) -> bool:
+    return any(len(weight.shape) > 1 for weight, _, _ in site.held_by(path).values())
 
 
 def _is_possible(core: Core, query: Source, key: Source, value: Source) -> bool:

@@ -7,10 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.hypotheses.site import Before, Explanation, Site
+from embgrad.comparison.sites import name_of
 from embgrad.comparison.weight_values import keys_of_rows, nearest_of
 
-__all__ = ["MISSING", "Rows"]
+__all__ = ["MISSING", "Rows", "is_looked_up"]
 
 #: The share of rows that are moved by the same number, from which the ids are moved and the table is not permuted.
 MOVED: Final = 0.8
@@ -147,3 +148,10 @@ def _rows_of(table: np.ndarray, values: np.ndarray) -> np.ndarray | None:
     rows = ranked[nearest_of(keys[ranked], keys_of_rows(values))]
     scale = np.linalg.norm(values, axis=1) + 1e-30
     return rows if (np.linalg.norm(table[rows] - values, axis=1) <= NEAR * scale).all() else None
+
+
+def is_looked_up(site: Site, before: Before) -> bool:
+    """Return whether a tensor holds rows of a table, such as those of a decoder's ids."""
+    return any(
+        name_of(tensor) == before.name and tensor.ids is not None for tensor in site.recordings[0].tensors.values()
+    )

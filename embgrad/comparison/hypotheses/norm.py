@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.common.tolerance import HALVES
+from embgrad.comparison.hypotheses.lookup import is_looked_up
 from embgrad.comparison.hypotheses.product import cause_of
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import relative
@@ -88,6 +89,7 @@ class Norm:
         "different-weight",
         "half-weights",
         "swapped-weights",
+        "scaled-lookup",
     )
 
     def explain(self, site: Site) -> list[Explanation]:
@@ -112,6 +114,7 @@ class Norm:
         if not explanations and (second := _fitted(x, b)) is not None:
             explanation = self._explanation(entry, first, second)
             explanations += [] if explanation is None else [explanation]
+        explanations = [*_unscaled(site, entry, first), *explanations]
         return [*explanations, *_missing(site, path, entry, x, b), *_in_half(site, entry, first, "b")]
 
     def _by_weights(self, site: Site, path: str, entry: Before, first: Parameters) -> list[Explanation]:
@@ -178,6 +181,20 @@ def _missing(site: Site, path: str, entry: Before, x: np.ndarray, b: np.ndarray)
         return [Explanation("norm-order", site.name, values, entry.values, lambda at: at(name), (name,), sentence)]
     values, sentence = ("applied", "missing"), f"b lacks the norm {path}"
     return [Explanation("missing-norm", "the norm", values, entry.values, lambda at: at(name), (name,), sentence)]
+
+
+def _unscaled(site: Site, entry: Before, norm: Parameters) -> Iterator[Explanation]:
+    """Yield the explanation that b's norm is given looked-up rows that a scales first, which another epsilon looks like."""
+    x = site.rows(entry.values)
+    for before in site.before:
+        if before.values.shape != entry.values.shape or not is_looked_up(site, before):
+            continue
+        rows = site.rows(before.values)
+        scale = float((x * rows).sum() / ((rows**2).sum() or 1.0))
+        if abs(scale - 1) > NEAR and _off(scale * rows, x) <= NEAR:
+            predicted, compute = norm.apply(before.values), partial(_applied, norm, before.name)
+            setting, values = f"{before.name} is multiplied by", (f"{scale:.6g}", "1")
+            yield Explanation("scaled-lookup", setting, values, predicted, compute, (before.name,))
 
 
 def _missing_in_a(site: Site) -> Iterator[Explanation]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -78,6 +78,7 @@ class Product:
         "logit-cap",
         "logit-scale",
         "head-untied",
+        "missing-norm",
     )
 
     def explain(self, site: Site) -> list[Explanation]:
@@ -91,6 +92,7 @@ class Product:
             return [*_of_held_biases(site, factors), *_of_layout(site, factors), *_of_weights(site, factors)]
         return [
             *_of_weights(site, factors),
+            *_of_norm_input(site, factors),
             *_of_other_heads(site, factors),
             *_of_bias(site, factors),
             *_of_layout(site, factors),
@@ -226,6 +228,25 @@ def cause_of(match: Match) -> str:
     return next((key for start, key in CAUSES_OF.items() if match.relation.startswith(start)), "different-weight")
 
 
+def _of_norm_input(site: Site, factors: Factors) -> Iterator[Explanation]:
+    """Yield the explanation that b multiplies what a norm is given, where a multiplies what it returns."""
+    function = factors.affine(factors.matrix, factors.bias)
+    given = {before.name.removesuffix(f":{INPUT}"): before for before in site.before if before.name.endswith(INPUT)}
+    for norm in site.before:
+        entry = given.get(norm.name)
+        if (
+            entry is None
+            or not np.array_equal(norm.values, factors.entry.values)
+            or entry.values.shape != norm.values.shape
+        ):
+            continue
+        if all(len(weight.shape) == 1 for weight, _, _ in site.held_by(norm.name).values()):
+            own = replace(factors, entry=entry)
+            yield _explanation(
+                "missing-norm", "the norm", ("applied", "missing"), own, function, f"b lacks the norm {norm.name}"
+            )
+
+
 def _of_other_heads(site: Site, factors: Factors) -> Iterator[Explanation]:
     """Yield the explanations by a head that shares the table in one model alone."""
     own, alone_a = factors.weight.name, set(site.matching.alone_a)
@@ -313,7 +334,8 @@ def _of_layout(site: Site, factors: Factors) -> Iterator[Explanation]:
         )
     if factors.match is not None and factors.match.order is not None and factors.other is not None:
         for turned in _oriented(factors.other.get(), site, matrix.shape[1], 1):
-            for bias in _biases_of(site, factors.weight.module, factors.bias):
+            moved = [] if site.pair.features_b is None else [site.pair.in_b(factors.bias)]
+            for bias in [*_biases_of(site, factors.weight.module, factors.bias), *moved]:
                 yield _explanation(
                     "permuted-weight",
                     name,

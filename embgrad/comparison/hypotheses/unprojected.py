@@ -21,13 +21,14 @@ Projection = Callable[[np.ndarray], np.ndarray]
 def unprojected(site: Site) -> Iterator[tuple[Site, Projection]]:
     """Yield the site before the product with each square matrix of its module, and the product.
 
-    Only modules with several matrices have such sites: the others' inputs are points of their own.
+    Only modules with several matrices have such sites, and those whose input is no point of b: the others' inputs are points.
     """
     held = [weight for weight, _, _ in site.held.values()] if site.is_output else []
     matrices = [weight for weight in held if len(weight.shape) in (2, 3)]
     width = site.a.shape[-1]
     vectors = [weight.get().astype(np.float64).ravel() for weight in held if int(np.prod(weight.shape)) == width]
-    for weight in matrices if len(matrices) > 1 else ():
+    is_inside = len(matrices) > 1 or (site.entry is not None and not site.entry.shared)
+    for weight in matrices if is_inside else ():
         if int(np.prod(weight.shape)) != width**2:
             continue
         values = weight.get().astype(np.float64)

@@ -27,6 +27,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "experts": ("expert-routing",),
     "residual": ("residual-scale", "missing-residual", "norm-order"),
     "head": ("head-untied", "logit-cap", "logit-scale"),
+    "pooling": ("pooling",),
 }
 
 #: Every cause once: a head's bias may be missing as a matrix's is, and a query's weight swapped for a key's.

@@ -11,6 +11,7 @@ from tests.cross.ports import sizes
 from tests.cross.ports.architectures import ARCHITECTURES, reference
 from tests.cross.ports.causes import CAUSES, FAMILIES, family
 from tests.cross.ports.faults import FAULTS, LISTED
+from tests.cross.ports.own_ports import OWN_FAULTS
 from tests.cross.ports.pairs_of_faults import PAIRS
 from tests.cross.ports.right_ports import RIGHT_PORTS
 from tests.cross.ports.twins import TWIN_FAULTS
@@ -28,7 +29,7 @@ def test_there_are_two_hundred_faults_with_names_of_their_own() -> None:
 
 
 def test_every_cause_of_every_family_is_planted() -> None:
-    planted = {cause for fault in (*LISTED, *TWIN_FAULTS) for cause in fault.causes}
+    planted = {cause for fault in (*LISTED, *TWIN_FAULTS, *OWN_FAULTS) for cause in fault.causes}
     assert planted == set(CAUSES)
     assert {family(cause) for cause in planted} == set(FAMILIES)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cross.ports.faults import LISTED
+from tests.cross.ports.own_ports import OWN_FAULTS, OWN_PAIRS, OWN_RIGHT, OwnRight
 from tests.cross.ports.pairs_of_faults import PAIRS
 from tests.cross.ports.right_ports import RIGHT_PORTS
 from tests.cross.ports.trials import Outcome, check, read, try_fault, try_right, with_shares
@@ -54,6 +55,9 @@ def test_shares_are_written_between_the_marks_of_a_page(tmp_path: Path) -> None:
 | two faults at once | 1 | 1 | 0 | 1 | 1 |
 | one fault in a further architecture | 0 | 0 | 0 | 0 | 0 |
 | right ports | 0 | 0 | 0 | 0 | 0 |
+| one fault in a port written by hand | 0 | 0 | 0 | 0 | 0 |
+| two faults at once in one | 0 | 0 | 0 | 0 | 0 |
+| right ports written by hand | 0 | 0 | 0 | 0 | 0 |
 
 <!-- end -->
 y"""
@@ -93,6 +97,25 @@ def test_a_sample_of_faults_in_further_architectures_is_named() -> None:
     outcomes = [try_fault(fault) for fault in random.Random(2).sample(TWIN_FAULTS, 10)]
     assert [outcome.name for outcome in outcomes if outcome.wrong] == []
     assert len(missed(outcomes)) <= 1, missed(outcomes)
+
+
+def test_a_sample_of_faults_in_ports_written_by_hand_is_named() -> None:
+    outcomes = [try_fault(fault) for fault in random.Random(4).sample(OWN_FAULTS, 8)]
+    assert [outcome.name for outcome in outcomes if outcome.wrong] == []
+    assert len(missed(outcomes)) <= 2, missed(outcomes)
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("port", OWN_RIGHT, ids=lambda port: port.name)
+def test_a_right_port_written_by_hand_agrees(port: OwnRight) -> None:
+    assert missed([try_right(port)]) == []
+
+
+@pytest.mark.slow
+def test_nine_tenths_of_the_faults_in_ports_written_by_hand_are_named() -> None:
+    outcomes = [try_fault(fault) for fault in (*OWN_FAULTS, *OWN_PAIRS)]
+    assert [outcome.name for outcome in outcomes if outcome.wrong] == []
+    assert len(missed(outcomes)) <= 0.1 * len(outcomes), missed(outcomes)
 
 
 @pytest.mark.slow

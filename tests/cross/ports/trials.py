@@ -20,6 +20,7 @@ from embgrad.comparison.recording import FINAL
 from embgrad.results import PortReport
 from tests.cross.ports.fault import Fault
 from tests.cross.ports.faults import FAULTS
+from tests.cross.ports.own_ports import OWN_FAULTS, OWN_PAIRS, OWN_RIGHT, OwnFault, OwnRight
 from tests.cross.ports.pairs_of_faults import PAIRS, TwoFaults
 from tests.cross.ports.ports import Pair
 from tests.cross.ports.right_ports import RIGHT_PORTS, RightPort
@@ -34,6 +35,9 @@ KINDS: Final = {
     "two": "two faults at once",
     "twin": "one fault in a further architecture",
     "right": "right ports",
+    "own": "one fault in a port written by hand",
+    "own-two": "two faults at once in one",
+    "own-right": "right ports written by hand",
 }
 
 
@@ -46,7 +50,8 @@ class Outcome:
         kind: a key of `KINDS`.
         expected: the causes that are true; for two faults those of both.
         named: the causes that were named, first to last.
-        right: whether the first cause is true; for two faults whether both are named; for a right port whether it agrees.
+        right: whether the first cause is true, or none is named where none is known; for two faults whether both are named; for a
+            right port whether it agrees.
         wrong: whether the first cause is not true.
         site: whether the first site is the planted one, or the first cause names its module.
         texts: the causes in words.
@@ -67,24 +72,30 @@ class Outcome:
     error: str = ""
 
 
-def check(pair: Pair, floor: str | None = None) -> PortReport:
+def check(pair: Pair, floor: str | None = None, call: Any = None) -> PortReport:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", embgrad.EmbgradWarning)
-        return check_port(pair.reference, pair.port, (pair.batch, pair.port_batch), floor=floor)
+        return check_port(pair.reference, pair.port, (pair.batch, pair.port_batch), floor=floor, call=(None, call))
 
 
-def try_fault(fault: Fault | TwoFaults | TwinFault) -> Outcome:
+def try_fault(fault: Fault | TwoFaults | TwinFault | OwnFault) -> Outcome:
+    planted: tuple[Fault | TwinFault | OwnFault, ...]
     planted = (fault.first, fault.second) if isinstance(fault, TwoFaults) else (fault,)
-    if isinstance(fault, TwinFault):
+    call = None
+    if isinstance(fault, OwnFault):
+        planted += () if fault.second is None else (fault.second,)
+        pair, call = fault.make()
+    elif isinstance(fault, TwinFault):
         pair = fault.make()
     else:
         pair = fault.healthy()
         fault.plant_in(pair)
     start = time.perf_counter()
-    kind = {Fault: "fault", TwoFaults: "two", TwinFault: "twin"}[type(fault)]
+    kind = {Fault: "fault", TwoFaults: "two", TwinFault: "twin", OwnFault: "own"}[type(fault)]
+    kind += "-two" if isinstance(fault, OwnFault) and fault.second is not None else ""
     expected = tuple(one.causes for one in planted)
     try:
-        report = check(pair)
+        report = check(pair, call=call)
     except Exception as error:  # an error is a miss to be listed, not the end of the table
         text = f"{type(error).__name__}: {str(error)[:300]}"
         return Outcome(fault.name, kind, expected, (), False, False, False, False, (), (), 0.0, text)
@@ -94,7 +105,10 @@ def try_fault(fault: Fault | TwoFaults | TwinFault) -> Outcome:
     true = {cause for causes in expected for cause in causes}
     paths = [*_ends_of_first(report), *_paths_of_first(report)]
     at = any(re.search(one.site, path) for one in planted for path in paths)
-    right = bool(named) and named[0] in true if kind != "two" else all(found)
+    right = bool(named) and named[0] in true if len(planted) == 1 else all(found)
+    right = right or (
+        isinstance(fault, OwnFault) and not (named or report.agrees) and (fault.may_be_unnamed or not true)
+    )
     texts = tuple(cause.text for cause in report.causes)
     wrong = bool(named) and named[0] not in true
     return Outcome(
@@ -124,18 +138,22 @@ def _paths_of_first(report: PortReport) -> list[str]:
     return [re.sub(r"\bN\b", layer, path) for path in re.findall(r"\w+(?:\.\w+)+", first.text)]
 
 
-def try_right(port: RightPort) -> Outcome:
-    pair = port.make()
+def try_right(port: RightPort | OwnRight) -> Outcome:
+    floor, call, kind = None, None, "right"
+    if isinstance(port, OwnRight):
+        (pair, call), kind = port.make(), "own-right"
+    else:
+        pair, floor = port.make(), None if port.floor == "float32" else port.floor
     start = time.perf_counter()
     try:
-        report = check(pair, None if port.floor == "float32" else port.floor)
+        report = check(pair, floor, call)
     except Exception as error:  # listed as above
         text = f"{type(error).__name__}: {str(error)[:300]}"
-        return Outcome(port.name, "right", (), (), False, False, False, False, (), (), 0.0, text)
+        return Outcome(port.name, kind, (), (), False, False, False, False, (), (), 0.0, text)
     named = tuple(cause.cause for cause in report.causes)
     return Outcome(
         port.name,
-        "right",
+        kind,
         (),
         named,
         report.agrees,
@@ -201,6 +219,9 @@ def main(arguments: list[str] | None = None) -> int:
         "two": (PAIRS, try_fault),
         "twin": ({fault.name: fault for fault in TWIN_FAULTS}, try_fault),
         "right": (RIGHT_PORTS, try_right),
+        "own": ({fault.name: fault for fault in OWN_FAULTS}, try_fault),
+        "own-two": ({pair.name: pair for pair in OWN_PAIRS}, try_fault),
+        "own-right": ({port.name: port for port in OWN_RIGHT}, try_right),
     }
     for kind in options.kinds.split(","):
         listed, function = kinds[kind]

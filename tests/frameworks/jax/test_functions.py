@@ -90,3 +90,24 @@ def test_ids_in_one_row() -> None:
     np.testing.assert_array_equal(result.ids, [[1, 2, 0], [3, 4, 4], [5, 0, 0]])
     real = np.array([[1, 1, 0], [1, 1, 1], [1, 0, 0]])
     np.testing.assert_allclose(result.values, real[..., None] * np.asarray(parameters["w"])[:, 1])
+
+
+@pytest.mark.parametrize("sides", ["bsm,mn->bsn", "bsm,nm->bsn", "bsm,hdm->bshd"])
+def test_a_product_with_a_parameter_is_a_point(sides: str) -> None:
+    """The point has the product's values, its gradient, and what the function goes on with where it is replaced."""
+    random = np.random.default_rng(0)
+    shapes = {"bsm,mn->bsn": (4, 6), "bsm,nm->bsn": (6, 4), "bsm,hdm->bshd": (3, 2, 4)}
+    table, weight = random.normal(size=(20, 4)), random.normal(size=shapes[sides])
+
+    def function(parameters: Any, ids: Any, mask: Any) -> Any:
+        return jnp.tanh(jnp.einsum(sides, parameters["table"][ids], parameters["own"]["w"])).sum(-1)
+
+    parts = function, {"table": jnp.asarray(table), "own": {"w": jnp.asarray(weight)}}
+    ids = np.array([[3, 4, 5], [6, 7, 8]])
+    product = np.einsum(sides, table[ids], weight)
+    given, own = embgrad.gradients(
+        parts, embgrad.TokenBatch(ids, np.ones_like(ids)), embgrad.Sum(), at=["own.w:input", "own.w"], call=applied
+    )
+    np.testing.assert_allclose(given.activations, table[ids], rtol=1e-5)
+    np.testing.assert_allclose(own.activations, product, rtol=1e-5)
+    np.testing.assert_allclose(own.values, 1 - np.tanh(product) ** 2, rtol=1e-5)

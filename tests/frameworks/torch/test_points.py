@@ -505,3 +505,34 @@ def test_slices_of_other_sizes_are_no_positions() -> None:
     model = Sliced(lambda table, count: table[: 2 * count : 2])
     roles = {role for point in embgrad.points(model, np.array([[2, 7, 4, 9, 3]])) for role in point.roles}
     assert "position" not in roles
+
+
+class Functional(nn.Module):
+    """A model in functions of a dict of parameters."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.way, self.table = way, nn.Embedding(VOCAB, 4)
+        self.p = nn.ParameterDict({name: torch.randn(4, 4) for name in ("first", "second")})
+
+    def product(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        if self.way == "linear":
+            return nn.functional.linear(x, self.p[name])
+        return x @ self.p[name].T if self.way == "matmul" else torch.einsum("bsm,nm->bsn", x, self.p[name])
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.product(torch.tanh(self.product(self.table(input_ids), "first")), "second").sum((1, 2))
+
+
+@pytest.mark.parametrize("way", ["linear", "matmul", "einsum"])
+def test_a_product_with_a_parameter_of_no_module_is_a_point(way: str) -> None:
+    model = Functional(way)
+    names = [point.key for point in embgrad.points(model, SMALL_IDS)]
+    assert [name for name in names if name.startswith("p.")] == [f"p.{name}:output#0" for name in ("first", "second")]
+    own = embgrad.gradients(model, SMALL_IDS, embgrad.Sum(), at="p.first")
+    x = model.table(tensor(SMALL_IDS))
+    product = (x @ model.p["first"].T).detach()
+    np.testing.assert_allclose(own.activations, product.numpy(), rtol=1e-4, atol=1e-6)
+    wanted = (1 - torch.tanh(product) ** 2) * model.p["second"].sum(0)
+    np.testing.assert_allclose(own.values, wanted.detach().numpy(), rtol=1e-4, atol=1e-6)

@@ -451,3 +451,17 @@ def test_of_the_layouts_of_different_weights_at_one_place_the_nearest_counts() -
     match = single(w, np.ascontiguousarray(w.T) + 0.2 * numbers(6, 6))
     assert (match.relation, match.transposed) == ("different", True)
     assert match.distance < 0.5
+
+
+def test_layers_in_another_order_are_moved_though_they_are_most() -> None:
+    a = {f"layers.{number}.up.W": numbers(6, 5) for number in range(3)}
+    b = {**a, "layers.0.up.W": a["layers.1.up.W"], "layers.1.up.W": a["layers.0.up.W"]}
+    found = {match.a: (match.b, match.relation) for match in matched(a, b).matches}
+    assert found["layers.0.up.W"] == ("layers.0.up.W", "equal to layers.1.up.W")
+    assert found["layers.2.up.W"] == ("layers.2.up.W", "equal")
+
+
+def test_a_bias_by_head_is_the_same_bias() -> None:
+    bias = numbers(12)
+    assert single(bias, bias.reshape(3, 4)).is_equal
+    assert single(bias.reshape(3, 4), bias).is_equal

@@ -123,6 +123,25 @@ def test_gpt2_without_dropout_uses_the_input_of_its_first_layer() -> None:
     assert not listed["h.1:input#0"].listed
 
 
+@pytest.mark.parametrize("between", ["dense", "experts"])
+def test_attentions_between_which_modules_compute_are_no_layers(between: str) -> None:
+    trace, x = started()
+    for number in range(3):
+        x = trace.module(
+            f"mha_{number}",
+            "Attention",
+            lambda x, n=number: trace.new(f"mha_{n}.out", "Dense", x),
+            x,  # type: ignore[misc]
+        )
+        if between == "dense":
+            x = trace.new(f"dense_{number}_up", "Dense", x, 3 * trace.dim)
+            x = trace.new(f"dense_{number}_down", "Dense", x, trace.dim)
+        else:
+            x = trace.new(f"experts.{number}", "Experts", x)
+        x = trace.new(f"norm_{number}", "LayerNorm", x)
+    assert layers_of(trace) == []
+
+
 @pytest.mark.parametrize(("encoder", "decoder"), [(2, 2), (2, 3), (3, 2), (1, 3), (2, 1)])
 @pytest.mark.parametrize("name", ["T5", "BART"])
 def test_an_encoder_and_a_decoder_in_two_modules(name: str, encoder: int, decoder: int) -> None:

@@ -362,3 +362,20 @@ def test_one_token_shows_an_epsilon_where_the_weights_are_known() -> None:
 def test_what_is_only_near_the_input_is_no_missing_norm() -> None:
     assert all(item.cause != "missing-norm" for item in Norm().explain(site(A, X + 1e-3)))
     assert any(item.cause == "missing-norm" for item in Norm().explain(site(A, X + 1e-7)))
+
+
+def test_rows_that_b_does_not_scale_look_like_another_epsilon_and_are_named() -> None:
+    rows = X / 8
+    table = Tensor("table#0", "table", None, 0, (), 0.0, rows, ids=np.zeros(rows.shape[:2], int))
+    at = module_site(
+        norm(X, 1e-6, centred=False),
+        norm(rows, 1e-6, centred=False),
+        {"norm:input": X, "table": rows},
+        key="norm:output#0",
+        held_a=WEIGHTS,
+        others=[table],
+    )
+    found = explained(at)
+    assert (found.cause, found.text) == ("scaled-lookup", "table is multiplied by 8 in a and 1 in b")
+    assert found.compute is not None
+    np.testing.assert_allclose(found.compute({"table": rows}.__getitem__), at.b)

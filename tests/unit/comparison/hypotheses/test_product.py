@@ -348,3 +348,15 @@ def test_a_tiny_bias_is_none() -> None:
     assert found.values == ("missing", "added")
     at = site(A, LINEAR + tiny)
     assert [item.values for item in Product().explain(at) if item.cause == "missing-bias"] == [("added", "missing")]
+
+
+def test_a_product_of_what_a_norm_is_given_lacks_the_norm() -> None:
+    normed = X / np.sqrt((X**2).mean(-1, keepdims=True))
+    weights = {"up.W": SQUARE, "norm.g": np.ones(6)}
+    at = module_site(
+        normed @ SQUARE.T, X @ SQUARE.T, {"up:input": normed, "norm": normed, "norm:input": X}, held_a=weights
+    )
+    found = explained(at)
+    assert (found.cause, found.text) == ("missing-norm", "b lacks the norm norm")
+    assert found.compute is not None
+    np.testing.assert_allclose(found.compute({"norm:input": X}.__getitem__), at.b)

@@ -1,0 +1,53 @@
+"""Another pooling of hidden states is found by its values, with and without a length of 1."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.hypotheses.pooling import POOLS, Pooling
+from embgrad.comparison.hypotheses.site import Site
+from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
+
+X = np.random.default_rng(0).normal(size=(*REAL.shape, 6))
+
+
+def pooled(name: str, *, unit: bool = False) -> np.ndarray:
+    vector = POOLS[name](X, REAL)
+    return (vector / np.linalg.norm(vector, axis=-1, keepdims=True) if unit else vector)[:, None]
+
+
+def site(a: np.ndarray, b: np.ndarray) -> Site:
+    return module_site(a, b, {"last": X})
+
+
+def test_the_mean_of_numbers_by_hand() -> None:
+    x = np.arange(12.0).reshape(1, 3, 4)
+    real = np.array([[True, True, False]])
+    assert POOLS["the mean over tokens"](x, real).tolist() == [[2.0, 3.0, 4.0, 5.0]]
+    assert POOLS["the vector of the last token"](x, real).tolist() == [[4.0, 5.0, 6.0, 7.0]]
+    assert POOLS["the largest over tokens"](x, real).tolist() == [[4.0, 5.0, 6.0, 7.0]]
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(list(POOLS)[:6], 2)))
+def test_another_pooling_is_named_with_both(first: str, second: str) -> None:
+    at = site(pooled(first), pooled(second))
+    found = best(at, Pooling().explain(at))
+    assert (found.cause, found.setting, found.values) == ("pooling", "the pooled vector is", (first, second))
+    assert found.compute is not None
+    np.testing.assert_allclose(found.compute({"last": X}.__getitem__), at.b)
+
+
+def test_a_missing_length_is_named() -> None:
+    mean = "the mean over tokens"
+    at = site(pooled(mean, unit=True), pooled(mean))
+    assert best(at, Pooling().explain(at)).values == (f"{mean}, of length 1", mean)
+
+
+def test_what_is_no_pooling_is_not_named() -> None:
+    other = np.random.default_rng(1).normal(size=(len(X), 1, 6))
+    assert Pooling().explain(site(pooled("the first vector"), other)) == []
+    assert Pooling().explain(site(other, pooled("the first vector"))) == []
+    assert Pooling().explain(site(X, 2 * X)) == []
