@@ -229,13 +229,19 @@ def _by_modules(a: Recording, b: Recording, matching: Matching) -> Iterator[Pair
 
 
 def _around(a: Recording, b: Recording, modules: Iterable[str], other: str) -> Iterator[Pair]:
-    """Yield the pairs at the input and the output of a module of b that computes what several modules of a compute in turn."""
+    """Yield the pairs at the input and the output of a module of b that computes what several modules of a compute in turn.
+
+    Where the last of them is given what the first is, all are branches, of which none returns what b's module does.
+    """
     calls = [tensor for tensor in a.tensors.values() if tensor.path in modules and tensor.number == 0]
-    for side, pick in ((INPUT, 0), (OUTPUT, -1)):
-        own = [tensor for tensor in calls if tensor.side == side]
-        partner = b.of_module(other, side)
-        if own and partner is not None:
-            yield from _whole(name_of(own[pick]), own[pick], partner)
+    given, returned = ([tensor for tensor in calls if tensor.side == side] for side in (INPUT, OUTPUT))
+    first, last = b.of_module(other, INPUT), b.of_module(other, OUTPUT)
+    if not given or not returned or first is None or last is None:
+        return
+    entry = a.of_module(returned[-1].path, INPUT)
+    if entry is not None and not np.array_equal(entry.values, given[0].values):
+        yield from _whole(name_of(given[0]), given[0], first)
+        yield from _whole(name_of(returned[-1]), returned[-1], last)
 
 
 def _composed(

@@ -191,7 +191,7 @@ def _unscaled(site: Site, entry: Before, norm: Parameters) -> Iterator[Explanati
             continue
         rows = site.rows(before.values)
         scale = float((x * rows).sum() / ((rows**2).sum() or 1.0))
-        if abs(scale - 1) > NEAR and _off(scale * rows, x) <= NEAR:
+        if abs(scale - 1) > NEAR and relative(scale * rows, x) <= NEAR:
             predicted, compute = norm.apply(before.values), partial(_applied, norm, before.name)
             setting, values = f"{before.name} is multiplied by", (f"{scale:.6g}", "1")
             yield Explanation("scaled-lookup", setting, values, predicted, compute, (before.name,))
