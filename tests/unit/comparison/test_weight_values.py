@@ -230,7 +230,7 @@ def pairs(*others: int) -> list[Match]:
     [
         ((0, 1, 2, 3), {}),
         ((0, 2, 1, 3), {"m1.W": "m2.W", "m2.W": "m1.W"}),
-        ((1, 2, 0, 3), {}),  # most are in another layer: layers are counted in another way
+        ((1, 2, 0, 3), {"m0.W": "m1.W", "m1.W": "m2.W", "m2.W": "m0.W"}),  # layers in another order
     ],
 )
 def test_weights_are_moved_where_few_lie_in_another_layer(others: tuple[int, ...], moved: dict[str, str]) -> None:
