@@ -71,7 +71,7 @@ def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cau
     for site, best in explained:
         for explanation in () if best is None else (best, *best.also):
             rounded = explanation.cause == "half-weights"
-            setting = "" if rounded else _general(explanation.setting, site)
+            setting = _rounding(explanation) if rounded else _general(explanation.setting, site)
             texts = ("", "") if rounded else tuple(_general(value, site) for value in explanation.values)
             key = (explanation.cause, setting, *texts)
             grouped[key].append((site, explanation))

@@ -74,7 +74,7 @@ CAUSES: Final[dict[str, str]] = {
     "swapped-weights": "weights are swapped",
     "permuted-weight": "a weight has its rows or columns in another order",
     "missing-bias": "one side lacks a bias, or has zeros in it",
-    "half-weights": "one side's weights are rounded to half precision",
+    "half-weights": "one side's weights are rounded, to half precision or to a few bits",
     "different-weight": "a weight differs",
     # tables
     "missing-positions": "one side adds no positions",

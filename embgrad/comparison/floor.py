@@ -8,11 +8,21 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.common.tolerance import unit_roundoff
+from embgrad.common.tolerance import HALVES, coarsest, unit_roundoff
 from embgrad.comparison.recording import Recording, Tensor
 from embgrad.comparison.sites import Led, Pair, can_be_led, difference, lead
+from embgrad.comparison.weight_values import rounded
 
-__all__ = ["ROUNDOFFS", "accumulated_floors", "estimated_floors", "local_floors", "name_of_roundoff", "roundoff_for"]
+__all__ = [
+    "ROUNDOFFS",
+    "accumulated_floors",
+    "coarser_half",
+    "estimated_floors",
+    "local_floors",
+    "name_of_roundoff",
+    "precision_of",
+    "roundoff_for",
+]
 
 #: The rounding error of one operation that is assumed at least, in unit roundoffs.
 LEAST_FLOOR: Final = 4.0
@@ -32,6 +42,24 @@ def roundoff_for(a: Recording, b: Recording, floor: str | None) -> float:
     if floor is not None:
         return ROUNDOFFS[floor]
     return ROUNDOFFS["float64" if a.dtype == b.dtype == "float64" else "float32"]
+
+
+def precision_of(recording: Recording) -> str:
+    """Return the dtype in which a side computes: half precision where most of its modules' values have no more digits.
+
+    A dtype that is recorded is the coarsest of all operations, and one norm may compute in half precision alone.
+    """
+    computed = [tensor.values for tensor in recording.tensors.values() if tensor.side is not None]
+    for dtype in ("bfloat16", "float16"):  # most numbers of the first are numbers of the second, too
+        if 2 * sum(np.array_equal(rounded(values, dtype), values) for values in computed) > len(computed):
+            return dtype
+    return "float64" if recording.dtype == "float64" else "float32"
+
+
+def coarser_half(precisions: Sequence[str]) -> str | None:
+    """Return the coarser half precision among dtypes; None where there is none."""
+    halves = [precision for precision in precisions if precision in HALVES]
+    return coarsest(halves) if halves else None
 
 
 def name_of_roundoff(roundoff: float) -> str:

@@ -9,8 +9,8 @@ import numpy as np
 from embgrad.backend.protocol import Call
 from embgrad.common.keywords import explain_arguments
 from embgrad.comparison.causes import share_explained
-from embgrad.comparison.floor import ROUNDOFFS, name_of_roundoff, roundoff_for
-from embgrad.comparison.inspection import Clock, inspect_recordings
+from embgrad.comparison.floor import ROUNDOFFS, coarser_half, name_of_roundoff, precision_of, roundoff_for
+from embgrad.comparison.inspection import Clock, Inspection, inspect_recordings
 from embgrad.comparison.report import port_weights
 from embgrad.comparison.settings import differing_settings
 from embgrad.comparison.sides import batch_of_dumps, borrow_weights, models_of, record_side
@@ -19,6 +19,7 @@ from embgrad.comparison.unled import NOTE as UNLED
 from embgrad.errors import BatchError, EmbgradError, brief, quote
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
+from embgrad.results.port_records import Cause
 from embgrad.results.port_report import PortReport
 from embgrad.toolkit.signature import expect_callable
 
@@ -61,7 +62,8 @@ def check_port(
         max_length: as in `gradients`.
         call: a function that calls the models, as in `gradients`; a pair if the two are called in different ways.
         floor: the dtype whose rounding errors count as agreement: "float64", "float32", "tfloat32", "float16" or "bfloat16".
-            None for double precision if both compute in it, otherwise single precision.
+            None for double precision if both compute in it, otherwise single precision; two models in half precision are
+            compared in that, and so is one in half precision with another, where the precision itself is a cause.
 
     Returns:
         A PortReport. Its `agrees` is True if the port computes the same up to rounding.
@@ -85,15 +87,24 @@ def check_port(
     with clock.of("port"):
         b = record_side(port, batches[1], objective, calls[1])
     a, b = borrow_weights(a, b, "a"), borrow_weights(b, a, "b")
-    roundoff = roundoff_for(a, b, floor)
+    precisions = precision_of(a), precision_of(b)
+    half = coarser_half(precisions) if floor is None else None
+    roundoff = roundoff_for(a, b, floor or half)
     inspection = inspect_recordings((a, b), roundoff, clock)
     sites, found, causes, behind = inspection.examined.sites, inspection.found, inspection.causes, inspection.behind
+    is_coarser = half is not None and precisions[0] != precisions[1]
+    if is_coarser:
+        causes = (_precision(inspection, precisions), *causes)
     with clock.of("share"):
         share = share_explained(inspection.examined.pairs, a, b, found)
     points = inspection.points
     settings = differing_settings(a.settings, b.settings, causes, all_explained=len(found) == len(sites))
     notes = [f"{name}: {side.failure.message}" for name, side in (("a", a), ("b", b)) if side.failure]
     notes += [*a.notes, *b.notes, *([] if can_be_led(a) or can_be_led(b) else [UNLED])]
+    if is_coarser and not sites:
+        notes.append(
+            f"up to rounding in {half} the port agrees at all points; pass floor={half!r} to accept that precision"
+        )
     if inspection.is_apart and not sites:
         notes.append(f"the models differ at {points[-1].name!r}, and no pair of points shows where")
     if behind:
@@ -103,8 +114,8 @@ def check_port(
         )
     unexplained = [site.name for site, explanation in inspection.explained if explanation is None]
     return PortReport(
-        agrees=not (sites or inspection.is_apart or behind),
-        first=next(iter([*(site.name for site in sites), *behind]), None),
+        agrees=not (causes or sites or inspection.is_apart or behind),
+        first=next(iter([*(site.name for site in sites), *behind, *(cause.sites[0] for cause in causes)]), None),
         causes=causes,
         unexplained=(*unexplained, *behind),
         settings=settings,
@@ -112,9 +123,24 @@ def check_port(
         points=points,
         explained=share,
         labels=(a.label, b.label),
-        floor=floor or name_of_roundoff(roundoff),
+        floor=floor or half or name_of_roundoff(roundoff),
         notes=tuple(notes),
         seconds=clock.seconds,
+    )
+
+
+def _precision(inspection: Inspection, precisions: tuple[str, str]) -> Cause:
+    """Return the cause that one model computes in half precision."""
+    least = ROUNDOFFS["float32"]
+    differing = [point for point in inspection.points if not point.values <= least]
+    return Cause(
+        cause="half-precision",
+        text=f"a computes in {precisions[0]} and b in {precisions[1]}",
+        values=precisions,
+        sites=tuple(point.name for point in differing),
+        layers=tuple(sorted({point.layer for point in differing if point.layer is not None})),
+        difference=max((point.values for point in differing), default=0.0),
+        remaining=max((point.local or 0.0 for point in differing), default=0.0),
     )
 
 

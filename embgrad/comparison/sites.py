@@ -306,7 +306,7 @@ def _of_parts(
         if tensor.path != weight.module or tensor.side is None:
             continue
         partner = b.of_module(other.module, tensor.side, tensor.number)
-        if partner is None:
+        if partner is None or partner.values.shape[:2] != tensor.values.shape[:2]:
             continue
         if tensor.side == INPUT and tensor.values.shape == partner.values.shape:
             yield Pair(name_of(tensor), tensor.key, partner.key, time=tensor.time)

@@ -12,6 +12,7 @@ import numpy as np
 
 __all__ = [
     "ALIKE",
+    "bits_of",
     "distance_of",
     "is_distinct",
     "keys_of_rows",
@@ -93,10 +94,10 @@ def order_of_rows(mine: np.ndarray, its: np.ndarray) -> np.ndarray | None:
     return order if distance_of(mine, its[order]) <= ALIKE else None
 
 
-def keys_of_rows(matrix: np.ndarray) -> np.ndarray:
-    """Return a number for each row that hardly any two rows share."""
+def keys_of_rows(matrix: np.ndarray, start: float = 1.0) -> np.ndarray:
+    """Return a number for each row that hardly any two rows share; with another start another one."""
     wide = matrix.astype(np.float64)
-    return np.asarray(wide @ np.cos(1.0 + np.arange(matrix.shape[1])))
+    return np.asarray(wide @ np.cos(start + np.arange(matrix.shape[1])))
 
 
 def nearest_of(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -149,23 +150,69 @@ def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
     return rounded
 
 
-#: For rows of one length: their keys in order, the names of their weights, and their indices there.
-Rows = Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]]
+#: The numbers of bits to which weights are quantised, the lengths of the blocks that have a step of their own, and the largest
+#: multiples of the step in a block whose values lie on both sides of zero.
+BITS: Final = (2, 3, 4, 8)
+BLOCKS: Final = (32, 64, 128)
+MULTIPLES: Final = (127, 128)
+
+#: The distance from a multiple of the step that rounding to half precision causes.
+OFF_STEP: Final = 0.07
+
+
+def bits_of(matrix: np.ndarray) -> int | None:
+    """Return the number of bits to which the entries of a matrix are quantised; None where they have more values.
+
+    The entries of each row, each column, the whole matrix or each block of a row have few values: at most two to the number of
+    bits, or, in blocks too short to show that, multiples of a step.
+    """
+    if matrix.size < BLOCKS[0]:
+        return None
+    blocks = [matrix.reshape(-1, size) for size in BLOCKS if matrix.shape[1] % size == 0]
+    groupings = [
+        groups for groups in (matrix, matrix.T, matrix.reshape(1, -1), *blocks) if groups.shape[1] >= BLOCKS[0]
+    ]
+    for bits in BITS:
+        for groups in groupings:
+            if groups.shape[1] > 2**bits and all(_has_few(group, 2**bits) for group in groups):
+                return bits
+    is_stepped = (_are_multiples(groups[:1]) and _are_multiples(groups) for groups in groupings)
+    return 8 if any(is_stepped) else None
+
+
+def _has_few(group: np.ndarray, most: int) -> bool:
+    return len(np.unique(group[: 4 * most])) <= most and len(np.unique(group)) <= most
+
+
+def _are_multiples(groups: np.ndarray) -> bool:
+    """Return whether the entries of each group are multiples of a step, of which the largest is one of `MULTIPLES` steps."""
+    wide = groups.astype(np.float64)
+    largest = np.abs(wide).max(axis=1, keepdims=True)
+    shares = wide / np.where(largest > 0, largest, 1)
+    return any(bool((np.abs(shares * most - np.rint(shares * most)) <= OFF_STEP).all()) for most in MULTIPLES)
+
+
+#: The start of second keys, without which some rows of a model of a hundred thousand would be taken for equal by chance.
+SECOND: Final = 2.5
+
+#: For rows of one length: their keys in order, their second keys, the names of their weights, and their indices there.
+Rows = Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
 
 
 def index_of_rows(weights: Iterable[tuple[str, np.ndarray]]) -> Rows:
     """Return the rows of weights, which are passed with their names."""
-    collected: dict[int, list[tuple[np.ndarray, str]]] = defaultdict(list)
+    collected: dict[int, list[tuple[np.ndarray, np.ndarray, str]]] = defaultdict(list)
     for name, values in weights:
         for matrix in oriented(values):
-            collected[matrix.shape[1]].append((keys_of_rows(matrix), name))
+            collected[matrix.shape[1]].append((keys_of_rows(matrix), keys_of_rows(matrix, SECOND), name))
     index = {}
     for length, entries in collected.items():
-        keys = np.concatenate([key for key, _ in entries])
-        names = np.concatenate([np.full(len(key), number) for number, (key, _) in enumerate(entries)])
-        at = np.concatenate([np.arange(len(key)) for key, _ in entries])
+        keys, second = (np.concatenate(both) for both in list(zip(*entries, strict=True))[:2])
+        names = np.concatenate([np.full(len(key), number) for number, (key, _, _) in enumerate(entries)])
+        at = np.concatenate([np.arange(len(key)) for key, _, _ in entries])
         ranked = np.argsort(keys, kind="stable")
-        index[length] = (keys[ranked], np.array([name for _, name in entries])[names[ranked]], at[ranked])
+        held = np.array([name for _, _, name in entries])
+        index[length] = (keys[ranked], second[ranked], held[names[ranked]], at[ranked])
     return index
 
 
@@ -174,11 +221,12 @@ def parts_of(values: np.ndarray, rows: Rows) -> list[Part]:
     for matrix in oriented(values):
         if matrix.shape[1] not in rows:
             continue
-        keys, names, at = rows[matrix.shape[1]]
+        keys, second, names, at = rows[matrix.shape[1]]
         wanted = keys_of_rows(matrix)
         nearest = nearest_of(keys, wanted)
-        scale = np.linalg.norm(matrix.astype(np.float64), axis=1) + 1e-30
-        equal = np.abs(keys[nearest] - wanted) <= 1e-5 * scale
+        most = 1e-5 * np.linalg.norm(matrix.astype(np.float64), axis=1) + 1e-35
+        equal = np.abs(keys[nearest] - wanted) <= most
+        equal &= np.abs(second[nearest] - keys_of_rows(matrix, SECOND)) <= most
         if equal.mean() < 0.2 or equal.sum() < 2:
             continue
         return [

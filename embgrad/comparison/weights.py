@@ -14,6 +14,7 @@ from embgrad.comparison.weight_values import (
     ALIKE,
     LEAST_ROW,
     Part,
+    bits_of,
     distance_of,
     exact_distance,
     index_of_rows,
@@ -34,6 +35,9 @@ SUMS: Final = 0.02
 
 #: The share of a weight's rows up to which they may differ, for the others to show that two weights belong together.
 MOSTLY: Final = 0.5
+
+#: The relative L2 up to which one weight may be another that is quantised, to as few as two bits.
+QUANTISED: Final = 0.5
 
 #: The most candidates whose entries are compared with those of a weight.
 MOST_CANDIDATES: Final = 64
@@ -316,7 +320,7 @@ def _at_one_place(weight: NamedArray, other: NamedArray, holder: Mapping[str, st
         return replace(base, relation="zeros in b")
     if not mine.any():
         return replace(base, relation="zeros in a")
-    return replace(base, relation="different")
+    return _described(base, x, y)
 
 
 Rule = Callable[[_Summary, _Summary, np.ndarray, np.ndarray], "Match | None"]
@@ -434,6 +438,11 @@ def _described(match: Match, mine: np.ndarray, its: np.ndarray) -> Match:
         for exact, coarse, whose in ((mine, its, "b"), (its, mine, "a")):
             if distance_of(rounded(exact, dtype), coarse) <= EQUAL:
                 return replace(match, relation=f"rounded to {dtype} in {whose}")
+    if match.distance <= QUANTISED:
+        for exact, coarse, whose in ((mine, its, "b"), (its, mine, "a")):
+            bits = bits_of(coarse)
+            if bits is not None and bits_of(exact) is None:
+                return replace(match, relation=f"rounded to {bits} bits in {whose}")
     return replace(match, relation="different")
 
 

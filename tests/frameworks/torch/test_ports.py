@@ -65,3 +65,36 @@ def test_the_models_are_left_as_they_were(bert: BertModel) -> None:
     assert all(torch.equal(value, before[name]) for name, value in port.state_dict().items())
     assert all(parameter.grad is None and parameter.requires_grad for parameter in port.parameters())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in port.modules())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_precision_of_a_port_is_a_cause_by_itself(bert: BertModel, dtype: str) -> None:
+    port = copy.deepcopy(bert).to(getattr(torch, dtype))
+    report = embgrad.check_port(bert, port, BATCH)
+    assert report.verdict == f"the port differs: a computes in float32 and b in {dtype}"
+    assert (report.floor, report.first) == (dtype, report.causes[0].sites[0])
+    assert report.causes[0].cause == "half-precision"
+    assert f"pass floor={dtype!r} to accept that precision" in report.notes[-1]
+    assert embgrad.check_port(bert, port, BATCH, floor=dtype).agrees
+    assert embgrad.check_port(port, copy.deepcopy(port), BATCH).agrees
+
+
+def test_another_fault_of_a_port_in_half_precision_is_found(bert: BertModel) -> None:
+    port = copy.deepcopy(bert)
+    for layer in port.encoder.layer:
+        layer.intermediate.intermediate_act_fn = torch.nn.ReLU()
+    report = embgrad.check_port(bert, port.bfloat16(), BATCH)
+    assert [cause.cause for cause in report.causes] == ["half-precision", "activation"]
+    assert not report.notes
+
+
+def test_weights_of_eight_bits_are_named(bert: BertModel) -> None:
+    port = copy.deepcopy(bert)
+    with torch.no_grad():
+        for module in port.modules():
+            if isinstance(module, torch.nn.Linear):
+                step = module.weight.abs().amax(1, keepdim=True) / 127
+                module.weight.copy_((module.weight / step).round() * step)
+    report = embgrad.check_port(bert, port, BATCH)
+    assert [cause.text for cause in report.causes] == ["b has the weights of 13 modules rounded to 8 bits, layers 0–1"]
+    assert report.explained == pytest.approx(1, abs=1e-6)

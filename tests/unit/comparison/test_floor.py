@@ -11,14 +11,17 @@ from embgrad.comparison.floor import (
     LEAST_FLOOR,
     ROUNDOFFS,
     accumulated_floors,
+    coarser_half,
     estimated_floors,
     local_floors,
     name_of_roundoff,
+    precision_of,
     roundoff_for,
 )
 from embgrad.comparison.recording import FINAL
 from embgrad.comparison.sites import Pair, lead
-from tests.unit.comparison.recorded import BATCH, Pass, Steps, recording
+from embgrad.comparison.weight_values import rounded
+from tests.unit.comparison.recorded import BATCH, Pass, Steps, recording, tensor
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(2, 4, 50))
@@ -53,6 +56,32 @@ def test_single_precision_is_expected_unless_both_compute_in_double(
     roundoff = roundoff_for(first, second, floor)
     assert roundoff == ROUNDOFFS[wanted]
     assert name_of_roundoff(roundoff) == wanted
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "wanted"),
+    [
+        (["bfloat16", "bfloat16", "float32"], "bfloat16"),
+        (["float16", "float32", "float16"], "float16"),
+        (["bfloat16", "float16", "float16"], "float16"),
+        (["bfloat16", "float32"], "float32"),
+        (["float32", "float32", "bfloat16"], "float32"),
+        ([], "float32"),
+    ],
+)
+def test_a_side_computes_in_half_precision_where_most_of_its_values_have_no_more_digits(
+    dtypes: list[str], wanted: str
+) -> None:
+    values = {name: rounded(X, name) if name != "float32" else X.astype(np.float32) for name in dtypes}
+    modules = [tensor(f"{number}:output#0", values[name]) for number, name in enumerate(dtypes)]
+    tables = [tensor(f"table{number}#0", rounded(X, "bfloat16")) for number in range(9)]
+    assert precision_of(recording([*tables, *modules], dtype="float32")) == wanted
+
+
+def test_the_coarser_of_two_half_precisions() -> None:
+    assert coarser_half(("float16", "bfloat16")) == "bfloat16"
+    assert coarser_half(("float16", "float32")) == "float16"
+    assert coarser_half(("float32", "float64")) is None
 
 
 #: The sum and the difference of two nearly equal numbers: the second is 1e3 times as sensitive as its inputs.

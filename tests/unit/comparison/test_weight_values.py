@@ -7,6 +7,7 @@ import pytest
 
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weight_values import (
+    bits_of,
     distance_of,
     exact_distance,
     index_of_rows,
@@ -306,3 +307,40 @@ def test_sixty_four_candidates_are_compared() -> None:
     assert match.b == "last.W"
     matching = match_weights([weight("a.W", values)], [*others, last])
     assert (matching.matches, matching.parts["a.W"][0].name) == ((), "last.W")  # its rows are found all the same
+
+
+def test_rows_of_a_large_model_are_not_equal_by_chance() -> None:
+    table = RANDOM.normal(size=(100_000, 8)).astype(np.float32)
+    assert found(RANDOM.normal(size=(200, 8)).astype(np.float32), {"table": table}) == []
+
+
+def stored(matrix: np.ndarray, bits: int, block: int, *, lowest: bool = False) -> np.ndarray:
+    """Return a matrix whose blocks are rounded to multiples of a step, from zero or from the lowest entry."""
+    groups = matrix.reshape(-1, block)
+    start = groups.min(1, keepdims=True) if lowest else np.zeros((len(groups), 1))
+    steps = 2**bits - 1 if lowest else 2 ** (bits - 1) - 1
+    step = np.abs(groups - start).max(1, keepdims=True) / steps
+    return (start + np.rint((groups - start) / step) * step).reshape(matrix.shape).astype(np.float32)
+
+
+WIDE = np.random.default_rng(4).normal(size=(6, 384)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "wanted"),
+    [
+        (stored(WIDE, 8, 384), 8),
+        (stored(WIDE, 8, 32), 8),
+        (stored(WIDE, 8, 384, lowest=True), 8),
+        (stored(WIDE.T.copy(), 8, 6 * 384).T, 8),
+        (stored(WIDE, 4, 64), 4),
+        (stored(WIDE, 4, 32, lowest=True), 4),
+        (np.sign(WIDE), 2),
+        (stored(WIDE, 8, 384)[:, :16][:1], None),
+        (WIDE, None),
+        (rounded(WIDE, "bfloat16"), None),
+        (np.vstack([stored(WIDE[:5], 8, 384), WIDE[5:]]), None),
+    ],
+)
+def test_the_bits_to_which_a_matrix_is_quantised(matrix: np.ndarray, wanted: int | None) -> None:
+    assert bits_of(matrix) == wanted
