@@ -74,11 +74,11 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             return func(*args, **(kwargs or {}))
         if func not in _WATCHED:  # nearly all calls of a pass
             return func(*args, **kwargs) if kwargs else func(*args)
-        if func in WEIGHING and (product := self._weighed(func, args, kwargs or {})) is not None:
+        if func in WEIGHING and (product := self._weigh(func, args, kwargs or {})) is not None:
             return product
-        return self._handled(func, args, kwargs)
+        return self._handle(func, args, kwargs)
 
-    def _handled(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         handler = HANDLERS.get(func)
         if handler is not None and not (self.at.plain and is_running()):
             result = handler(self, func, args, kwargs or {})
@@ -88,11 +88,11 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             self.halves.add(dtype_name(result.dtype))
         return result
 
-    def _weighed(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    def _weigh(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Return a product with a weight of no module, recorded as a call of a module of the weight's name; None for another."""
-        names = self._paths.alone()
-        if not names or self.at.plain or self.pulling:
+        if not self.watch.needs_modules or self.at.plain or self.pulling:
             return None
+        names = self._paths.alone()
         factors = [place for place, value in enumerate(args) if isinstance(value, torch.Tensor)][:2]
         found = {place: name for place in factors if (name := names.get(storage_of(args[place]))) is not None}
         given = next((place for place in factors if place not in found), None)
@@ -109,7 +109,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         key = watch.enter(name, PRODUCT, tensor, tensor.shape)
         new = tensor if key is None else self.at.tensor(key, tensor, aliased=True)
         watch.replace_tensor(tensor, new)
-        product = self._handled(func, (*args[:given], new, *args[given + 1 :]), kwargs)
+        product = self._handle(func, (*args[:given], new, *args[given + 1 :]), kwargs)
         key = watch.leave(product, product.shape)
         changed = product if key is None else self.at.tensor(key, product)
         watch.replace_tensor(product, changed)
