@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +15,15 @@ from embgrad.comparison.sites import Pair, can_be_led, name_of
 from embgrad.results.port_records import Cause
 
 __all__ = ["causes_of", "share_explained"]
+
+#: The most weights with other values that are causes by themselves, the words for them, and the setting of all together.
+MOST_OTHERS: Final = 4
+OTHERS: Final = "with other values"
+MERGED: Final = "the weights of several modules"
+
+#: Sites with the same explanation, by its cause, setting and values.
+Key = tuple[str, ...]
+Explained = list[tuple[Site, Explanation]]
 
 
 def share_explained(
@@ -67,7 +77,7 @@ def share_explained(
 
 def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cause, ...]:
     """Return the causes, one for all sites with the same values, those with the largest effect first."""
-    grouped: dict[tuple[str, ...], list[tuple[Site, Explanation]]] = defaultdict(list)
+    grouped: dict[Key, Explained] = defaultdict(list)
     for site, best in explained:
         for explanation in () if best is None else (best, *best.also):
             rounded = explanation.cause == "half-weights"
@@ -76,14 +86,17 @@ def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cau
             key = (explanation.cause, setting, *texts)
             grouped[key].append((site, explanation))
     causes = []
-    for (cause, setting, *values), same in grouped.items():
+    for (cause, setting, *values), same in _with_others_merged(grouped).items():
         layers = tuple(sorted({site.layer for site, _ in same if site.layer is not None}))
         places = [site.name for site, _ in same]
         sentence = same[0][1].sentence
         if cause == "half-weights" and len(same) > 1:
             sentence = f"b has the weights of {len(same)} modules {_rounding(same[0][1])}"
+        elif setting == MERGED:
+            sentence = f"b has the weights of {len(same)} modules {OTHERS}, as another checkpoint has"
         text = _general(sentence, same[0][0]) or f"{setting} {values[0]} in a and {values[1]} in b"
-        where = f", {_span(layers)}" if layers else "" if sentence else f", at {places[0]}"
+        is_named = cause == "missing-part" and text == sentence  # with both of its ends
+        where = f", {_span(layers)}" if layers and not is_named else "" if sentence else f", at {places[0]}"
         causes.append(
             Cause(
                 cause=cause,
@@ -96,6 +109,17 @@ def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cau
             )
         )
     return tuple(sorted(causes, key=lambda cause: -cause.difference))
+
+
+def _with_others_merged(grouped: Mapping[Key, Explained]) -> dict[Key, Explained]:
+    """Return the groups; weights with other values in many modules, which have nothing else in common, are one group."""
+    others = [key for key, same in grouped.items() if key[0] == "different-weight" and OTHERS in same[0][1].sentence]
+    if len(others) <= MOST_OTHERS:
+        return dict(grouped)
+    sites = [entry for key in others for entry in grouped[key]]
+    merged = list({site.name: (site, explanation) for site, explanation in sites}.values())
+    left = {key: same for key, same in grouped.items() if key not in others}
+    return {("different-weight", MERGED, "", ""): merged, **left}
 
 
 def _rounding(explanation: Explanation) -> str:

@@ -14,7 +14,7 @@ from embgrad.comparison.inspection import Clock, Inspection, inspect_recordings
 from embgrad.comparison.report import port_weights
 from embgrad.comparison.settings import differing_settings
 from embgrad.comparison.sides import batch_of_dumps, borrow_weights, models_of, record_side
-from embgrad.comparison.sites import can_be_led
+from embgrad.comparison.sites import can_be_led, count_layers
 from embgrad.comparison.unled import NOTE as UNLED
 from embgrad.errors import BatchError, EmbgradError, brief, quote
 from embgrad.inputs.batch import TokenBatch
@@ -101,6 +101,9 @@ def check_port(
     settings = differing_settings(a.settings, b.settings, causes, all_explained=len(found) == len(sites))
     notes = [f"{name}: {side.failure.message}" for name, side in (("a", a), ("b", b)) if side.failure]
     notes += [*a.notes, *b.notes, *([] if can_be_led(a) or can_be_led(b) else [UNLED])]
+    layers = count_layers(a), count_layers(b)
+    if layers[0] != layers[1] and all(layers):
+        notes.append(f"a has {layers[0]} layer{'s' if layers[0] > 1 else ''}, and b {layers[1]}")
     if is_coarser and not sites:
         notes.append(
             f"up to rounding in {half} the port agrees at all points; pass floor={half!r} to accept that precision"

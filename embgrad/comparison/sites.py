@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -13,8 +13,12 @@ from embgrad.backend.protocol import Change
 from embgrad.comparison.recording import FINAL, HeldWeight, Recording, Tensor
 from embgrad.comparison.weights import Match, Matching
 from embgrad.model_points.points import INPUT, OUTPUT
+from embgrad.model_points.roles import LAYER
 
-__all__ = ["Led", "Pair", "can_be_led", "difference", "in_order", "lead", "name_of", "pair_points"]
+__all__ = ["Led", "Pair", "can_be_led", "count_layers", "difference", "in_order", "lead", "name_of", "pair_points"]
+
+#: The role of the last layer, which models with other numbers of layers share.
+LAST: Final = f"{LAYER}.-1"
 
 #: The relative L2 up to which an output is the product of an input with a matrix.
 PRODUCT: Final = 1e-2
@@ -85,7 +89,8 @@ def pair_points(a: Recording, b: Recording, matching: Matching) -> list[Pair]:
     These are the points with the same role, the inputs and outputs of modules whose weights belong together, and the models'
     outputs.
     """
-    pairs = [*_by_roles(a, b), *_by_modules(a, b, matching)]
+    shifted = _shifted(a, b, matching) if count_layers(a) != count_layers(b) else frozenset()
+    pairs = [*_by_roles(a, b, shifted), *_by_modules(a, b, matching)]
     if FINAL in a.tensors and FINAL in b.tensors:
         pairs.extend(_whole(FINAL, a.tensors[FINAL], b.tensors[FINAL]))
     unique: dict[tuple[str, str, bytes], Pair] = {}
@@ -185,9 +190,24 @@ def difference(reference: np.ndarray, other: np.ndarray, real: np.ndarray) -> fl
     return distance / length if length else (float("inf") if distance else 0.0)
 
 
-def _by_roles(a: Recording, b: Recording) -> Iterator[Pair]:
+def count_layers(recording: Recording) -> int:
+    """Return the number of layers, by the roles of the points."""
+    roles = {role for tensor in recording.tensors.values() for role in tensor.roles}
+    return sum(role.startswith(f"{LAYER}.") and role != LAST for role in roles)
+
+
+def _shifted(a: Recording, b: Recording, matching: Matching) -> frozenset[str]:
+    """Return the roles of layers whose weights are those of a layer with another number on the other side."""
+    layers_a, layers_b = ({weight.name: weight.layer for weight in side.weights} for side in (a, b))
+    pairs = [(layers_a[match.a], layers_b[match.b]) for match in matching.matches if match.by_value]
+    return frozenset(f"{LAYER}.{number}" for pair in pairs if None not in pair and len({*pair}) == 2 for number in pair)
+
+
+def _by_roles(a: Recording, b: Recording, shifted: Container[str]) -> Iterator[Pair]:
     roles = dict.fromkeys(role for tensor in a.tensors.values() for role in tensor.roles)
     for role in roles:
+        if role in shifted:
+            continue
         first, second = a.by_role(role), b.by_role(role)
         if first is not None and second is not None:
             yield from _whole(name_of(first), first, second)

@@ -202,7 +202,8 @@ def _only(summaries: Sequence[_Summary], names: Iterable[str]) -> list[_Summary]
 def _moved(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedArray]) -> dict[str, str]:
     """Return the weights of a whose equal lies in another layer of b, with its name; none where most do and layers are in order.
 
-    Outside of layers it is one with another name, where all names of the two models are the same.
+    None are moved where one model has more layers. Outside of layers it is one with another name, where all names of the two
+    models are the same.
     """
     layers_a, layers_b = ({weight.name: weight.layer for weight in side} for side in (a, b))
     pairs = [(match, layers_a[match.a], layers_b[match.b]) for match in matches]
@@ -212,7 +213,9 @@ def _moved(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedA
     renamed = {match.a: match.b for match in outside if match.a != match.b and layers_a.keys() == layers_b.keys()}
     places = {first: Counter(b for _, a, b in known if a == first).most_common(1)[0][0] for _, first, _ in known}
     exchanged = [places[first] for first in sorted(places)] != sorted(places.values())
-    return {**(moved if exchanged or 2 * len(moved) <= len(known) else {}), **renamed, **_strayed(matches, a, b)}
+    as_many = len({*layers_a.values()}) == len({*layers_b.values()})
+    by_layer = moved if as_many and (exchanged or 2 * len(moved) <= len(known)) else {}
+    return {**by_layer, **renamed, **_strayed(matches, a, b)}
 
 
 def _strayed(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedArray]) -> dict[str, str]:
@@ -289,6 +292,11 @@ class _Places:
         times = sorted((first.time, second.time) for first, second in known)
         self._times = [0.0, *(first for first, _ in times), 1.0], [0.0, *(second for _, second in times), 1.0]
         self._modules = {first.module: second.module for first, second in known}
+        votes: dict[int, Counter[int]] = defaultdict(Counter)
+        for first, second in known:
+            if first.layer is not None and second.layer is not None:
+                votes[first.layer][second.layer] += 1
+        self._layers = {layer: count.most_common(1)[0][0] for layer, count in votes.items()}
         self._others: dict[str, set[str]] = defaultdict(set)
         for mine, its in known:
             self._others[its.module].add(mine.module)
@@ -298,9 +306,13 @@ class _Places:
         partner = self._modules.get(first.module)
         if partner is not None or len(self._others.get(second.module, ())) == 1:
             return -1.0 + abs(first.time - second.time) if partner == second.module else None
-        if first.layer is not None and second.layer is not None and first.layer != second.layer:
+        if first.layer is not None and second.layer is not None and self._partner_of(first.layer) != second.layer:
             return None
         return abs(float(np.interp(first.time, *self._times)) - second.time)
+
+    def _partner_of(self, layer: int) -> int | None:
+        """Return the layer of b with the weights of a layer of a, or else the same number, if no other layer has its weights."""
+        return self._layers.get(layer, None if layer in self._layers.values() else layer)
 
 
 def _at_one_place(weight: NamedArray, other: NamedArray, holder: Mapping[str, str]) -> Match:

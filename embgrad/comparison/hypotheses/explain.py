@@ -16,6 +16,7 @@ from embgrad.comparison.hypotheses.norm import Norm
 from embgrad.comparison.hypotheses.pooling import Pooling
 from embgrad.comparison.hypotheses.product import Product
 from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.hypotheses.skipped import Skipped
 
 __all__ = ["EXPLAINING", "HYPOTHESES", "Hypothesis", "explain"]
 
@@ -61,6 +62,7 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     Gate(),
     AttentionCore(),
     Experts(),
+    Skipped(),
 )
 
 

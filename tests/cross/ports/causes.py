@@ -25,7 +25,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
         *("types-ignored", "padding-row", "other-ids"),
     ),
     "experts": ("expert-routing",),
-    "residual": ("residual-scale", "missing-residual", "norm-order"),
+    "residual": ("residual-scale", "missing-residual", "missing-part", "norm-order"),
     "head": ("head-untied", "logit-cap", "logit-scale"),
     "pooling": ("pooling",),
 }

@@ -98,3 +98,23 @@ def test_weights_of_eight_bits_are_named(bert: BertModel) -> None:
     report = embgrad.check_port(bert, port, BATCH)
     assert [cause.text for cause in report.causes] == ["b has the weights of 13 modules rounded to 8 bits, layers 0–1"]
     assert report.explained == pytest.approx(1, abs=1e-6)
+
+
+def test_a_port_with_a_layer_fewer_skips_it(bert: BertModel) -> None:
+    port = copy.deepcopy(bert)
+    del port.encoder.layer[1]
+    report = embgrad.check_port(bert, port, BATCH)
+    assert [cause.text for cause in report.causes] == ["b lacks what a computes between layer 0 and layer 1"]
+    assert report.explained == pytest.approx(1, abs=1e-6)
+    assert report.unexplained == ()
+    assert "a has 2 layers, and b 1" in report.notes
+
+
+def test_another_checkpoint_is_one_cause(bert: BertModel) -> None:
+    port = copy.deepcopy(bert)
+    with torch.no_grad():
+        for parameter in port.parameters():
+            parameter.add_(1e-3 * torch.randn_like(parameter))
+    report = embgrad.check_port(bert, port, BATCH)
+    assert report.causes[0].cause == "different-weight"
+    assert "other values, as another checkpoint has" in report.verdict

@@ -239,3 +239,31 @@ def test_models_without_positions_are_compared_whole() -> None:
     found = [(at, Explanation("x", "x", ("", ""), X, lambda at: 3 * at("pooled"), ("pooled",)))]
     assert BATCH.shape != (2, 1)
     assert share_explained(pairs, Pass(steps).record(), Pass(port).record(), found) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(("count", "wanted"), [(4, 4), (5, 1)])
+def test_other_values_in_many_modules_are_one_cause(count: int, wanted: int) -> None:
+    sites = [site(f"layers.{n}.up", n, 1 / (n + 1)) for n in range(count)]
+    explained = [
+        (
+            at,
+            explanation(
+                at,
+                "different-weight",
+                setting=f"{at.name}.W",
+                values=("a's own", f"with other values (relative L2 1.{at.layer}e-03)"),
+                sentence=f"b has {at.name}.W with other values (relative L2 1.{at.layer}e-03)",
+            ),
+        )
+        for at in sites
+    ]
+    norm = site("norm", difference=0.01)
+    causes = causes_of([*explained, (norm, explanation(norm))])
+    assert len(causes) == wanted + 1
+    assert causes[-1].cause == "layer-norm-epsilon"
+    if wanted == 1:
+        assert (
+            causes[0].text == "b has the weights of 5 modules with other values, as another checkpoint has, layers 0–4"
+        )
+        assert causes[0].sites == tuple(at.name for at in sites)
+        assert causes[0].difference == 1.0

@@ -465,3 +465,28 @@ def test_a_bias_by_head_is_the_same_bias() -> None:
     bias = numbers(12)
     assert single(bias, bias.reshape(3, 4)).is_equal
     assert single(bias.reshape(3, 4), bias).is_equal
+
+
+@pytest.mark.parametrize("missing", [0, 1, 3])
+def test_a_layer_that_b_lacks_has_no_partner_and_the_others_keep_theirs(missing: int) -> None:
+    """Norms of ones alone are told apart by their layer, which has another number in b."""
+    own = [numbers(6, 4) for _ in range(4)]
+    a = {
+        name: values
+        for layer in range(4)
+        for name, values in ((f"layers.{layer}.up.W", own[layer]), (f"layers.{layer}.norm.gain", np.ones(4)))
+    }
+    kept = [layer for layer in range(4) if layer != missing]
+    b = {
+        name.replace(f"layers.{layer}.", f"layers.{number}."): a[name]
+        for number, layer in enumerate(kept)
+        for name in a
+        if name.startswith(f"layers.{layer}.")
+    }
+    matching = matched(a, b)
+    assert matching.alone_a == (f"layers.{missing}.up.W", f"layers.{missing}.norm.gain")
+    assert matching.alone_b == ()
+    assert {(match.a.split(".")[1], match.b.split(".")[1]) for match in matching.matches} == {
+        (str(layer), str(number)) for number, layer in enumerate(kept)
+    }
+    assert all(match.is_equal for match in matching.matches)

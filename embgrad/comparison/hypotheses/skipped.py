@@ -1,0 +1,55 @@
+"""The hypothesis of a skipped part: the port goes on with a tensor that the reference computes something more from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.site import Before, Explanation, Site
+from embgrad.comparison.hypotheses.sources import most_off
+from embgrad.comparison.recording import Recording
+from embgrad.comparison.sites import name_of
+from embgrad.model_points.points import INPUT
+from embgrad.model_points.roles import LAYER
+
+__all__ = ["Skipped"]
+
+
+class Skipped:
+    """A part that only the reference has, such as a layer, so that the port's output is a tensor before it."""
+
+    causes = ("missing-part",)
+
+    def explain(self, site: Site) -> list[Explanation]:
+        """Return the nearest tensor that the port's output equals up to rounding; an empty list where there is none."""
+        for before in site.before:
+            if before.values.shape == site.a.shape and site.off(before.values) <= most_off(site):
+                return [_explanation(site, before)]
+        return []
+
+
+def _explanation(site: Site, before: Before) -> Explanation:
+    start = _holder(site.recordings[0], before.values) or before.name
+    end = _holder(site.recordings[0], site.a) or site.name
+    return Explanation(
+        "missing-part",
+        f"the part between {start} and {end} is",
+        ("computed", "missing"),
+        before.values,
+        lambda at: at(before.name),
+        (before.name,),
+        f"b lacks what a computes between {start} and {end}",
+    )
+
+
+def _holder(recording: Recording, values: np.ndarray) -> str | None:
+    """Return a name of the first point with a role, or else of the first output, that has these values; None for none."""
+    equal = [
+        tensor
+        for tensor in recording.tensors.values()
+        if tensor.side != INPUT and tensor.values.shape == values.shape and np.array_equal(tensor.values, values)
+    ]
+    if not equal:
+        return None
+    first = min(equal, key=lambda tensor: not tensor.roles)
+    layers = (role for role in first.roles if role.startswith(f"{LAYER}."))
+    return next((role.replace(".", " ") for role in layers), name_of(first))

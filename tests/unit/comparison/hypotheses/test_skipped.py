@@ -1,0 +1,32 @@
+"""A part that the port skips is found where it goes on with a tensor before that part."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.hypotheses.skipped import Skipped
+from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
+
+X, Y, A = np.random.default_rng(0).normal(size=(3, *REAL.shape, 6))
+
+
+def test_the_port_goes_on_with_the_nearest_tensor() -> None:
+    at = module_site(A, Y, {"first": Y, "second": X, "third": Y})
+    found = best(at, Skipped().explain(at))
+    assert found.cause == "missing-part"
+    nearest = next(before.name for before in at.before if np.array_equal(before.values, Y))
+    assert found.setting == f"the part between {nearest} and {at.name} is"
+    assert found.text == f"b lacks what a computes between {nearest} and {at.name}"
+    assert found.inputs == (nearest,)
+    assert found.compute is not None
+    np.testing.assert_array_equal(found.compute({nearest: Y}.__getitem__), at.b)
+
+
+@pytest.mark.parametrize("b", [X * 1.001, A + 0.1 * X, X[..., ::-1]])
+def test_a_tensor_that_is_only_near_is_no_explanation(b: np.ndarray) -> None:
+    assert Skipped().explain(module_site(A, b, {"first": X})) == []
+
+
+def test_a_tensor_of_another_shape_is_left_out() -> None:
+    assert Skipped().explain(module_site(A, Y, {"wide": np.concatenate([Y, Y], -1)})) == []
