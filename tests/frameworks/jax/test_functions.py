@@ -107,7 +107,7 @@ def test_a_product_with_a_parameter_is_a_point(sides: str) -> None:
     product = np.einsum(sides, table[ids], weight)
     given, own = embgrad.gradients(
         parts, embgrad.TokenBatch(ids, np.ones_like(ids)), embgrad.Sum(), at=["own.w:input", "own.w"], call=applied
-    )
+    ).values()
     np.testing.assert_allclose(given.activations, table[ids], rtol=1e-5)
     np.testing.assert_allclose(own.activations, product, rtol=1e-5)
     np.testing.assert_allclose(own.values, 1 - np.tanh(product) ** 2, rtol=1e-5)
