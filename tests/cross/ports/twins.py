@@ -275,6 +275,11 @@ def _of(value: float) -> Callable[[np.ndarray], np.ndarray]:
     return lambda values: np.full_like(values, value)
 
 
+def _without(layers: str, number: int) -> Plant:
+    """Return a plant that removes a layer from a list of them."""
+    return lambda body: body.get_submodule(layers).__delitem__(number)
+
+
 _EPSILON: Final = "layer-norm-epsilon"
 _ACTIVATION: Final = "activation gelu"
 _MLP: Final = "mlp|fc|intermediate|layers"
@@ -423,4 +428,8 @@ TWIN_FAULTS: Final = (
     _configured("biogpt", "activation", _ACTIVATION, _MLP, hidden_act="relu"),
     _configured("codegen", "share", "rotary-partial", "attn", rotary_dim=16),
     _configured("codegen", "activation", _ACTIVATION, _MLP, activation_function="relu"),
+    _planted("electra", "last-layer", "missing-part", r"encoder\.layer", _without("encoder.layer", -1)),
+    _planted("phi", "layer", "missing-part", r"layers\.\d", _without("layers", 1)),
+    _planted("xglm", "layer", "missing-part", r"layers\.\d", _without("layers", 1)),
+    _planted("squeezebert", "layer", "missing-part", r"layers\.\d", _without("encoder.layers", 1)),
 )
