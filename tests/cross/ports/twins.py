@@ -431,5 +431,4 @@ TWIN_FAULTS: Final = (
     _planted("electra", "last-layer", "missing-part", r"encoder\.layer", _without("encoder.layer", -1)),
     _planted("phi", "layer", "missing-part", r"layers\.\d", _without("layers", 1)),
     _planted("xglm", "layer", "missing-part", r"layers\.\d", _without("layers", 1)),
-    _planted("squeezebert", "layer", "missing-part", r"layers\.\d", _without("encoder.layers", 1)),
 )

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
+from embgrad.comparison.hypotheses import skipped
 from embgrad.comparison.hypotheses.skipped import Skipped
 from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
 
 X, Y, A = np.random.default_rng(0).normal(size=(3, *REAL.shape, 6))
+
+
+@pytest.fixture(autouse=True)
+def layers_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every second side have a layer fewer."""
+    counts = itertools.cycle((3, 2))
+    monkeypatch.setattr(skipped, "count_layers", lambda side: next(counts))
 
 
 def test_the_port_goes_on_with_the_nearest_tensor() -> None:
@@ -30,3 +40,12 @@ def test_a_tensor_that_is_only_near_is_no_explanation(b: np.ndarray) -> None:
 
 def test_a_tensor_of_another_shape_is_left_out() -> None:
     assert Skipped().explain(module_site(A, Y, {"wide": np.concatenate([Y, Y], -1)})) == []
+
+
+@pytest.mark.parametrize(("layers", "is_known"), [((3, 2), True), ((2, 3), True), ((3, 3), False), ((3, 0), False)])
+def test_only_models_with_other_numbers_of_layers_skip_a_part(
+    layers: tuple[int, int], is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = iter(layers)
+    monkeypatch.setattr(skipped, "count_layers", lambda side: next(counts))
+    assert bool(Skipped().explain(module_site(A, Y, {"first": Y}))) is is_known
