@@ -211,11 +211,19 @@ def _moved(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedA
     moved = {match.a: match.b for match, first, second in known if first != second}
     outside = [match for match, first, second in pairs if first is None and second is None]
     renamed = {match.a: match.b for match in outside if match.a != match.b and layers_a.keys() == layers_b.keys()}
-    places = {first: Counter(b for _, a, b in known if a == first).most_common(1)[0][0] for _, first, _ in known}
+    places = _most_frequent((first, second) for _, first, second in known)
     exchanged = [places[first] for first in sorted(places)] != sorted(places.values())
     as_many = len({*layers_a.values()}) == len({*layers_b.values()})
     by_layer = moved if as_many and (exchanged or 2 * len(moved) <= len(known)) else {}
     return {**by_layer, **renamed, **_strayed(matches, a, b)}
+
+
+def _most_frequent(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Return by each layer of a the layer of b that it is paired with most often."""
+    votes: dict[int, Counter[int]] = defaultdict(Counter)
+    for mine, its in pairs:
+        votes[mine][its] += 1
+    return {layer: count.most_common(1)[0][0] for layer, count in votes.items()}
 
 
 def _strayed(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedArray]) -> dict[str, str]:
@@ -292,11 +300,8 @@ class _Places:
         times = sorted((first.time, second.time) for first, second in known)
         self._times = [0.0, *(first for first, _ in times), 1.0], [0.0, *(second for _, second in times), 1.0]
         self._modules = {first.module: second.module for first, second in known}
-        votes: dict[int, Counter[int]] = defaultdict(Counter)
-        for first, second in known:
-            if first.layer is not None and second.layer is not None:
-                votes[first.layer][second.layer] += 1
-        self._layers = {layer: count.most_common(1)[0][0] for layer, count in votes.items()}
+        layers = ((first.layer, second.layer) for first, second in known)
+        self._layers = _most_frequent((mine, its) for mine, its in layers if mine is not None and its is not None)
         self._others: dict[str, set[str]] = defaultdict(set)
         for mine, its in known:
             self._others[its.module].add(mine.module)

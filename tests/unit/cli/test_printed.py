@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -54,6 +54,17 @@ def styled(text: str) -> str:
     text = re.sub("\x1b\\[([0-9;]*)m", lambda code: f"<{STYLES[code[1]]}>", text)
     return "\n".join(line.rstrip() for line in text.splitlines()).strip()
 
+
+#: The printed texts of a search, after its first line in a file.
+FOUND: Final = """<bold>HotFlip, maximize Logit(index=0)</>
+<dim>example 0: L = 2 → 17, 1 token changed, 23 evaluations, 1 gradient</>
+<dim>before  </><dim>[CLS]</> a gripping [-film-] <dim>[SEP]</>
+<dim>after   </><dim>[CLS]</> a gripping{+ping+} <dim>[SEP]</>
+<dim>example 1: L = 10 → 10, 0 tokens changed, 6 evaluations, 1 gradient</>
+<dim>before  </><dim>[CLS]</> never <dim>[SEP]</>
+<dim>after   </><dim>[CLS]</> never <dim>[SEP]</>
+<dim>[-…-]: replaced or deleted, {+…+}: put in</>
+"""
 
 PRINTED = {
     ("gradients",): """
@@ -127,16 +138,8 @@ objective   9.3e-01         -  diverges
 The values diverge at 'output' (relative L2 1.0e+00) and agree before it, at 'word'. These of its
 weights differ: 'W' (times 2, relative L2 1.0e+00).
 """,
-    ("search", "--objective", "Logit(0)", "--set", "steps=1"): """
-<bold>HotFlip, maximize Logit(index=0)</>
-<dim>example 0: L = 2 → 17, 1 token changed, 23 evaluations, 1 gradient</>
-<dim>before  </><dim>[CLS]</> a gripping [-film-] <dim>[SEP]</>
-<dim>after   </><dim>[CLS]</> a gripping{+ping+} <dim>[SEP]</>
-<dim>example 1: L = 10 → 10, 0 tokens changed, 6 evaluations, 1 gradient</>
-<dim>before  </><dim>[CLS]</> never <dim>[SEP]</>
-<dim>after   </><dim>[CLS]</> never <dim>[SEP]</>
-<dim>[-…-]: replaced or deleted, {+…+}: put in</>
-
+    ("search", "--objective", "Logit(0)", "--set", "steps=1"): f"""
+{FOUND}
 examples                 2
 seconds                  #
 an example's              mean  median
@@ -171,17 +174,9 @@ written to table.csv
 
 <dim>length of the gradient, 0 to 9; 9 is the example's largest</>
 """,
-    ("show", "s.safetensors"): """
+    ("show", "s.safetensors"): f"""
 <bold>search, ReferenceModel (reference)</>
-<bold>HotFlip, maximize Logit(index=0)</>
-<dim>example 0: L = 2 → 17, 1 token changed, 23 evaluations, 1 gradient</>
-<dim>before  </><dim>[CLS]</> a gripping [-film-] <dim>[SEP]</>
-<dim>after   </><dim>[CLS]</> a gripping{+ping+} <dim>[SEP]</>
-<dim>example 1: L = 10 → 10, 0 tokens changed, 6 evaluations, 1 gradient</>
-<dim>before  </><dim>[CLS]</> never <dim>[SEP]</>
-<dim>after   </><dim>[CLS]</> never <dim>[SEP]</>
-<dim>[-…-]: replaced or deleted, {+…+}: put in</>
-""",
+{FOUND}""",
     ("attribute-tokens", "-m", "language.py:build", "--ids", "three.json", "-o", "t.safetensors"): """
 <bold>input-x-gradient at word, ReferenceModel (reference)</>
 <bold>7  </>5(-9)
