@@ -338,6 +338,7 @@ WIDE = np.random.default_rng(4).normal(size=(6, 384)).astype(np.float32)
         (np.sign(WIDE), 2),
         (stored(WIDE, 8, 384)[:, :16][:1], None),
         (WIDE, None),
+        (WIDE[:, :256], None),  # no more entries in a row than eight bits have values
         (rounded(WIDE, "bfloat16"), None),
         (np.vstack([stored(WIDE[:5], 8, 384), WIDE[5:]]), None),
     ],
