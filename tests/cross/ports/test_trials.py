@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cross.ports.faults import LISTED
-from tests.cross.ports.own_ports import OWN_FAULTS, OWN_PAIRS, OWN_RIGHT, OwnRight
+from tests.cross.ports.own_fault import OwnRight
+from tests.cross.ports.own_ports import OWN_FAULTS, OWN_PAIRS, OWN_RIGHT
 from tests.cross.ports.pairs_of_faults import PAIRS
 from tests.cross.ports.right_ports import RIGHT_PORTS
 from tests.cross.ports.trials import Outcome, check, read, try_fault, try_right, with_shares
