@@ -170,7 +170,8 @@ def test_a_factor_whose_square_overflows(factor: float) -> None:
 
 @pytest.mark.parametrize("times_own", [False, True])
 def test_a_factor_that_is_a_product_by_chance(times_own: bool) -> None:
-    table, head = RANDOM.normal(size=(20, 16)), RANDOM.normal(size=(16, 5))
+    random = np.random.default_rng(4)
+    table, head = random.normal(size=(20, 16)), random.normal(size=(16, 5))
     sound = embgrad.gradients(classifier({"E": table, "W": head}), BATCH, OBJECTIVE)
     factor = TOKENS[:, None, None] * 4.0 if times_own else 4 / 3
     actual = causes(embgrad.compare(sound, replace(sound, values=sound.values * factor)))
