@@ -113,7 +113,7 @@ def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cau
 
 def _with_others_merged(grouped: Mapping[Key, Explained]) -> dict[Key, Explained]:
     """Return the groups; weights with other values in many modules, which have nothing else in common, are one group."""
-    others = [key for key, same in grouped.items() if key[0] == "different-weight" and OTHERS in same[0][1].sentence]
+    others = [key for key, same in grouped.items() if OTHERS in same[0][1].sentence]
     if len(others) <= MOST_OTHERS:
         return dict(grouped)
     sites = [entry for key in others for entry in grouped[key]]
@@ -124,7 +124,7 @@ def _with_others_merged(grouped: Mapping[Key, Explained]) -> dict[Key, Explained
 
 def _rounding(explanation: Explanation) -> str:
     """Return the end of a sentence about rounded weights, such as "rounded to float16"."""
-    return explanation.text[max(explanation.text.find("rounded"), 0) :]
+    return explanation.text[explanation.text.index("rounded") :]
 
 
 def _general(text: str, site: Site) -> str:

@@ -33,7 +33,6 @@ from embgrad.errors import EmbgradError, quote
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
 from embgrad.results.file_format import plain
-from embgrad.toolkit.signature import expect_callable
 
 __all__ = ["dump", "expect_free"]
 
@@ -74,7 +73,6 @@ def dump(
     """
     path = expect_free(folder)
     expect_flag(weights, "weights")
-    expect_callable(call)
     recording = LiveSide(model, batch_of(texts, tokenizer, max_length, model), objective, call).record()
     path.mkdir(parents=True, exist_ok=True)
     for name in (MANIFEST, WEIGHTS):  # first the manifest, without which the folder is not finished

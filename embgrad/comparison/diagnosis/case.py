@@ -24,9 +24,6 @@ EXACT: Final = 5.0
 #: twelfth of it, and hardly any by a sixth. A wider bound would attribute other faults to rounding.
 OF_HALF: Final = 0.25
 
-#: The relative L2 below which a difference of sums of squares has too few correct digits.
-CANCELLED: Final = 1e-5
-
 #: The share of the target's positions that a prediction must cover.
 LEAST_COVERED: Final = 0.5
 
@@ -218,9 +215,7 @@ class Match:
         scaled, before = self._scaled(numbers), self._reference.before
         length_of_target = float(np.sqrt(self._reference.squares.sum()))
         size = float((scaled**2 * self._squares).sum())
-        after = float(np.sqrt(max(float(self._remaining(numbers)), 0.0)))
-        if after < CANCELLED * length_of_target:  # too many digits of the sums cancel
-            after = self._distance(numbers)
+        after = self._distance(numbers)  # entry by entry: of nearly equal sums too many digits cancel
         scale = float((scaled * self._products).sum()) / size if size else 0.0
         return Measure(1 - (after / before) ** 2 if before else 0.0, after / length_of_target, scale)
 

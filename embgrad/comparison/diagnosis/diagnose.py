@@ -107,7 +107,7 @@ class _Trial:
                 return
         if all(case.model is not None for case in self._cases):
             self._between(sources, numbers)
-        if not self.findings and not any(map(is_exact, self.explanations)):
+        if not self.findings:
             random = (random_model(source) for source in sources)
             self.findings.extend(finding for finding in random if finding is not None)
 

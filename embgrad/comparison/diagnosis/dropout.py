@@ -12,8 +12,8 @@ from embgrad.comparison.findings import Finding
 
 __all__ = ["random_model"]
 
-#: The number of runs of a model that is random, and of those that show whether it is.
-DRAWS, FIRST_DRAWS = 6, 2
+#: The number of runs of a model that is random.
+DRAWS: Final = 6
 
 #: A run in training mode, which advances the random generators; a run in evaluation mode restores them.
 TRAINING: Final = Variant(("dropout",), "", training=True)
@@ -25,15 +25,15 @@ def random_model(source: Source) -> Finding | None:
     source_values, target = case.values[case.matched].ravel(), case.wanted[case.matched].ravel()
     length, seen = float(np.linalg.norm(source_values)), float(np.linalg.norm(source_values - target))
     runs: list[np.ndarray] = []
-    spread = 0.0
+    spread = float("inf")
     while len(runs) < DRAWS:
         values = None if source.values(TRAINING) is None else source.values(AS_IT_WAS)
         if values is None:
             return None
         runs.append(values[case.matched].ravel())
         distances = [float(np.linalg.norm(run - other)) for i, run in enumerate(runs) for other in runs[:i]]
-        spread = float(np.mean(distances)) / 2**0.5 if distances else 0.0
-        if len(runs) >= FIRST_DRAWS and spread <= 2 * EXACT * case.tolerance * length:
+        spread = float(np.mean(distances)) / 2**0.5 if distances else spread
+        if spread <= 2 * EXACT * case.tolerance * length:
             return None
     if not seen:
         return None

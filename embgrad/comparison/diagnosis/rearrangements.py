@@ -109,11 +109,11 @@ def _times_input(case: Case, values: np.ndarray) -> Rearranged:
 
 def _summed_repeats(case: Case, values: np.ndarray) -> Rearranged:
     """Yield the table's gradient at each repeat of a token: the sums over each id, with padding and without."""
-    _, numbers = np.unique(case.source.ids, return_inverse=True)
+    present, numbers = np.unique(case.source.ids, return_inverse=True)
     numbers = numbers.reshape(case.source.ids.shape)
     counted = [values] if case.real.all() else [values, np.where(case.real[..., None], values, 0)]
     for gradient in counted:
-        rows = np.zeros((numbers.max() + 1, values.shape[-1]))
+        rows = np.zeros((len(present), values.shape[-1]))
         np.add.at(rows, numbers, np.nan_to_num(gradient))
         text = f"that {case.names[1]} holds the table's gradient, summed over a token's repeats, at each of them"
         yield text, rows[numbers]

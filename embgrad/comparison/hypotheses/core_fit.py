@@ -381,8 +381,7 @@ def _improved(core: Core, part: Part, wanted: np.ndarray, names: Sequence[str]) 
     for _ in range(STEPS):
         slopes = []
         for name in names:
-            number = number_of(core, name) or 1.0
-            moved = with_number(core, name, number * math.exp(SMALL))
+            moved = _times(core, name, math.exp(SMALL))
             slopes.append(((moved.part(part) - wanted).ravel() - rest) / SMALL)
         jacobian = np.stack(slopes, 1)
         square = jacobian.T @ jacobian
@@ -390,7 +389,7 @@ def _improved(core: Core, part: Part, wanted: np.ndarray, names: Sequence[str]) 
             step = np.linalg.solve(square + damping * np.diag(np.diag(square) + 1e-30), -jacobian.T @ rest)
             changed = core
             for name, change in zip(names, np.clip(step, -2, 2), strict=True):
-                changed = with_number(changed, name, (number_of(core, name) or 1.0) * math.exp(change))
+                changed = _times(changed, name, math.exp(change))
             left = (changed.part(part) - wanted).ravel()
             if left @ left < rest @ rest:
                 break
@@ -402,6 +401,12 @@ def _improved(core: Core, part: Part, wanted: np.ndarray, names: Sequence[str]) 
         if gain > 1 - 1e-6:
             return core
     return core
+
+
+def _times(core: Core, name: str, factor: float) -> Core:
+    number = number_of(core, name)
+    assert number is not None, "the nearest of several numbers has been taken"
+    return with_number(core, name, number * factor)
 
 
 def settled(core: Core, off: Callable[[Core], float], most: float, usual: Iterable[Core] = ()) -> Core:

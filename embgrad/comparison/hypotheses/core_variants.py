@@ -153,10 +153,10 @@ def _scalings(declared: Mapping[str, Any], scaling: Scaling | None) -> Iterator[
 
 
 def _of_heads(declared: Mapping[str, Any], core: Core) -> Iterator[Core]:
-    width, narrow = core.heads * core.size, core.pairs * core.size
+    width, narrow = core.heads * core.size, core.pairs * core.size  # the first is a multiple of the second
     is_free = core.norm is None and (core.bias is None or core.bias.table is None)
     for size in range(2, narrow + 1) if is_free and core.sink is None else ():
-        if width % size or narrow % size or size == core.size or (core.rotary is not None and size % 2):
+        if narrow % size or size == core.size or (core.rotary is not None and size % 2):
             continue
         rotary = None if core.rotary is None else core.rotary.of_head(core.size, size)
         changed = replace(core, heads=width // size, rotary=rotary)
