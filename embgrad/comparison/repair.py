@@ -83,7 +83,8 @@ def _in_own_order(pair: Pair, tensor: Tensor, arrived: np.ndarray, real: np.ndar
     """Return a pair without the order of features that weights have in another order, where the values themselves have none."""
     order, in_b = (pair.features_a, False) if pair.features_b is None else (pair.features_b, True)
     values = tensor.values
-    if order is None or (in_b and pair.features_a is not None) or len(order) != values.shape[-1]:
+    assert order is not None, "the caller has checked"
+    if (in_b and pair.features_a is not None) or len(order) != values.shape[-1]:
         return pair
     own = np.take(arrived, np.argsort(order), -1) if in_b else arrived
     apart = difference(pair.in_a(values), arrived, real)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,8 @@ class Comparison:
     labels: tuple[str, str]
     notes: tuple[str, ...]
     findings: tuple[Finding, ...]
-    a: Result = field(repr=False)
-    b: Result = field(repr=False)
+    a: Result
+    b: Result
     advice: str = ""
 
     @property

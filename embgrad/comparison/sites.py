@@ -236,7 +236,7 @@ def _by_modules(a: Recording, b: Recording, matching: Matching) -> Iterator[Pair
         if len(others) == 1 and module not in split and not others & composed.keys():
             other = next(iter(others))
             matrices = [match for match in matches if len(held_a[match.a].shape) > 1]
-            permuted = matrices[0] if len(matrices) == 1 and matrices[0].order is not None else None
+            permuted = next((match for match in matrices if len(matrices) == 1 and match.order is not None), None)
             pairs = list(_of_two_modules(a, b, module, other, permuted))
             # The frequencies of rotary positions, for example, are held by modules that take and return other tensors.
             if matrices or any(a.tensors[pair.a].side == OUTPUT for pair in pairs):

@@ -83,11 +83,15 @@ def other_objectives(source: Source) -> Iterator[Variant]:
 
 def _next_entries(objective: Logit, source: Source) -> Iterator[Variant]:
     classes = int((source.case.source.provenance.get("output_shape") or [0])[-1])
-    for offset in (1, -1):
-        if classes > 1 and not (classes == 2 and offset < 0):
-            text = f"that {source.target} is the gradient of the logit {offset:+d}"
-            moved = Logit((objective.index + offset) % classes, output=objective.output, position=objective.position)
-            yield Variant(("label-shift",), text, objective=moved)
+    for offset in _offsets(classes):
+        text = f"that {source.target} is the gradient of the logit {offset:+d}"
+        moved = Logit((objective.index + offset) % classes, output=objective.output, position=objective.position)
+        yield Variant(("label-shift",), text, objective=moved)
+
+
+def _offsets(classes: int) -> tuple[int, ...]:
+    """Return the offsets of a class that lead to other ones, each once."""
+    return (1, -1)[: classes - 1]
 
 
 def _shifted_labels(objective: CrossEntropy, source: Source) -> Iterator[Variant]:
@@ -101,9 +105,7 @@ def _shifted_labels(objective: CrossEntropy, source: Source) -> Iterator[Variant
             text = f"that {source.target}'s labels are shifted by {offset:+d} position"
             yield Variant(("label-shift",), text, objective=CrossEntropy(moved, **where))
     elif classes > 1:
-        for offset in (1, -1):
-            if classes == 2 and offset < 0:
-                continue
+        for offset in _offsets(classes):
             moved = (objective.labels + offset) % classes
             text = f"that {source.target}'s labels are each {offset:+d}"
             yield Variant(("label-shift",), text, objective=CrossEntropy(moved, **where))

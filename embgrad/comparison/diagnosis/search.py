@@ -155,7 +155,7 @@ def _most(candidate: Candidate) -> float:
         return MOST_OF_PAIR
     if candidate.factor:
         return MOST_OF_FACTOR
-    return MOST_OF_STRUCTURE if candidate.causes[0] in STRUCTURAL else MOST_OF_RUN
+    return MOST_OF_RUN if STRUCTURAL.isdisjoint(candidate.causes) else MOST_OF_STRUCTURE
 
 
 def select(explanations: Iterable[Candidate]) -> list[Candidate]:

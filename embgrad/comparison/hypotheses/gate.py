@@ -102,7 +102,7 @@ class Gate:
         versions = [Gated(function, *branches) for branches in both for function in ACTIVATIONS]
         versions += [Gated(function, branch, None) for branch, _ in both for function in (first.function, IDENTITY)]
         if first.active.features is not None:
-            splits = [pair for pair in _branches(site) if pair[0].label and pair[0].name == first.active.name]
+            splits = [pair for pair in _branches(site) if pair[0].name == first.active.name]
             versions += [Gated(first.function, *pair) for x, y in splits for pair in ((x, y), (y, x))]
         wanted = sample_of(site, site.b)
         samples = {source: sample_of(site, source.values) for gated in versions for source in gated.branches}
@@ -117,7 +117,7 @@ def _branches(site: Site) -> Iterator[tuple[Source, Source]]:
     width = site.a.shape[-1]
     found = list(sources(site, 2 * MOST))
     same = [source for source in found if source.values.shape == site.a.shape][:MOST]
-    yield from sorted(itertools.combinations(same, 2), key=lambda pair: same.index(pair[0]) + same.index(pair[1]))
+    yield from itertools.combinations(same, 2)
     for made in products(site):
         yield from itertools.combinations([source for source in made if source.values.shape == site.a.shape], 2)
     for source in found:

@@ -106,7 +106,7 @@ class Norm:
             return [] if second is None else _in_half(site, entry, second, "a")
         explanations = [
             explanation
-            for second in _versions(first, x, b, site.declared("epsilon", of_a=False))
+            for second in (_version(first, x, b, site.declared("epsilon", of_a=False)),)
             if relative(second.apply(x), b) <= NEAR
             and (explanation := self._explanation(entry, first, second)) is not None
         ]
@@ -324,7 +324,7 @@ def _with_gain(x: np.ndarray, y: np.ndarray, centred: bool, epsilon: float) -> P
     without = Parameters(centred, epsilon, plain, np.zeros_like(plain))
     mean, level = unit.mean(0), y.mean(0)
     power = ((unit - mean) ** 2).sum(0)
-    gain = np.divide(((unit - mean) * (y - level)).sum(0), power, out=np.zeros_like(power), where=power > 0)
+    gain = ((unit - mean) * (y - level)).sum(0) / np.maximum(power, 1e-300)
     full = Parameters(centred, epsilon, gain, level - gain * mean)
     return without if relative(without.apply(x), y) <= 2 * relative(full.apply(x), y) + 1e-9 else full
 
@@ -339,8 +339,8 @@ def _refined(fit: Parameters, x: np.ndarray, y: np.ndarray) -> Parameters:
     return found if relative(found.apply(x), y) < BETTER * relative(fit.apply(x), y) else fit
 
 
-def _versions(first: Parameters, x: np.ndarray, y: np.ndarray, declared: float | None) -> list[Parameters]:
-    """Return the norms that differ from a's in one setting and may be b's, simplest first."""
+def _version(first: Parameters, x: np.ndarray, y: np.ndarray, declared: float | None) -> Parameters:
+    """Return the nearest to b's outputs of the norms that differ from a's in one setting."""
     zero, one = np.zeros_like(first.shift), np.ones_like(first.gain)
     known = EPSILONS if declared is None else (declared, *EPSILONS)
     epsilons = [replace(first, epsilon=epsilon) for epsilon in known if epsilon != first.epsilon]
@@ -361,7 +361,7 @@ def _versions(first: Parameters, x: np.ndarray, y: np.ndarray, declared: float |
         replace(first, gain=one),
         replace(first, gain=one, shift=zero),
     ]
-    return sorted(settings, key=lambda fit: relative(fit.apply(x), y))[:1]
+    return min(settings, key=lambda fit: relative(fit.apply(x), y))
 
 
 def _best_epsilon(first: Parameters, x: np.ndarray, y: np.ndarray) -> Parameters:

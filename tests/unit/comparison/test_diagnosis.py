@@ -258,7 +258,7 @@ class TestHalf:
         noise = 1 + 5e-3 * np.random.default_rng(2).normal(size=sound.shape)
         coarse = replace(sound, provenance={**sound.provenance, "compute_dtype": "bfloat16"})
         right = embgrad.compare(sound, replace(coarse, values=(sound.values * noise).astype(np.float32)))
-        assert causes(right) == [("half-precision",)]
+        assert [(finding.causes, finding.explained) for finding in right.findings] == [(("half-precision",), 1.0)]
         wrong = embgrad.compare(sound, replace(coarse, values=(sound.values * noise * factor).astype(np.float32)))
         assert all(actual in (("constant-factor", "half-precision"), ("constant-factor",)) for actual in causes(wrong))
 

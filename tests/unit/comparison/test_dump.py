@@ -260,6 +260,13 @@ def test_nan_at_padding_is_allowed(tmp_path: Path) -> None:
     assert len(read_dump(folder).tensors) == 1
 
 
+def test_a_dump_may_hold_the_output_alone(tmp_path: Path) -> None:
+    folder = write_by_hand(tmp_path / "x", {"values/output": np.ones((1, 2, 3))}, ids=[[1, 2]], points=["output"])
+    write_tensors(folder / "weights.safetensors", {"W": np.ones((2, 2))}, {})
+    (weight,) = read_dump(folder).weights
+    assert (weight.module, weight.time, weight.layer) == ("", 1.0, None)
+
+
 A = {"values/a": np.ones((3, 4, 2))}
 POINTS: Any = ["a"]
 
@@ -290,10 +297,13 @@ POINTS: Any = ["a"]
             {"points": POINTS},
             r"holds \['values/x'\], which manifest.json does not name",
         ),
-        (
-            {"values/a": np.ones((3, 5, 2))},
-            {"points": POINTS},
-            r"holds 'a' of shape \(3, 5, 2\), and nothing with the positions of the ids, whose shape is \(3, 4\)",
+        *(
+            (
+                {"values/a": np.ones((3, positions, 2))},
+                {"points": POINTS},
+                rf"holds 'a' of shape \(3, {positions}, 2\), and nothing with the positions of the ids, whose shape is \(3, 4\)",
+            )
+            for positions in (2, 5)
         ),
         (
             {"values/a": np.ones((2, 4, 2))},

@@ -189,8 +189,11 @@ def test_a_sensitive_step_is_not_random() -> None:
 
 def test_sites_are_explained_by_the_hypotheses() -> None:
     port: Steps = {**STEPS, "two:input#0": lambda at: np.maximum(at["one:output#0"], 0), "two:output#0": lambda at: Y}
-    explained = [(site.name, held and held.text) for site, held in explain_sites(examined(port))]
-    assert explained == [("two:input", "the activation is tanh in a and ReLU in b"), ("two", None)]
+    found = examined(port)
+    explained = explain_sites(found)
+    texts = [(site.name, held and held.text) for site, held in explained]
+    assert texts == [("two:input", "the activation is tanh in a and ReLU in b"), ("two", None)]
+    assert found.sites[1].memory["explained"] == explained  # for hypotheses about terms that another site has
 
 
 def test_settings_are_handed_to_the_sites() -> None:

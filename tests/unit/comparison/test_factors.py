@@ -112,6 +112,11 @@ def test_labels_of_a_source_stand_for_those_of_a_function() -> None:
     source, target = result({"labels": labels.tolist()}), result({"class": "Scalar"})
     texts = [text for text, _, side in described(factors(source, target), "mean-over-tokens") if side == "target"]
     assert texts[-1] == "a factor 0.166667 = 1/6: b took the mean over the 6 tokens that have a label"
+    one = replace(
+        target, provenance={**target.provenance, "objective": {"labels": np.where(labels > 0, labels, 7).tolist()}}
+    )
+    texts = [text for text, _, side in described(factors(source, one), "mean-over-tokens") if side == "target"]
+    assert texts[-1].endswith("the 9 tokens that have a label")  # labels of its own
     turned = [text for text, _, side in described(factors(target, source), "mean-over-tokens") if side == "source"]
     assert not any("label" in text for text in turned)
     order = [1, 0, 2]

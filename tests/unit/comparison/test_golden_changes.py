@@ -134,6 +134,8 @@ def test_other_names_are_missing_or_new() -> None:
     ]
     assert names(["word"], ["word", "wrod"]) == [("'wrod' is new", ["Did you mean 'word'?"])]
     assert names(["word", "x"], ["word"]) == [("'x' is missing", [])]
+    both = ("'word', 'x' is missing", ["Did you mean 'wrod'?"]), ("'wrod', 'y' is new", ["Did you mean 'word'?"])
+    assert names(["word", "x"], ["wrod", "y"]) == [*both]
 
 
 def test_versions_that_differ_are_listed() -> None:

@@ -178,10 +178,10 @@ def test_a_request_with_the_padding_on_the_other_side() -> None:
     assert _padded_on(embgrad.TokenBatch(BATCH.ids, BATCH.mask), "left").types is None
     labels = np.array([[0, 1, 2, 0], [1, 2, 0, -100]])
     at = source(ENTROPY)
-    at.objective = embgrad.CrossEntropy(labels)
+    at.objective = embgrad.CrossEntropy(labels, "probabilities", output="tags", position=1)
     objective = _with_moved_labels(at, "left")
     assert isinstance(objective, embgrad.CrossEntropy)
-    assert objective.labels.tolist() == [[0, 1, 2, 0], [-100, 1, 2, 0]]
+    assert objective.describe() == {**at.objective.describe(), "labels": [[0, 1, 2, 0], [-100, 1, 2, 0]]}
 
 
 def test_requests_with_other_ids() -> None:
@@ -294,6 +294,15 @@ def test_a_result_remembers_the_form_of_its_batch() -> None:
     batch = batch_of_result(embgrad.gradients(MODEL, BATCH, ENTROPY))
     assert (batch.convention, batch.mask_is_bool) == ("huggingface", False)
     assert (batch.ids.tolist(), batch.types is not None) == (BATCH.ids.tolist(), True)
+
+
+def test_another_model_is_asked_in_the_form_in_which_it_takes_a_batch() -> None:
+    whole = embgrad.gradients(MODEL, BATCH, ENTROPY)
+    form = {"convention": "tfhub", "mask_is_bool": True}
+    asked = source(ENTROPY).asked_of(MODEL, None, replace(whole, provenance={**whole.provenance, **form}))
+    assert asked is not None
+    assert {name: getattr(asked.batch, name) for name in form} == form
+    assert asked.batch.ids.tolist() == BATCH.ids.tolist()
 
 
 def test_a_variant_may_replace_weights() -> None:

@@ -82,6 +82,30 @@ def test_lookups_of_a_decoder_are_points_of_its_own_length() -> None:
     np.testing.assert_array_equal(positions.ids, [[0, 1], [0, 1]])
 
 
+@pytest.mark.parametrize("objective", [None, embgrad.Sum(output="pooled")])
+def test_a_model_is_called_by_the_function_with_gradients_and_without(objective: Any) -> None:
+    def twice(model: Any, inputs: Any) -> Any:
+        return {name: output * 2 for name, output in model(**inputs).items()}
+
+    plain, called = (LiveSide(encoder(), embgrad.TokenBatch(IDS), objective, call).record() for call in (None, twice))
+    np.testing.assert_array_equal(called.tensors[FINAL].values, 2 * plain.tensors[FINAL].values)
+    assert plain.size > 0 if objective else (plain.size, plain.objective) == (0, None)
+
+
+@pytest.mark.parametrize("examples", [1, 2, 3])
+def test_examples_on_the_second_axis_are_known_of_as_many_positions(examples: int) -> None:
+    def forward(m: Any, input_ids: np.ndarray) -> Any:
+        states = m.module("body", lambda x: x.tanh(), lookup(m["E"], input_ids).swap(0, 1))
+        return {"last_hidden_state": states.swap(0, 1)}
+
+    ids = np.arange(examples**2).reshape(examples, examples)
+    table = np.random.default_rng(0).normal(size=(9, 4))
+    recording = LiveSide(ReferenceModel(forward, {"E": table}, ["body"]), embgrad.TokenBatch(ids)).record()
+    body = recording.of_module("body", "output")
+    assert body is not None
+    np.testing.assert_allclose(body.values, np.tanh(table[ids]))
+
+
 def test_an_objective_of_an_output_that_is_not_there_is_refused() -> None:
     with pytest.raises(OutputError, match=r"expected output=.* in the objective"):
         check_port(encoder(), encoder(), IDS, embgrad.Sum())

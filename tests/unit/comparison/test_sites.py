@@ -166,8 +166,9 @@ def test_parts_of_a_fused_projection_are_paired_by_features() -> None:
 
 def test_a_part_beyond_the_features_of_an_output_is_no_pair() -> None:
     apart = of_modules(module("q", 1.0, X, X @ Q.T), q__w=Q)
-    short = of_modules(module("qk", 1.0, X, values(3)), qk__w=np.concatenate([K, Q]))
+    short = of_modules(module("qk", 1.0, X, values(7)), qk__w=np.concatenate([K, Q]))
     assert [pair.name for pair in paired(apart, short)] == ["q:input"]
+    assert [pair.name for pair in paired(short, apart)] == ["qk:input"]
 
 
 def test_a_pair_is_reversed() -> None:

@@ -205,6 +205,10 @@ def test_the_last_role_before_a_divergence() -> None:
     assert at.after(Divergence(0, 1, False)) == "layer.0"
     assert at.after(Divergence(4, 5, False)) == "objective"
     assert at.after(Divergence(5, 6, False)) == FINAL
+    without = side()
+    table = replace(without.tensors["table"], roles=())
+    at = track(sides=(replace(without, tensors={**without.tensors, "table": table}), side()), pairs=PAIRS[:5])
+    assert at.after(Divergence(3, 2, True)) == "layers.0.up:output"
 
 
 def test_the_first_point_at_or_after_a_tensor() -> None:
@@ -295,6 +299,14 @@ def test_the_module_of_a_divergence() -> None:
     both = [different, Suspect("norm.W", "x", "different", 0.5)]
     assert moduled(Divergence(5, 1, True), differing=both) == "norm"
     assert moduled(Divergence(4, 1, True), differing=[different, Suspect(None, "y", "only in b", 1.0)]) == "layers.1"
+    within = [
+        tensor("layers.1.act:input#0", X + 3, 3.25),
+        tensor("layers.1.act:output#0", X + 4, 3.5),
+        tensor("layers.1.next:input#0", X + 4, 3.75),  # of what the module returned
+    ]
+    assert moduled(Divergence(4, 3, True), within, tolerance=0.0) == "layers.1.act"
+    assert moduled(Divergence(4, 3, True), [replace(within[0], values=X), *within[1:]]) == "layers.1"
+    assert moduled(Divergence(4, 3, True), within[1:]) == "layers.1"
     assert moduled(Divergence(7, 6, True)) is None
     assert moduled(Divergence(3, 2, True)) == "layers.0"
     assert moduled(Divergence(1, 0, True)) is None  # no module contains both the table and the layer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core
@@ -46,6 +48,11 @@ def test_other_tensors_at_these_places_are_refused() -> None:
     narrow = {name: values[..., :8] for name, values in NEXT.items()}
     assert places.at(site_of(A, A, narrow, real=REAL)) is None
     assert places.at(site_of(A, A, {"x": OTHER}, real=REAL)) is None
+
+
+def test_cores_with_further_weights_have_no_places() -> None:
+    turned = replace(CORE, key=replace(CORE.key, matrix=np.eye(2)))
+    assert [Places.of(SITE, core) for core in (turned, replace(CORE, sink=np.zeros(HEADS)))] == [None, None]
 
 
 def test_gains_of_the_other_layer_are_taken() -> None:

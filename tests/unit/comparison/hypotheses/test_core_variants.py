@@ -37,14 +37,13 @@ def test_every_kind_of_setting_is_changed() -> None:
         "attention-groups",
         "attention-bias",
         "swapped-weights",
-        "missing-norm",  # the values' projection has its input among the tensors
         "rotary-base",
         "rotary-scaling",
         "rotary-layout",
         "rotary-partial",
         "rotary-offset",
         "missing-rotary",
-    } - {"missing-norm"}
+    }
 
 
 def test_declared_numbers_are_among_them() -> None:
@@ -68,6 +67,15 @@ def test_every_variant_can_be_computed() -> None:
     for core in (CORE, replace(CORE, norm=norm), replace(CORE, bias=table), replace(CORE, rotary=None), scaled):
         for variant in variants(SITE, core):
             assert np.isfinite(variant.predicted[REAL]).all()
+
+
+@pytest.mark.parametrize(("held", "tried"), [(np.ones(HEADS * SIZE), True), (np.ones((2, 2)), False), (None, True)])
+def test_what_a_norm_is_given_may_be_attended_with_and_what_a_projection_is_given_not(
+    held: np.ndarray | None, tried: bool
+) -> None:
+    before = {f"{SOURCES[0].name}:input": OTHER, **BEFORE}
+    site = site_of(QUERY, QUERY, before, real=REAL, weights={} if held is None else {f"{SOURCES[0].name}.w": held})
+    assert any(core.query.name == f"{SOURCES[0].name}:input" for core in variants(site, CORE)) is tried
 
 
 def test_norms_are_changed() -> None:

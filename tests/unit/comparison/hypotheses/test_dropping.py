@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.dropping import Dropout, _is_dropped
+from embgrad.comparison.hypotheses.core import Core
+from embgrad.comparison.hypotheses.core_parts import Mask
+from embgrad.comparison.hypotheses.dropping import Dropout, _is_dropped, is_dropped_in
 from embgrad.comparison.hypotheses.site import Site
+from embgrad.comparison.hypotheses.sources import Source
+from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, REAL, SIZE
 from tests.unit.comparison.hypotheses.planted import site_of
 
 RANDOM = np.random.default_rng(0)
@@ -94,6 +100,19 @@ def test_the_kept_have_one_factor_up_to_a_thousandth() -> None:
     assert looks_dropped(50, 100, 2.0, off=1.9e-3)  # of the factor, which is 2
     assert not looks_dropped(50, 100, 2.0, off=2.1e-3)
     assert not looks_dropped(50, 100, 2.0, off=-2.1e-3)
+
+
+@pytest.mark.parametrize("blank", [False, True])
+def test_weights_of_an_attention_are_dropped_from(blank: bool) -> None:
+    """A query that sees no key takes nothing."""
+    sources = [Source(name, BEFORE[f"layers.0.attention.{name}"][:, :4]) for name in "qkv"]
+    core = Core(*sources, HEADS, SIZE**-0.5, REAL[:, :4], mask=Mask(causal=True, shift=-1 if blank else 0, blank=blank))
+    weights = core.weights(core.whole)
+    kept = np.random.default_rng(0).uniform(size=weights.shape) > 0.2
+    left = ((weights * kept / 0.8) @ core.taken(core.whole)).transpose(0, 2, 1, 3).reshape(core.predicted.shape)
+    assert is_dropped_in(core, left)
+    assert not is_dropped_in(core, 1.25 * core.predicted)
+    assert not is_dropped_in(replace(core, joined="unturned"), left)
 
 
 def test_values_near_zero_are_left_out() -> None:

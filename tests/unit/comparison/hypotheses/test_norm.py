@@ -230,13 +230,15 @@ def test_rounded_weights_of_b_are_named() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_norm_that_is_computed_in_half_precision_is_named(dtype: str) -> None:
-    at = site(A, rounded(A, dtype).astype(np.float64))
+@pytest.mark.parametrize("size", [1.0, 2.0**-6])
+def test_a_norm_that_is_computed_in_half_precision_is_named(dtype: str, size: float) -> None:
+    a = A * size
+    at = site(a, rounded(a, dtype).astype(np.float64), held_a={name: each * size for name, each in WEIGHTS.items()})
     found = next(item for item in Norm().explain(at) if item.cause == "norm-in-half")
     assert found.text == f"b computes norms in {dtype}"
     assert found.values == ("float32", dtype)
     assert at.off(found.predicted) == 0
-    far = site(A, rounded(A * 1.3, dtype).astype(np.float64))
+    far = site(a, rounded(a * 1.3, dtype).astype(np.float64))
     assert all(item.cause != "norm-in-half" for item in Norm().explain(far))
 
 

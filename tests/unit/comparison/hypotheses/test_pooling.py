@@ -27,6 +27,7 @@ def test_the_mean_of_numbers_by_hand() -> None:
     x = np.arange(12.0).reshape(1, 3, 4)
     real = np.array([[True, True, False]])
     assert POOLS["the mean over tokens"](x, real).tolist() == [[2.0, 3.0, 4.0, 5.0]]
+    assert POOLS["the mean over tokens"](x, real & [True, False, False]).tolist() == [[0.0, 1.0, 2.0, 3.0]]
     assert POOLS["the vector of the last token"](x, real).tolist() == [[4.0, 5.0, 6.0, 7.0]]
     assert POOLS["the largest over tokens"](x, real).tolist() == [[4.0, 5.0, 6.0, 7.0]]
 
