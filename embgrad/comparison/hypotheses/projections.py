@@ -195,13 +195,11 @@ def _by_rows(site: Site, value: Source) -> list[int]:
     for size in sizes:
         values = _shared(value.values, width, size, False)
         start, after = values[each, first[each]], values[each, second]
-        if not np.allclose(site.a[each, first[each]], start, rtol=1e-3, atol=1e-5):
-            continue
         x, y = (array.reshape(len(each), -1, size) for array in (site.a[each, second] - after, start - after))
         share = (x * y).sum(-1, keepdims=True) / np.maximum((y**2).sum(-1, keepdims=True), 1e-300)
         if np.linalg.norm(x - share * y) <= LEFT * np.linalg.norm(x) + 1e-12:
             fitting.append(size)
-    return fitting[-1:] if fitting and fitting[-1] > 1 else sizes
+    return fitting[-1:] or sizes
 
 
 def _shared(values: np.ndarray, width: int, size: int, tiled: bool) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 
 import embgrad
 from embgrad.errors import BatchError
-from embgrad.testing.reference import ReferenceModel, Tensor
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.comparison.ported import (
     BATCH,
     DIM,
@@ -213,6 +213,30 @@ def test_a_port_in_lower_precision_agrees_under_the_floor_of_that_precision(floo
     assert report.floor == (floor or "float64")
     if not agrees:
         assert {cause for cause, _ in found(report)} == {"half-weights"}
+
+
+def test_single_precision_is_no_coarser_one() -> None:
+    report = checked(model({name: values.astype(np.float32) for name, values in W.items()}))
+    assert (report.agrees, report.causes, report.floor) == (True, (), "float32")
+
+
+def test_each_model_is_run_on_its_own_batch() -> None:
+    given: list[list[bool]] = [[], []]
+
+    def made(log: list[bool]) -> ReferenceModel:
+        def forward(m: ReferenceModel, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+            log.append(attention_mask is None)
+            return linear(m, "head", lookup(m["table.W"], input_ids))
+
+        def linear(m: ReferenceModel, path: str, x: Tensor) -> Tensor:
+            result: Tensor = m.module(path, lambda value: value @ m[f"{path}.W"], x)
+            return result
+
+        return ReferenceModel(forward, {name: W[name] for name in ("table.W", "head.W")}, ["head"])
+
+    batches = embgrad.TokenBatch(BATCH.ids), embgrad.TokenBatch(BATCH.ids, np.ones(BATCH.shape))
+    assert embgrad.check_port(*map(made, given), batches).agrees
+    assert [set(log) for log in given] == [{True}, {False}]
 
 
 def test_random_ports_are_named() -> None:

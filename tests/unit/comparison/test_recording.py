@@ -106,6 +106,11 @@ def test_examples_on_the_second_axis_are_known_of_as_many_positions(examples: in
     np.testing.assert_allclose(body.values, np.tanh(table[ids]))
 
 
+def test_weights_belong_to_modules_and_lookups() -> None:
+    recording = LiveSide(encoder(), embgrad.TokenBatch(IDS)).record()
+    assert [(weight.name, weight.module) for weight in recording.weights] == [("E", "E"), ("body.W", "body")]
+
+
 def test_an_objective_of_an_output_that_is_not_there_is_refused() -> None:
     with pytest.raises(OutputError, match=r"expected output=.* in the objective"):
         check_port(encoder(), encoder(), IDS, embgrad.Sum())

@@ -120,5 +120,6 @@ def test_a_cell_lists_ten_examples(examples: int, note: str) -> None:
     html = str(comparison_cell(compared(0.5, examples=examples)))
     assert ("more examples not listed" in html) is bool(note)
     assert note in html
+    assert "border-collapse:collapse" in html  # a notebook has no style sheet
     assert "example 14" in html
     assert "example 15" not in html

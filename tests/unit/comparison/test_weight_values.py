@@ -183,12 +183,21 @@ def test_most_rows_are_more_than_half(rows: int, relations: list[str]) -> None:
     assert bool(matching.parts) is (not relations)  # half of the rows are a part
 
 
-@pytest.mark.parametrize(("off", "relation"), [(0.9e-5, "times 8"), (1.2e-5, "different")])
-def test_a_multiple_is_one_up_to_rounding(off: float, relation: str) -> None:
+@pytest.mark.parametrize(
+    ("factor", "shift", "off", "relation"),
+    [
+        (8.0, 0.0, 0.9e-5, "times 8"),
+        (8.0, 0.0, 1.2e-5, "different"),
+        (1.0, 2.0, 0.9e-5, "plus 2"),
+        (1.0, 2.0, 1.2e-5, "different"),
+    ],
+)
+def test_a_multiple_and_a_sum_are_ones_up_to_rounding(factor: float, shift: float, off: float, relation: str) -> None:
     values = RANDOM.normal(size=(6, 6))
     noise = RANDOM.normal(size=(6, 6))
-    noise -= values * (noise * values).sum() / (values**2).sum()
-    other = 8 * (values + off * noise * np.linalg.norm(values) / np.linalg.norm(noise))
+    noise -= noise.mean() if shift else values * (noise * values).sum() / (values**2).sum()
+    other = factor * values + shift
+    other += off * noise * np.linalg.norm(other) / np.linalg.norm(noise)
     (match,) = match_weights([weight("a", values)], [weight("b", other)]).matches
     assert match.relation == relation
 
@@ -336,6 +345,8 @@ WIDE = np.random.default_rng(4).normal(size=(6, 384)).astype(np.float32)
         (stored(WIDE, 4, 64), 4),
         (stored(WIDE, 4, 32, lowest=True), 4),
         (np.sign(WIDE), 2),
+        (np.vstack([stored(WIDE[:5], 8, 384), 0 * WIDE[5:]]), 8),
+        (stored(WIDE[:, :32].copy(), 8, 6 * 32), 8),
         (stored(WIDE, 8, 384)[:, :16][:1], None),
         (WIDE, None),
         (WIDE[:, :256], None),  # no more entries in a row than eight bits have values

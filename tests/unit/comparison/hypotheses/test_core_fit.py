@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from embgrad.comparison.hypotheses.core_fit import (
     _norms,
     _plain,
     _rotaries,
+    _simplest,
     _sizes,
     _usual,
     _whole,
@@ -63,6 +65,13 @@ def test_numbers_are_fitted() -> None:
     assert found is not None
     assert found.rotary is not None
     assert (found.scale, found.rotary.base) == (0.55, 2222.0)
+
+
+def test_frequencies_that_are_scaled_come_last_unless_they_are_near() -> None:
+    core = Core(Source("q", QUERY), Source("k", KEY), Source("v", VALUE), HEADS, 1.0, REAL, rotary=Rotary(1e4, SIZE))
+    scaled = replace(core, rotary=Rotary(1e4, SIZE, scaling=Scaling("linear", 2.0)))
+    tried = [(0.009, scaled), (0.004, scaled), (0.3, core), (0.2, replace(core, rotary=None))]
+    assert [off for off, _ in sorted(tried, key=_simplest)] == [0.004, 0.2, 0.3, 0.009]
 
 
 def test_nothing_reproduces_another_function() -> None:

@@ -103,6 +103,14 @@ ROUTINGS = {
 }
 
 
+@pytest.mark.parametrize("size", [1e-6, 1e6])
+def test_tiny_and_huge_outputs_are_those_of_a_mixture(size: float) -> None:
+    a, b = (mixed(down=size * DOWN, added=size * RESIDUAL, taken=taken) for taken in (2, 1))
+    at = site(b, a, {**BEFORE, "norm": size * RESIDUAL}, named(down=size * DOWN))
+    (found,) = [each for each in Experts().explain(at) if at.off(each.predicted) < 1e-6]
+    assert found.text == "experts for each token 2 in a and 1 in b"
+
+
 @pytest.mark.parametrize(("b", "text"), ROUTINGS.values(), ids=ROUTINGS)
 def test_another_routing_is_named(b: np.ndarray, text: str) -> None:
     found = explained(site(b))

@@ -53,6 +53,12 @@ def test_a_difference_is_named(b: np.ndarray, cause: str, text: str) -> None:
     assert (found.cause, found.text) == (cause, text)
 
 
+@pytest.mark.parametrize("size", [1e-6, 1e6])
+def test_tiny_and_huge_products_are_those_of_a_gate(size: float) -> None:
+    found = best_of(site_of(size * A, size * np.maximum(G, 0) * U, {**BEFORE, UP: size * U}))
+    assert found.values == ("SiLU", "ReLU")
+
+
 def test_two_approximations_of_one_function_are_named() -> None:
     tanh = G * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (G + 0.044715 * G**3))) * U
     found = best_of(site_of(tanh, U * G / (1 + np.exp(-1.702 * G)), BEFORE))

@@ -32,6 +32,7 @@ def explained(at: Site) -> Explanation:
 A = TABLE[IDS]
 ROWS = {
     "scaled": (A, A * 3.5, "scaled-lookup", "table is multiplied by 1 in a and 3.5 in b"),
+    "doubled": (A, A * 2, "scaled-lookup", "table is multiplied by 1 in a and 2 in b"),
     "shifted ids": (A, TABLE[IDS + 1], "other-ids", "the rows of table are the ids in a and the ids + 1 in b"),
     "other ids": (A, TABLE[(5 * IDS) % 12], "other-ids", "the rows of table are the ids in a and others in b"),
     "ids of two steps": (
