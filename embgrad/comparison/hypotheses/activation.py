@@ -14,9 +14,6 @@ from embgrad.comparison.hypotheses.sources import Source, first_that_explains, m
 
 __all__ = ["ActivationFunction", "cause_of"]
 
-#: The most tensors before a site that may be the argument.
-MOST: Final = 12
-
 #: How much further than wanted a function may be off at a few entries.
 ROUGHLY: Final = 5.0
 
@@ -28,7 +25,7 @@ class ActivationFunction:
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the functions of both models differ; an empty list where a computes no known one."""
-        candidates = itertools.chain(sources(site, MOST), itertools.chain.from_iterable(products(site)))
+        candidates = itertools.chain(sources(site), itertools.chain.from_iterable(products(site)))
         fits = ((source, self._fitted(site, source)) for source in candidates)
         return first_that_explains(
             site, (self._explained(site, source, first) for source, first in fits if first is not None)

@@ -44,9 +44,6 @@ __all__ = [
     "with_number",
 ]
 
-#: The most tensors before a site that may be queries, keys or values.
-MOST: Final = 12
-
 #: The bases, shares of the head, soft caps and scalings that models have.
 BASES: Final = (10000.0, 1000000.0, 500000.0, 100000.0, 150000.0, 160000.0, 5000000.0, 1000.0)
 SHARES: Final = (1.0, 0.25, 0.5, 0.4, 0.75)
@@ -83,7 +80,7 @@ ROUGHLY: Final = 0.5
 
 def fitted_core(site: Site) -> Core | None:
     """Return the attention core that reproduces the reference's output; None where none does."""
-    groups = itertools.chain([list(sources(site, MOST))], products(site))
+    groups = itertools.chain([list(sources(site))], products(site))
     return next((core for core in (_fitted(site, group) for group in groups) if core is not None), None)
 
 

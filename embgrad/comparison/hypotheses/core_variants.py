@@ -22,9 +22,6 @@ from embgrad.model_points.points import INPUT
 
 __all__ = ["variants", "with_settings_of"]
 
-#: The most tensors before a site that may be queries, keys or values.
-MOST: Final = 12
-
 #: The most windows that are tried one by one.
 MOST_WINDOWS: Final = 64
 
@@ -221,7 +218,7 @@ def _of_sources(site: Site, core: Core, rare: bool) -> Iterator[Core]:
         whole = next(source for source in sources(site, len(site.before)) if source.name == core.query.name)
         for _, query, key, value in splits(whole, core.heads, core.size):
             yield replace(core, query=query, key=key, value=value)
-    for other in sources(site, MOST) if rare else ():
+    for other in sources(site) if rare else ():
         for name in ("query", "key", "value"):
             changed: dict[str, Source] = {"query": core.query, "key": core.key, "value": core.value, name: other}
             own = getattr(core, name).name

@@ -12,9 +12,6 @@ from embgrad.comparison.hypotheses.sources import sources
 
 __all__ = ["Dropout", "is_dropped_in", "left_on"]
 
-#: The most tensors before a site that may have been dropped from.
-MOST: Final = 12
-
 #: The largest relative difference of the kept features' factors.
 NEAR: Final = 1e-3
 
@@ -34,7 +31,7 @@ class Dropout:
     def explain(self, site: Site) -> list[Explanation]:
         """Return which model drops features; an empty list where neither does."""
         a, b = site.rows(site.a), site.rows(site.b)
-        for source in sources(site, MOST):
+        for source in sources(site):
             if source.values.shape != site.a.shape:
                 continue
             for name, other, step in (("b", "a", b - a), ("a", "b", a - b)):

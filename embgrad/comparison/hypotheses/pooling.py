@@ -13,9 +13,6 @@ from embgrad.comparison.hypotheses.sources import Source, most_off, sources
 
 __all__ = ["Pooling"]
 
-#: The most tensors before a site that may be pooled.
-MOST: Final = 12
-
 Pool = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -56,7 +53,7 @@ class Pooling:
         if site.a.shape[1] != 1 or batch.shape[1] < 2:
             return []
         most = most_off(site)
-        for source in sources(site, MOST):
+        for source in sources(site):
             if source.values.shape == (*batch.shape, site.a.shape[-1]):
                 pooled = dict(_pooled(source, batch.real))
                 first = next(

@@ -22,6 +22,9 @@ FLOORS: Final = 10.0
 #: The largest share of a site's difference by which a function may miss the reference's output.
 SHARE: Final = 0.25
 
+#: The most different tensors before a site that are taken, where nothing else is said.
+MOST: Final = 12
+
 #: The number of a tensor's entries by which it is recognised, and by which functions are told apart first.
 SAMPLED: Final = 64
 ENTRIES: Final = 256
@@ -66,7 +69,7 @@ class Source:
         return f"{self.label} of {last_part(self.name)}" if self.label else last_part(self.name)
 
 
-def sources(site: Site, most: int) -> Iterator[Source]:
+def sources(site: Site, most: int = MOST) -> Iterator[Source]:
     """Yield the different tensors before a site, the nearest first, at most so many."""
     seen: set[tuple[tuple[int, ...], bytes]] = set()
     for before in site.before:
