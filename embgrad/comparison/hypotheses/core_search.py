@@ -14,7 +14,7 @@ from embgrad.comparison.hypotheses.core_fit import fitted_numbers, number_of, pa
 from embgrad.comparison.hypotheses.core_parts import HeadNorm, gains_of
 from embgrad.comparison.hypotheses.core_variants import variants, with_settings_of
 from embgrad.comparison.hypotheses.site import Site
-from embgrad.comparison.hypotheses.sources import Source, last_part, relative
+from embgrad.comparison.hypotheses.sources import FLOORS, Source, last_part, relative
 
 __all__ = ["Places", "ported_core", "reordered"]
 
@@ -27,8 +27,7 @@ NEAREST: Final = 5
 #: How many of the nearest cores have their numbers fitted, by the number of settings that have changed already.
 FITTED: Final = (3, 2, 0)
 
-#: The floors and the reference's own remainders that a core may leave.
-FLOORS: Final = 10.0
+#: The number of the reference's own remainders that a core may leave.
 REMAINDERS: Final = 5.0
 
 #: The ratio of remainders up to which a simpler core reproduces the output as well.

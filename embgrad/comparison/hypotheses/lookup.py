@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site
+from embgrad.comparison.hypotheses.sources import NEAR
 from embgrad.comparison.sites import name_of
 from embgrad.comparison.weight_values import keys_of_rows, nearest_of
 
@@ -18,9 +19,6 @@ MOVED: Final = 0.8
 
 #: The causes of vectors that are zeros or left out in b, by the role of their lookup.
 MISSING: Final = {"type": "types-ignored", "position": "missing-positions"}
-
-#: The largest relative L2 between rows and the reference's output.
-NEAR: Final = 1e-4
 
 
 class Rows:

@@ -15,7 +15,7 @@ from embgrad.common.tolerance import HALVES
 from embgrad.comparison.hypotheses.lookup import is_looked_up
 from embgrad.comparison.hypotheses.product import cause_of
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
-from embgrad.comparison.hypotheses.sources import relative
+from embgrad.comparison.hypotheses.sources import NEAR, relative
 from embgrad.comparison.weight_values import rounded
 
 __all__ = ["EPSILONS", "Norm"]
@@ -31,9 +31,6 @@ DIGITS: Final = 1e-6
 
 #: The epsilons that models have.
 EPSILONS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
-
-#: The largest relative L2 between a norm and the reference's output.
-NEAR: Final = 1e-4
 
 #: The ratio of remaining differences up to which a declared epsilon fits as well as the best.
 ALIKE: Final = 3.0

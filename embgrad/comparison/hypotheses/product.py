@@ -11,6 +11,7 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY, Activation
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site
+from embgrad.comparison.hypotheses.sources import NEAR
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weight_values import matrices_of, order_of_rows
 from embgrad.comparison.weights import Match
@@ -19,9 +20,6 @@ from embgrad.model_points.points import INPUT
 __all__ = ["Product", "cause_of"]
 
 Function = Callable[[np.ndarray], np.ndarray]
-
-#: The largest relative L2 between the product and the reference's output.
-NEAR: Final = 1e-4
 
 #: The most tensors before a site that may be the factor of the output's product with a table.
 MOST_FACTORS: Final = 4
