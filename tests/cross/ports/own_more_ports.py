@@ -98,6 +98,7 @@ _PORTS: Final[Mapping[str, OwnPort]] = {
     "fused-olmo2": port_of("llama", "own_fused", "Olmo2", "", lambda: twins.model("olmo2")),
     "library-mlm": port_of("bert-lm", "own_library", "LibraryMlm"),
     "reranker": port_of("bert", "own_reranker", "Reranker", "", _pairs),
+    "dumped-llama": port_of("llama-lm", "own_dump", "dumped_llama"),
 }
 
 PORTS.update(_PORTS)
@@ -122,12 +123,12 @@ MORE_FAULTS: Final = (
     planted("scan-opt", "key-as-stored", "transposed-weight", ATTENTION, as_stored=("self_attn.k_proj.weight",)),
     planted("scan-opt", "post-norm", "norm-order", "layers|norm", pre_norm=False),
     planted("scan-opt", "no-final-norm", "missing-norm", "final_layer_norm|output", final=False),
-    planted("scan-opt", "one-layer-less", "missing-part", r"layers\.", depth=10),
+    planted("scan-opt", "one-layer-less", "missing-part", r"layers\.|final_layer_norm", depth=10),
     planted("scan-opt", "small-mask", "attention-causal", ATTENTION, least=-10.0, may_be_unnamed=True),
     planted("linen-mistral", "window-one-more", "attention-window", ATTENTION, window=7),
     planted("linen-mistral", "tiled", "attention-groups", ATTENTION, tiled=True),
     planted("linen-mistral", "interleaved", "rotary-layout", ATTENTION, interleaved=True),
-    planted("linen-mistral", "frequencies-in-half", "", ATTENTION, rounded=True),
+    planted("linen-mistral", "frequencies-in-half", "rotary-scaling", ATTENTION, rounded=True, may_be_unnamed=True),
     planted("linen-mistral", "w1-for-w3", _GATE, _MLP, gated=False),
     planted("linen-mistral", "epsilon", EPSILON, NORM, eps=1e-6),
     planted(
@@ -167,7 +168,7 @@ MORE_FAULTS: Final = (
         layers=(1,),
     ),
     planted("electra-tagger", "mapping-bias", "missing-bias", "embeddings_project", map_bias=False),
-    planted("electra-tagger", "probabilities", "", _HEAD, logits="softmax"),
+    planted("electra-tagger", "probabilities", "activation", _HEAD, logits="softmax", may_be_unnamed=True),
     planted(
         *("electra-tagger", "labels-backwards", "permuted-weight", _HEAD),
         change=weights(r"classifier\..*", by=_backwards),
@@ -230,7 +231,7 @@ MORE_FAULTS: Final = (
     planted(
         "library-mlm", "lookup-scaled", "scaled-lookup", "word_embeddings|LayerNorm|embeddings", embed_scale=32**0.5
     ),
-    planted("library-mlm", "head-linear", "activation", "cls|transform", head_act="none"),
+    planted("library-mlm", "head-linear", "activation missing-part", "cls|transform", head_act="none"),
     planted("library-mlm", "head-tanh-gelu", "gelu", "cls|transform", head_act="tanh"),
     planted("library-mlm", "no-head-norm", "missing-norm", "cls|transform|LayerNorm|output", head_norm=False),
     planted("library-mlm", "head-bias", "missing-bias", "cls|decoder|output", bias_times=0.0),
@@ -250,13 +251,26 @@ MORE_FAULTS: Final = (
         may_be_unnamed=True,
     ),
     planted("reranker", "pooler-skipped", "pooling missing-part", "pooler|classifier|output", pooler="skipped"),
-    planted("reranker", "tanh-missing", "activation", "pooler|classifier|output", pooler="linear"),
+    planted("reranker", "tanh-missing", "activation missing-part", "pooler|classifier|output", pooler="linear"),
     planted("reranker", "mean-for-first", "pooling", "pooler|classifier|output", pooling="mean"),
     planted("reranker", "sigmoid", "activation", _HEAD, score="sigmoid", may_be_unnamed=True),
     planted("reranker", "mask-sign", "", ATTENTION, mask="sign"),
     planted("reranker", "split-by-head", _QKV, ATTENTION, split="by head"),
     planted("reranker", "bias-missing", "missing-bias", _HEAD, out_bias=False),
     planted("reranker", "pooler-as-stored", "transposed-weight", "pooler|classifier|output", pooler_as_stored=True),
+    planted("dumped-llama", "layout", "rotary-layout", ATTENTION, neighbours=True),
+    planted(
+        *("dumped-llama", "keys-permuted-as-queries", "permuted-weight rotary-layout", ATTENTION),
+        permuted="qk",
+        neighbours=True,
+        key_heads=4,
+    ),
+    planted("dumped-llama", "epsilon", EPSILON, NORM, eps=1e-6),
+    planted("dumped-llama", "groups-by-remainder", "attention-groups", ATTENTION, modulo=True),
+    planted("dumped-llama", "activation-on-up", _GATE, _MLP, act_on_up=True),
+    planted("dumped-llama", "8-bit-blocks", "half-weights", "proj|layers", stored="q8_0"),
+    planted("dumped-llama", "float16", "half-weights", "proj|layers", stored="float16"),
+    planted("dumped-llama", "no-final-norm", "missing-norm", "norm|lm_head|output", final=False),
 )
 
 _BY_NAME: Final = {fault.name: fault for fault in MORE_FAULTS}
@@ -274,6 +288,7 @@ MORE_PAIRS: Final = tuple(
         ("gluon-distilbert", "tanh-gelu", "mask-ignored"),
         ("fused-olmo2", "up-first", "base"),
         ("reranker", "types-ignored", "tanh-missing"),
+        ("dumped-llama", "epsilon", "groups-by-remainder"),
     )
 )
 
@@ -291,4 +306,5 @@ MORE_RIGHT: Final = (
     OwnRight("sdpa-phi", "both-masks", {"mask": "both"}),
     OwnRight("nnx-marian", "scale-folded", {"folded": "both"}),
     OwnRight("library-mlm", "positions-first", {"by_position": True}),
+    OwnRight("dumped-llama", "permuted", {"permuted": "qk", "neighbours": True}),
 )
