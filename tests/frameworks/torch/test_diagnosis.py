@@ -54,7 +54,7 @@ def test_a_lookup_of_other_ids_is_not_taken_for_another_model() -> None:
 
 
 class Plain(nn.Module):
-    """Two linear layers with tanh between, and a head; b has a bias of zeros."""
+    """Linear layers with tanh and norms between, and a head."""
 
     def __init__(self, dim: int = 16) -> None:
         super().__init__()
@@ -71,72 +71,9 @@ class Plain(nn.Module):
 def plain() -> Plain:
     torch.manual_seed(3)
     model = Plain().eval()
-    model.b.bias.data.zero_()
     for norm in (model.norm1, model.norm2):
         norm.weight.data.uniform_(0.5, 1.5)
     return model
-
-
-def diagnosed(change: Any, *, first: Any = None) -> embgrad.results.Comparison:
-    """The healthy net against one that was changed."""
-    model, other = plain(), plain()
-    if first is not None:
-        first(model)
-        first(other)
-    change(other)
-    a, b = (embgrad.gradients(each, BATCH, LABELS) for each in (model, other))
-    return embgrad.compare(a, b, models=(model, other))
-
-
-def _exchange(a: Any, b: Any) -> None:
-    a.data, b.data = b.data, a.data
-
-
-def _rotate(model: Any) -> None:
-    values = [layer.weight.data for layer in (model.a, model.b, model.c)]
-    model.a.weight.data, model.b.weight.data, model.c.weight.data = values[1], values[2], values[0]
-
-
-def _without_bias(model: Any) -> None:
-    model.a.bias = None
-
-
-def _symmetric(model: Any) -> None:
-    model.b.weight.data = model.b.weight.data + model.b.weight.data.T
-
-
-def _twice(module: Any) -> None:
-    module.weight.data *= 2
-
-
-@pytest.mark.parametrize(
-    ("change", "cause", "text"),
-    [
-        (lambda model: model.a.bias.data.zero_(), "missing-bias", "that b adds no bias at a, and a does"),
-        (_without_bias, "missing-bias", "that b adds no bias at a, and a does"),
-        (lambda model: model.b.bias.data.fill_(0.1), "missing-bias", "that b adds a bias at b, and a does not"),
-        (lambda model: _exchange(model.a.weight, model.b.weight), "swapped-weights", "that b has a.weight equal to a's b.weight"),
-        (
-            lambda model: (_exchange(model.a.weight, model.c.weight), _exchange(model.a.bias, model.c.bias)),
-            "swapped-weights",
-            "that b has c.weight equal to a's a.weight",
-        ),
-        (lambda model: model.a.weight.data.copy_(model.b.weight), "different-weight", "that b has a.weight"),
-        (_rotate, "swapped-weights", "that b has b.weight equal to a's c.weight"),
-        (lambda model: _twice(model.a), "different-weight", "that b has a.weight times 2"),
-        (lambda model: model.a.weight.data.zero_(), "different-weight", "that b has a.weight zeros"),
-        (lambda model: model.load_state_dict({k: v.half() for k, v in model.state_dict().items()}), "half-weights",
-         "that b has the weights of 7 modules rounded to float16"),
-        (lambda model: setattr(model, "act2", nn.Identity()), "activation",
-         "that the activation is tanh in a and missing in b, at c:input"),
-        (lambda model: setattr(model.norm2, "eps", 3e-2), "layer-norm-epsilon", "epsilon 1e-05 in a and 0.03 in b, at norm2"),
-    ],
-)  # fmt: skip
-def test_a_cause_is_named_from_both_models(change: Any, cause: str, text: str) -> None:
-    comparison = diagnosed(change)
-    assert causes(comparison) == [(cause,)]
-    assert str(comparison.findings[0]).startswith("100 % of the difference is")
-    assert text in comparison.findings[0].text
 
 
 @pytest.mark.parametrize("both", [(True, False), (False, True)])
@@ -166,41 +103,6 @@ def test_the_models_request_and_result_are_told_apart() -> None:
     )
 
 
-def test_the_side_whose_model_gives_its_gradient_is_the_start() -> None:
-    """a was divided by 3 by hand, so that b's request is the one that both models can be asked."""
-    model, other = plain(), plain()
-    other.norm2.eps = 3e-2
-    a, b = (embgrad.gradients(each, BATCH, LABELS) for each in (model, other))
-    a.values[...] /= 3
-    best = embgrad.compare(a, b, models=(model, other)).findings[0]
-    assert set(best.causes) == {"layer-norm-epsilon", "mean-over-batch"}
-    assert best.text.startswith(
-        "epsilon 1e-05 in a and 0.03 in b, at norm2, and a factor 0.333333 = 1/3: a took the mean"
-    )
-    assert best.side == "a"
-
-
-def test_a_part_without_a_known_cause_is_said() -> None:
-    comparison = diagnosed(
-        lambda model: model.norm1.register_forward_hook(lambda _m, _i, output: output.clamp(-0.5, 0.5))
-    )
-    assert comparison.findings == ()
-    assert any(note.startswith("the models differ at norm1 without a known cause") for note in comparison.notes)
-
-
-def test_a_mean_beside_a_part_without_a_known_cause_is_not_measured() -> None:
-    model, other = plain(), plain()
-    other.norm1.register_forward_hook(lambda _m, _i, output: output.clamp(-0.5, 0.5))
-    a, b = (embgrad.gradients(each, BATCH, LABELS) for each in (model, other))
-    b.values[...] /= 3
-    best = embgrad.compare(a, b, models=(model, other)).findings[0]
-    assert (best.causes, best.explained, best.remaining) == (("mean-over-batch",), None, None)
-    assert str(best) == (
-        "not measured: a factor 0.333333 = 1/3: b took the mean over the batch of 3 examples; the models differ at norm1 without "
-        "a known cause"
-    )
-
-
 def test_a_model_that_draws_random_numbers_is_named() -> None:
     model, other = plain(), plain()
     other.act2 = _Dropping()
@@ -214,8 +116,3 @@ def test_a_model_that_draws_random_numbers_is_named() -> None:
 class _Dropping(nn.Module):
     def forward(self, x: Any) -> Any:
         return nn.functional.dropout(torch.tanh(x), 0.2, training=True)
-
-
-def test_a_symmetric_weight_is_not_transposed() -> None:
-    comparison = diagnosed(lambda model: _twice(model.a), first=_symmetric)
-    assert not any({"transposed-weight", "swapped-weights"} & set(one) for one in causes(comparison))
