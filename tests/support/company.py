@@ -73,19 +73,3 @@ def expect_state_of_one_number(make: Callable[[int], Any], ids: Any, **options: 
         model = make(number)
         own = embgrad.evaluate(model, ids, LOGIT, **options)
         expect_of_own_number(model, ids, own, cut=number == 3, **options)
-
-
-def expect_others_held(model: Any, ids: Any, function: Any, **options: Any) -> None:
-    """Expect attributions of each example's own L, with the other examples as they are, and no search."""
-    g = embgrad.gradients(model, ids, function, split=True, **options)
-    occluded = embgrad.attribute(model, ids, function, ZERO, **options)
-    product = embgrad.attribute(model, ids, function, "input_x_gradient", **options)
-    np.testing.assert_allclose(product.scores, (g.values * g.activations).sum(-1), rtol=1e-4, atol=1e-6)
-    for example in range(len(ids)):
-        values = np.array(g.activations)
-        values[example, 0] = 0
-        without = embgrad.evaluate(model, ids, function, override={"word": values}, **options)
-        expected = g.objective[example] - without[example]
-        np.testing.assert_allclose(occluded.scores[example, 0], expected, rtol=1e-4, atol=1e-6)
-    with pytest.raises(embgrad.errors.UnsupportedError, match="as where a function compares examples"):
-        embgrad.search(model, ids, function, embgrad.methods.HotFlip(steps=1), **options)

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
@@ -69,44 +68,6 @@ def test_finite_differences_along_the_table(model: Encoder) -> None:
     table.set_value(kept)
 
 
-def test_jaxs_own_gradient_of_every_parameter(model: Encoder) -> None:
-    """The words' head shares the table, which both ways reach."""
-
-    @nnx.jit
-    @nnx.grad
-    def own(model: Encoder) -> jax.Array:
-        return (model(jnp.asarray(IDS), jnp.asarray(BATCH.mask))["words"] * BATCH.real[..., None]).sum()
-
-    expected = {".".join(map(str, path)): np.asarray(one[...]) for path, one in nnx.to_flat_state(own(model))}
-    found = embgrad.tables.parameter_gradients(model, BATCH, embgrad.Sum(output="words"))
-    assert set(found) == set(expected)
-    largest = max(np.abs(gradient).max() for gradient in expected.values())
-    for (
-        name,
-        gradient,
-    ) in expected.items():  # that of the keys' biases is nothing but rounding: a softmax does not see them
-        np.testing.assert_allclose(found[name], gradient, rtol=1e-9, atol=1e-12 * largest, err_msg=name)
-    ledger = embgrad.tables.table_gradients(model, BATCH, embgrad.Sum(output="words"))
-    assert ledger.tied
-    np.testing.assert_allclose(ledger.total, expected["embeddings.word.embedding"], rtol=1e-9)
-
-
-def test_jaxs_own_gradient_at_the_layers(model: Encoder) -> None:
-    """That of what comes behind a layer, at the layer's own values."""
-    mask = nnx.make_attention_mask(jnp.ones_like(BATCH.mask), jnp.asarray(BATCH.mask))
-
-    def loss(hidden: jax.Array, behind: int) -> jax.Array:
-        for layer in list(model.layers)[behind:]:
-            hidden = layer(hidden, mask)
-        logits = model.classifier(jnp.tanh(model.pooler(hidden[:, 0])))
-        return optax.softmax_cross_entropy_with_integer_labels(logits, LABELS).sum()
-
-    results = embgrad.gradients(model, BATCH, OBJECTIVE, at=["embeddings", "layer.0", "layer.-1"])
-    for behind, result in enumerate(results.values()):
-        expected = jax.jit(jax.grad(loss), static_argnums=1)(jnp.asarray(result.activations), behind)
-        np.testing.assert_allclose(result.values, expected, rtol=1e-9, atol=1e-13)
-
-
 def functional(model: Encoder, inputs: Any) -> Any:
     """A compiled pure function of the model's state, as code without `nnx.jit` has it."""
     graph, state = nnx.split(model)
@@ -133,13 +94,6 @@ def test_a_compiled_model() -> None:
         embgrad.gradients(kind(dtype=jnp.float64), BATCH, OBJECTIVE) for kind in (Encoder, CompiledEncoder)
     )
     np.testing.assert_array_equal(compiled.values, plain.values)
-
-
-def test_padding_gets_nothing(model: Encoder) -> None:
-    """The mask reaches the attention."""
-    result = embgrad.gradients(model, BATCH, OBJECTIVE)
-    assert result.pad_leak == 0
-    assert result.values[BATCH.real].all()
 
 
 def test_whole_numbers_among_the_outputs(model: Encoder) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 import embgrad
-from tests.support.company import LOGIT, ZERO, expect_of_own_number, expect_others_held, expect_state_of_one_number
+from tests.support.company import expect_of_own_number, expect_state_of_one_number
 
 IDS = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
 
@@ -107,53 +106,6 @@ def test_a_state_that_passes_of_one_number_of_examples_write(way: str) -> None:
     expect_state_of_one_number(lambda count: OfOneNumber(way, count), IDS)
 
 
-def test_a_new_state_is_no_state() -> None:
-    model = Carry("attribute").eval()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        whole, parts = (embgrad.gradients(model, IDS, LOGIT, batch_size=size) for size in (None, 1))
-        occluded = embgrad.attribute(model, IDS, LOGIT, ZERO)
-    np.testing.assert_allclose(parts.values, whole.values, rtol=1e-5, atol=1e-7)
-    assert model.state is None
-    again = embgrad.attribute(Carry("attribute").eval(), IDS[:1], LOGIT, ZERO)
-    np.testing.assert_allclose(occluded.scores[0], again.scores[0], atol=1e-6)
-
-
-class Encoder(nn.Module):
-    """The mean of a layer's outputs; `meeting` normalises them with the batch's own averages."""
-
-    def __init__(self, *, meeting: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.table, self.layer = nn.Embedding(9, 4), nn.Linear(4, 4)
-        self.norm = nn.BatchNorm1d(4, track_running_stats=False) if meeting else nn.Identity()
-
-    def forward(self, ids: Any) -> Any:
-        return self.norm(self.layer(self.table(ids)).tanh().mean(1))
-
-
-def test_a_similarity_of_the_rows_of_a_batch() -> None:
-    def similarity(out: Any) -> Any:
-        rows = nn.functional.normalize(out, dim=-1)
-        return (rows * rows.roll(1, 0)).sum(1)
-
-    expect_others_held(Encoder().eval(), IDS, similarity)
-
-
-def test_batch_norm_by_the_averages_of_the_batch() -> None:
-    model = Encoder(meeting=True).eval()
-    g = embgrad.gradients(model, IDS, LOGIT, split=True)
-    occluded = embgrad.attribute(model, IDS, LOGIT, ZERO)
-    values = np.array(g.activations)
-    values[1, 2] = 0
-    expected = g.objective - embgrad.evaluate(model, IDS, LOGIT, override={"word": values})
-    np.testing.assert_allclose(occluded.scores[1, 2], expected[1], rtol=1e-4)
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match="the log-probabilities of an example's tokens depend on the other 2"
-    ):
-        embgrad.attribute_tokens(_Tokens().eval(), IDS, method=embgrad.methods.IntegratedGradients(2))
-
-
 class _Tokens(nn.Module):
     """A language model of which each example sees the mean over the batch."""
 
@@ -212,30 +164,6 @@ def test_output_tokens_of_sub_batches_of_a_model_that_carries_a_state_are_refuse
         embgrad.errors.UnsupportedError, match="the model keeps 'state' from call to call, and L of example"
     ):
         embgrad.attribute_tokens(_Carrying(count).eval(), IDS, method=method, batch_size=size)
-
-
-def test_a_batch_that_is_sorted_for_packing() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.table, self.lstm = nn.Embedding(9, 4), nn.LSTM(4, 3, batch_first=True)
-
-        def forward(self, text: Any, lengths: Any) -> Any:
-            packed = nn.utils.rnn.pack_padded_sequence(self.table(text), lengths, batch_first=True)
-            return self.lstm(packed)[1][0][0]
-
-    batch = {
-        "input_ids": torch.tensor([[3, 4, 5], [6, 7, 0]]),
-        "attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]]),
-        "lengths": torch.tensor([3, 2]),
-    }
-    options = {"call": lambda model, inputs: model(inputs["input_ids"], inputs["lengths"])}
-    for method in (embgrad.methods.IntegratedGradients(4), ZERO):
-        sorted_, single = (
-            embgrad.attribute(Net(), batch, LOGIT, method, batch_size=size, **options) for size in (None, 1)
-        )
-        np.testing.assert_allclose(sorted_.scores, single.scores, atol=1e-6)
 
 
 def test_a_net_that_takes_the_examples_for_its_positions() -> None:

@@ -73,12 +73,6 @@ def test_left_padding_that_changes_the_result_is_a_warning(name: str) -> None:
     assert [warning.startswith("the batch is padded on the left") for warning in said] == [True] * counted
 
 
-def test_left_padding_with_positions_is_no_warning() -> None:
-    positions = (LEFT.cumsum(1) - 1).clip(0)
-    batch = {"input_ids": PADDED, "attention_mask": LEFT, "position_ids": positions}
-    assert warned(build("GPT2"), batch, objective("GPT2"))[1] == []
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_text_longer_than_the_positions_is_refused(name: str) -> None:
     most, model = MODELS[name][3], build(name)
@@ -93,16 +87,3 @@ def test_text_longer_than_the_positions_is_refused(name: str) -> None:
         "tokenizer, or shorter ids"
     )
     assert embgrad.gradients(model, ids[:, :most], objective(name)).shape == (2, most, 16)
-
-
-def test_labels_that_equal_the_ids_are_a_warning() -> None:
-    model = build("GPT2")
-    _, said = warned(model, {"input_ids": IDS}, embgrad.CrossEntropy(IDS))
-    assert [warning.partition(",")[0] for warning in said] == [
-        "the labels are the ids themselves at all 16 positions that count"
-    ]
-    shifted = np.concatenate([IDS[:, 1:], np.full((2, 1), -100)], axis=1)
-    result, said = warned(model, {"input_ids": IDS}, embgrad.CrossEntropy(shifted))
-    assert said == []
-    expected = model(torch.tensor(IDS), labels=torch.tensor(IDS)).loss  # which shifts, and takes the mean
-    assert result.objective.sum() / 14 == pytest.approx(expected.item(), rel=1e-5)

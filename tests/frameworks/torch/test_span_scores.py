@@ -59,18 +59,6 @@ def test_a_padded_example_is_as_alone(name: str) -> None:
         embgrad.gradients(model, PAIR, embgrad.Logit([4, 4], output=output))
 
 
-def test_a_classifier_with_as_many_classes_as_positions() -> None:
-    torch.manual_seed(0)
-    config = transformers.BertConfig(**SMALL, num_labels=6)
-    model = transformers.BertForSequenceClassification(config).double().eval()
-    with torch.no_grad():
-        logits = model(**{key: torch.tensor(value) for key, value in PAIR.items()}).logits.numpy()
-    np.testing.assert_allclose(embgrad.evaluate(model, PAIR, embgrad.Sum()), logits.sum(1))
-    np.testing.assert_allclose(embgrad.evaluate(model, PAIR, embgrad.Logit(5)), logits[:, 5])
-    compiled = embgrad.evaluate(model, PAIR, embgrad.Logit(5), batch_size=1)
-    np.testing.assert_allclose(compiled, logits[:, 5])
-
-
 def test_attention_between_real_positions() -> None:
     torch.manual_seed(0)
     config = transformers.BertConfig(**SMALL, output_attentions=True, attn_implementation="eager")

@@ -14,7 +14,6 @@ import transformers
 
 import embgrad
 from embgrad.loading.minilm import minilm_folder
-from embgrad.token_search import is_ascii, is_word
 
 VOCAB, TOP = 500, 256
 IDS = np.random.default_rng(0).integers(3, VOCAB, (2, 7))
@@ -118,24 +117,6 @@ def test_the_best_ids_are_those_of_a_dense_computation_by_hand(name: str, goal: 
     expect_same(made, ids, scores)
 
 
-def test_of_an_encoder_decoder_the_tokens_of_the_encoder() -> None:
-    model = built("t5")
-    inputs = {"input_ids": IDS, "attention_mask": MASK, "decoder_input_ids": IDS[:, :3] // 2}
-    ids, scores, _ = by_hand(model, model.encoder.embed_tokens, inputs, lambda outputs: outputs.logits[:, 2, 7])
-    made = embgrad.substitutions(model, inputs, embgrad.Logit(7, position=2))
-    expect_same(made, ids, scores)
-
-
-def test_in_half_precision_the_scores_are_of_the_stored_numbers() -> None:
-    model = built("bert").bfloat16()
-    inputs = {"input_ids": IDS, "attention_mask": MASK}
-    ids, scores, _ = by_hand(model, model.get_input_embeddings(), inputs, lambda outputs: outputs.logits[:, 1].float())
-    made = embgrad.substitutions(model, inputs, lambda outputs: outputs.logits[:, 1].float())
-    assert made.provenance["compute_dtype"] == "bfloat16"
-    np.testing.assert_array_equal(made.ids[made.searched], ids[made.searched])
-    np.testing.assert_allclose(made.scores[made.searched], scores[made.searched], rtol=1e-9, atol=1e-12)
-
-
 def test_a_frozen_tied_table_on_which_a_hook_is_and_inside_no_grad() -> None:
     model = built("gpt2")
     expected = embgrad.substitutions(model, IDS, embgrad.Logit(7, position=-1), top=9)
@@ -169,26 +150,6 @@ def test_minilm_with_a_table_of_30522_rows(minilm: tuple[Any, Any]) -> None:
         model, batch, embgrad.Projection(vector, output="sequence", position=0), positions=batch.real
     )
     expect_same(made, ids, scores)
-
-
-def test_texts_and_functions_of_tokens_with_a_real_tokenizer(minilm: tuple[Any, Any]) -> None:
-    model, tokenizer = minilm
-    made = embgrad.substitutions(
-        model, TEXTS, embgrad.Sum(output="pooled"), tokenizer=tokenizer, allowed=[is_word, is_ascii], top=20
-    )
-    assert made.tokens is not None
-    assert made.names is not None
-    shown = [
-        [token for token, is_in in zip(*row, strict=True) if is_in]
-        for row in zip(made.tokens, made.searched, strict=True)
-    ]
-    assert shown == [["a", "gripping", "film", "with", "a", "dull", "ending"], ["dreadful"]]
-    assert len(made.names) > 50
-    assert all(token.isascii() and token.isalpha() for token in made.names.values())
-    ordinary = embgrad.substitutions(model, TEXTS, embgrad.Sum(output="pooled"), tokenizer=tokenizer, top=30_000)
-    missing = {*range(30_522)} - {*ordinary.ids[0, 1].tolist()}
-    assert {*tokenizer.all_special_ids} <= missing
-    assert ordinary.provenance["allowed"] == 30_522 - len(tokenizer.all_special_ids)
 
 
 #: Prints the memory in MiB that a call takes beyond a model with a table of 732 MiB.

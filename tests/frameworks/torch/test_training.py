@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -81,27 +80,6 @@ def test_a_model_without_a_backward_pass_in_evaluation_mode_is_attributed_in_tra
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in make().parameters())
 
 
-def test_a_path_through_a_reformer_adds_up() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = embgrad.attribute(
-            reformer(), BATCH, embgrad.Logit(1), embgrad.methods.IntegratedGradients(20), training=True
-        )
-    assert found.delta is not None
-    assert np.abs(found.delta).max() < 1e-6
-
-
-def test_dropout_in_a_path_is_named_and_moves_the_generator() -> None:
-    model, before = reformer(dropout=0.3), torch.get_rng_state()
-    with pytest.warns(
-        embgrad.EmbgradWarning, match="draws other random numbers in each pass, and more steps do not help"
-    ):
-        found = embgrad.attribute(model, BATCH, embgrad.Logit(1), embgrad.methods.IntegratedGradients(5), training=True)
-    assert found.provenance["random"]
-    assert not torch.equal(torch.get_rng_state(), before)
-    assert not model.training
-
-
 def test_output_tokens_of_rwkv_are_attributed_in_training_mode() -> None:
     model = rwkv()
     with pytest.raises(embgrad.errors.UnsupportedError, match="Pass training=True"):
@@ -115,30 +93,3 @@ def test_output_tokens_of_rwkv_are_attributed_in_training_mode() -> None:
         gradient, rows = gradient_by_hand(model, log_probability)
         scores = (gradient * rows).sum(-1)
         np.testing.assert_allclose(found.scores[:, output], scores, rtol=1e-3, atol=1e-4 * np.abs(scores).max())
-
-
-def test_averages_of_batch_norm_stay_and_examples_are_held_fixed() -> None:
-    class Normed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.norm = torch.nn.Embedding(60, 4), torch.nn.BatchNorm1d(4)
-            self.head = torch.nn.Linear(4, 2)
-
-        def forward(self, input_ids: Any) -> Any:
-            return self.head(self.norm(self.table(input_ids).sum(1)))
-
-    torch.manual_seed(0)
-    model = Normed().double().eval()
-    ids = IDS[[0, 1, 0, 1], :4] + np.arange(4)[:, None]
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    found = embgrad.attribute(model, ids, embgrad.Logit(1), embgrad.methods.IntegratedGradients(30), training=True)
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    rows = model.table(torch.tensor(ids)).detach()
-    other = Normed().double()
-    other.load_state_dict(state)
-    before = []
-    for example in range(len(ids)):
-        changed = rows.sum(1)
-        changed[example] = 0
-        before.append(other.head(other.norm(changed))[example, 1].item())
-    np.testing.assert_allclose(found.scores.sum(1), found.objective - before, atol=1e-3)
