@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras as keras3
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -35,14 +34,6 @@ def expect_single_calls(model: Any, batch: Any = IDS, **options: Any) -> None:
         single = embgrad.gradients(model, batch, objective, **options)
         assert np.abs(result.values - single.values).max() <= 1e-6 * np.abs(single.values).max()
         np.testing.assert_allclose(result.objective, single.objective, rtol=1e-6)
-
-
-@pytest.mark.parametrize("keras", [keras2, keras3], ids=["Keras 2", "Keras 3"])
-def test_keras_models_take_several_objectives(keras: Any) -> None:
-    model = sequence_model(keras)
-    expect_single_calls(model)
-    expect_single_calls(model, split=True)
-    expect_single_calls(model, edit={"word": lambda gradient: 2 * gradient})
 
 
 def test_saved_models_take_several_objectives(tmp_path: Any) -> None:

@@ -2,42 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 import tf_keras
-import transformers
 
 import embgrad
 from tests.frameworks.tensorflow.helpers import policy
-
-VOCAB = 500
-IDS = np.random.default_rng(0).integers(3, VOCAB, (2, 7)).astype(np.int32)
-MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1]], np.int32)
-
-
-def bert() -> Any:
-    tf_keras.utils.set_random_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=24,
-        initializer_range=0.3,
-    )
-    return transformers.TFBertForSequenceClassification(config)
-
-
-def test_inside_a_tape_of_the_users_own() -> None:
-    model = bert()
-    batch = {"input_ids": IDS, "attention_mask": MASK}
-    expected = embgrad.substitutions(model, batch, embgrad.Logit(1), top=5)
-    with tf.GradientTape() as tape:
-        made = embgrad.substitutions(model, batch, embgrad.Logit(1), top=5)
-    np.testing.assert_array_equal(made.ids, expected.ids)
-    assert not tape.watched_variables()
 
 
 def test_a_keras_model_in_mixed_precision() -> None:
