@@ -63,8 +63,7 @@ def blocks_with_checkpoints(walked: Iterable[tuple[Any, Any]]) -> dict[str, Any]
 def checkpointing(blocks: Iterable[Any]) -> Iterator[None]:
     """Run blocks in evaluation mode as segments in spite of `without_checkpoints`; transformers has them in training alone.
 
-    A block takes the mode of training until it calls the function that makes a segment; inside it evaluates. Random states
-    are not kept, since nothing is drawn.
+    A block takes the mode of training until it calls the function that makes a segment; inside it evaluates.
     """
     before = [(block, block.training, name, value) for block in blocks for name, value in _segment_functions(block)]
     try:
@@ -97,7 +96,7 @@ def _run_saving(block: Any, function: Any, *args: Any) -> Any:
     saved, _running.saves = getattr(_running, "saves", False), True
     try:
         arguments = [_no_cache("", value) for value in args]
-        return checkpoint.checkpoint(evaluate, *arguments, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint.checkpoint(evaluate, *arguments, use_reentrant=False)
     finally:
         _running.saves = saved
 

@@ -150,9 +150,9 @@ def _direct_parameters(module: Any) -> Sequence[inspect.Parameter]:
 def _find_exported_by_name(module: Any) -> frozenset[str]:
     """Return the parameters that an exported graph takes only by name, which its `forward` does not declare."""
     spec = getattr(getattr(module.graph._codegen, "pytree_info", None), "in_spec", None)
-    arguments = None if spec is None else pytree.tree_unflatten([None] * spec.num_leaves, spec)
-    if isinstance(arguments, tuple) and len(arguments) == 2 and isinstance(arguments[1], dict):  # args and kwargs
-        return frozenset(arguments[1])
+    match None if spec is None else pytree.tree_unflatten([None] * spec.num_leaves, spec):
+        case (_, dict(by_name)):  # args and kwargs
+            return frozenset(by_name)
     return frozenset()
 
 

@@ -96,16 +96,14 @@ def _getitem(table: Any, index: Any) -> Read | Selection | None:
 
 def _along_another_axis(array: Any, index: tuple[Any, ...]) -> Selection | None:
     """Read an index that selects entries by one tensor of integers, among slices and single entries of other axes."""
-    axes = [entry for entry in index if entry is not None and entry is not Ellipsis]
-    tensors = [entry for entry in axes if isinstance(entry, torch.Tensor)]
-    if len(tensors) != 1 or not _is_index(tensors[0]) or not isinstance(array, torch.Tensor):
+    place, *others = (number for number, entry in enumerate(index) if isinstance(entry, torch.Tensor))
+    if others or not _is_index(index[place]) or not isinstance(array, torch.Tensor):
         return None
-    place = next(number for number, entry in enumerate(index) if entry is tensors[0])
     before = [entry for entry in index[:place] if entry is not None]
     from_end = any(entry is Ellipsis for entry in before)
     axis = array.dim() - sum(entry is not None for entry in index[place:]) if from_end else len(before)
-    single = sum(isinstance(entry, int) for entry in axes)
-    return Selection(array, tensors[0], axis) if array.dim() - single > 1 else None
+    single = sum(isinstance(entry, int) for entry in index)
+    return Selection(array, index[place], axis) if array.dim() - single > 1 else None
 
 
 def _slicing(table: Any, index: Any) -> Read | None:
@@ -118,7 +116,7 @@ def _slicing(table: Any, index: Any) -> Read | None:
     start, stop, step = rows.indices(table.shape[0])
     if step != 1 or any(entry.indices(table.shape[1]) != (0, table.shape[1], 1) for entry in columns):
         return None
-    return Read(table, torch.arange(start, max(start, stop)), indexing=True, sliced=True)
+    return Read(table, torch.arange(start, max(start, stop)), sliced=True)
 
 
 def _aten_index(self: Any, indices: Any) -> Read | Selection | None:

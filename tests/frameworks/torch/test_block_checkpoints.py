@@ -110,6 +110,17 @@ def test_they_run_again_in_each_pullback_except_in_encoder_decoders_and_change_n
 
 
 @has_blocks
+def test_a_block_that_draws_in_evaluation_mode_draws_the_same_again() -> None:
+    torch.manual_seed(0)
+    model = llama().eval()
+    for block in model.model.layers:
+        block.mlp.register_forward_hook(lambda module, given, made: nn.functional.dropout(made, 0.5, training=True))
+    plain = of_class(model)
+    enable(model)
+    np.testing.assert_array_equal(of_class(model), plain)
+
+
+@has_blocks
 def test_a_point_inside_a_block_or_at_it_runs_once() -> None:
     torch.manual_seed(0)
     model = llama().eval()

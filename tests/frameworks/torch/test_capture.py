@@ -589,11 +589,15 @@ def test_a_module_that_returns_its_argument_has_its_own_gradient() -> None:
 
 def test_lookups_inside_checkpoints() -> None:
     class Inside(Net):
+        learns = True
+
+        def look_up(self, ids: Any, lever: Any) -> Any:
+            with torch.set_grad_enabled(self.learns and torch.is_grad_enabled()):
+                return self.table(ids) + lever
+
         def forward(self, input_ids: Any) -> Any:
             lever = torch.zeros(1).requires_grad_()
-            return self.head(
-                checkpoint(lambda x, y: self.table(x) + y, input_ids, lever, use_reentrant=self.reentrant).mean(1)
-            )
+            return self.head(checkpoint(self.look_up, input_ids, lever, use_reentrant=self.reentrant).mean(1))
 
     model = net(Inside, reentrant=False)
     model.zero_grad()
@@ -609,12 +613,31 @@ def test_lookups_inside_checkpoints() -> None:
     ):
         model(BATCHES[0])
     model.table.requires_grad_(True)
-    model.reentrant = True
+    model.learns = False
+    with (
+        pytest.raises(embgrad.errors.NoGradientError, match="no gradient reached 'word'"),
+        embgrad.capture(model),
+    ):
+        model(BATCHES[0])
+    model.reentrant = model.learns = True
     with (
         pytest.raises(embgrad.errors.UnsupportedError, match=r"use_reentrant=True.*Set use_reentrant=False"),
         embgrad.capture(model),
     ):
         model(BATCHES[0])
+
+
+def test_a_model_that_differentiates_itself_is_captured() -> None:
+    class Forced(Net):
+        def forward(self, input_ids: Any) -> Any:
+            rows = self.table(input_ids)
+            (force,) = torch.autograd.grad(rows.square().sum(), rows, create_graph=True)
+            return self.head(force.mean(1))
+
+    model = net(Forced)
+    with embgrad.capture(model) as tap:
+        model(BATCHES[0]).sum().backward()
+    np.testing.assert_allclose(tap.sum().to_dense(), model.table.weight.grad.numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("around", [False, True])

@@ -57,6 +57,10 @@ UNREAD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         lambda net, ids: net.columns[..., ids].permute(1, 2, 0),
         "entries along axis 1 of 'columns'",
     ),
+    "columns inside of a transform": (
+        lambda net, ids: torch.vmap(lambda scale: net.columns[:, ids] * scale)(torch.ones(1))[0].permute(1, 2, 0),
+        "entries along axis 1 of 'columns'",
+    ),
     "selected columns": (
         lambda net, ids: net.columns.index_select(1, ids.flatten()).T.reshape(*ids.shape, DIM),
         r"entries along axis 1 of 'columns', .* \(TensorBase\.index_select\)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -130,18 +131,50 @@ def test_a_graph_of_the_user_behind_the_weights_stays_valid(call: Any) -> None:
         same(result, expected)
 
 
-@pytest.mark.parametrize("way", ["table", "check"])
-def test_another_default_device_changes_nothing(way: str) -> None:
-    model = net()
+class Tied(Net):
+    """A net that reads its table in another way, too."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) + self.table.weight.square().sum()
+
+
+@pytest.mark.parametrize("kind", [Tied, Net])
+def test_another_default_device_changes_nothing(kind: type[Net]) -> None:
+    torch.manual_seed(0)
+    model = kind().double().eval()
     torch.set_default_device("meta")
     try:
-        if way == "table":
+        if kind is Tied:
             result = embgrad.tables.table_gradients(model, IDS, embgrad.Logit(1)).total
         else:
             result = embgrad.gradients(model, IDS, embgrad.Logit(1), check=True).table().to_dense()
     finally:
         torch.set_default_device(None)
     np.testing.assert_allclose(result, own(model, lambda: model(tensor())[:, 1].sum())["table.weight"], atol=1e-14)
+
+
+def test_a_graph_is_freed_as_it_is_pulled_back() -> None:
+    class Saved:
+        def __init__(self, tensor: Any) -> None:
+            self.tensor = tensor
+
+    model, saved, alive = net(), list[weakref.ref[Saved]](), list[int]()
+
+    def pack(tensor: Any) -> Saved:
+        made = Saved(tensor)
+        saved.append(weakref.ref(made))
+        return made
+
+    def count(_: Any) -> None:
+        alive.append(sum(one() is not None for one in saved))
+
+    def hook(module: Any, given: Any) -> None:
+        given[0].register_hook(count)
+
+    model.inner.register_forward_pre_hook(hook)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda made: made.tensor):
+        embgrad.tables.parameter_gradients(model, IDS, embgrad.Logit(1))
+    assert alive[-1] < len(saved) / 2
 
 
 def test_compiled_and_parallel_models_keep_their_names() -> None:

@@ -23,6 +23,7 @@ from embgrad_torch.readers import (
     _is_whole,
     _slicing,
     _take_along_dim,
+    ones_of,
 )
 from embgrad_torch.state import LARGEST_COPIED, _can_be_restored, _plain
 from embgrad_torch.walk import Structure
@@ -147,23 +148,54 @@ def test_rows_of_a_matrix_are_looked_up_and_others_selected(table: Any, index: A
 
 
 @pytest.mark.parametrize(
-    ("read", "axis"),
+    ("function", "arguments", "axis"),
     [
-        (_aten_index(ARRAY, [None, INDEX]), 1),
-        (_aten_index(ARRAY, [None, None, INDEX]), 2),
-        (_index_select(ARRAY[0], 1, INDEX), 1),
-        (_index_select(ARRAY, -1, INDEX), 2),
-        (_index_select(ARRAY, -3, INDEX), 0),
-        (_gather(ARRAY, -2, INDEX), 1),
-        (_gather(ARRAY[0, 0], 0, INDEX), None),
-        (_take_along_dim(ARRAY, INDEX, 0), 0),
-        (_take_along_dim(ARRAY, INDEX), None),
+        (_aten_index, (ARRAY, [None, INDEX]), 1),
+        (_aten_index, (ARRAY, [None, None, INDEX]), 2),
+        (_index_select, (ARRAY[0], 1, INDEX), 1),
+        (_index_select, (ARRAY, -1, INDEX), 2),
+        (_index_select, (ARRAY, -3, INDEX), 0),
+        (_gather, (ARRAY, -2, INDEX), 1),
+        (_gather, (ARRAY[0, 0], 0, INDEX), None),
+        (_take_along_dim, (ARRAY, INDEX, 0), 0),
+        (_take_along_dim, (ARRAY, INDEX), None),
     ],
 )
-def test_the_axis_that_a_function_selects_along(read: Any, axis: int | None) -> None:
+def test_the_axis_that_a_function_selects_along(function: Any, arguments: Any, axis: int | None) -> None:
+    read = function(*arguments)
     assert not isinstance(read, Read)
     assert (None if read is None else read.axis) == axis
     assert all(isinstance(_index_select(ARRAY[0], dim, INDEX), Read) for dim in (0, -2)), "rows are looked up"
+
+
+HOT = torch.tensor([[0.0, 1, 0], [1, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("rows", "first", "places"),
+    [
+        (HOT, 1, [1, 0]),
+        (HOT.long(), 1, [1, 0]),
+        (HOT[None], 1, [1, 0]),
+        (HOT, 0, None),
+        (HOT, 3, None),
+        (HOT * 2, 1, None),
+        (HOT + torch.tensor([[0, 0, 0], [0, -1, 1]]), 1, None),
+        (torch.tensor([[0.0, 1, 0], [2, -1, 0]]), 1, None),
+        (torch.tensor([[0.0, 1, 0], [2, 0, 0]]), 1, None),
+        (HOT.to_sparse(), 1, [1, 0]),
+        ((HOT * 2).to_sparse(), 1, None),
+        (torch.tensor([[1.0, 1, 0], [0, 0, 0]]).to_sparse(), 1, None),
+        (torch.ones(2, 3).to_sparse(), 1, None),
+        (HOT.to_sparse_csr(), 1, [1, 0]),
+        ((HOT * 2).to_sparse_csr(), 1, None),
+        (torch.tensor([[1.0, 1, 0], [0, 0, 0]]).to_sparse_csr(), 1, None),
+        (HOT.to_sparse_csc(), 1, None),
+    ],
+)
+def test_the_ones_of_rows_of_which_each_has_one(rows: Any, first: int, places: list[int] | None) -> None:
+    found = ones_of(rows, first)
+    assert (None if found is None else found.tolist()) == places
 
 
 def test_what_is_small_and_in_memory_of_its_own_can_be_restored() -> None:

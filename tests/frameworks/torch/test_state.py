@@ -251,17 +251,19 @@ def test_a_model_may_write_into_its_inputs(at: str) -> None:
     assert torch.equal(scale, torch.ones(IDS.shape))
 
 
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-def test_frozen_torchscript_modules_without_a_mode(training: bool) -> None:
+def test_torchscript_modules_keep_their_mode_or_have_none(training: bool, frozen: bool) -> None:
     """`torch.jit.freeze` takes their `training` away."""
     model = Small()
     expected = embgrad.gradients(model, IDS, embgrad.Logit(0))
-    model.head = torch.jit.freeze(torch.jit.script(model.head.eval()))
+    model.head = torch.jit.script(model.head.eval())
+    model.head = torch.jit.freeze(model.head) if frozen else model.head.train()
     model.training = training
     result = embgrad.gradients(model, IDS, embgrad.Logit(0))
     np.testing.assert_allclose(result.values, expected.values, rtol=1e-5)
     assert model.training is training
-    assert not hasattr(model.head, "training")
+    assert getattr(model.head, "training", None) is (None if frozen else True)
 
 
 class Checkpointing(Small):
