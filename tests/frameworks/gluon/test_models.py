@@ -359,16 +359,6 @@ def test_split_gradients_with_batch_norm_in_training_mode() -> None:
             assert relative(found.values[example], expected[example]) < 1e-5
 
 
-def test_a_lookup_in_the_objective_is_ignored() -> None:
-    ids = distinct_ids(2, 5)
-    net = built(bag, ids, "float64")
-
-    def target(logits: Any) -> Any:
-        return (logits * net[0](mx.nd.array(ids)).sum(axis=1)[:, :3]).sum(axis=1)
-
-    assert embgrad.gradients(net, ids, target).provenance["path"] == "0#0"
-
-
 def test_a_custom_autograd_function_is_differentiated() -> None:
     class Square(mx.autograd.Function):
         def forward(self, x: Any) -> Any:

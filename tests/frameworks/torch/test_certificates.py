@@ -1,8 +1,7 @@
-"""Certificates of PyTorch's models: each example by itself, tables whose gradient is no sum, kinks."""
+"""Certificates of PyTorch's models: tables whose gradient is no sum, hooks, autocast."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -79,46 +78,3 @@ def test_a_model_under_autocast_gets_a_certificate(build: type[Net]) -> None:
         result = embgrad.gradients(build().eval(), IDS, embgrad.Logit(1), check=True)
     assert result.provenance["compute_dtype"] == "bfloat16"
     assert result.values.dtype == np.float32
-
-
-def _bert() -> Any:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
-        vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, num_labels=3
-    )
-    return BertForSequenceClassification(config).eval()
-
-
-def _packed_lstm() -> Any:
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.lstm, self.head = (
-                torch.nn.Embedding(40, 4),
-                torch.nn.LSTM(4, 4, batch_first=True),
-                torch.nn.Linear(4, 3),
-            )
-
-        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-            packed = torch.nn.utils.rnn.pack_padded_sequence(
-                self.table(input_ids), attention_mask.sum(1).cpu(), batch_first=True, enforce_sorted=False
-            )
-            return self.head(self.lstm(packed)[1][0][0])
-
-    return Net().eval()
-
-
-@pytest.mark.parametrize("build", [_bert, _packed_lstm])
-def test_an_ordinary_model_with_padding_gets_no_warning(build: Any) -> None:
-    torch.manual_seed(0)
-    ids = np.array([[2, 7, 9, 11, 3], [2, 8, 3, 0, 0], [2, 30, 31, 3, 0]])
-    batch = {"input_ids": ids, "attention_mask": (ids > 0).astype(int)}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", embgrad.EmbgradWarning)
-        g = embgrad.gradients(build(), batch, embgrad.CrossEntropy([0, 2, 1]), check=True)
-    certificate = g.certificate
-    assert certificate is not None
-    figures = (certificate.independence, certificate.neighbours, certificate.order, certificate.padding)
-    assert certificate.unrun == {}
-    assert all(figure is not None and figure < 1e-3 for figure in figures)

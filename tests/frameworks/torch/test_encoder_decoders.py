@@ -73,27 +73,6 @@ def native(batch: dict[str, Any] = BATCH) -> dict[str, Any]:
     return {name: torch.tensor(value) for name, value in batch.items()}
 
 
-@pytest.mark.parametrize("build", [t5, bart])
-@pytest.mark.parametrize(("position", "columns"), [(-1, [5, 2]), (2, [2, 2]), ([4, 1], [4, 1])])
-def test_positions_count_on_the_decoders_mask(build: Callable[[], Any], position: Any, columns: list[int]) -> None:
-    model = build()
-    result = embgrad.gradients(model, BATCH, embgrad.Logit([3, 7], position=position))
-    expected = by_hand(model, BATCH, lambda out: out.logits[0, columns[0], 3] + out.logits[1, columns[1], 7])
-    np.testing.assert_allclose(result.values, expected, rtol=1e-9, atol=1e-14)
-
-
-def test_padding_of_the_decoder_does_not_count() -> None:
-    model = t5()
-    result = embgrad.gradients(model, BATCH, embgrad.Logit(3))
-    mask = torch.tensor(DECODER_MASK)
-    expected = by_hand(model, BATCH, lambda out: (out.logits[..., 3] * mask).sum())
-    np.testing.assert_allclose(result.values, expected, rtol=1e-9, atol=1e-14)
-    with pytest.raises(
-        embgrad.errors.ObjectiveError, match=r"position 4 of example 1 is padding: its real positions are \[0, 1, 2\]"
-    ):
-        embgrad.gradients(model, BATCH, embgrad.Logit(3, position=4))
-
-
 def test_encoder_and_decoder_may_have_as_many_positions() -> None:
     """The decoder's mask decides for the logits, the encoder's for what the encoder returns."""
     batch = {**SOURCE, "decoder_input_ids": IDS, "decoder_attention_mask": np.ones_like(IDS)}
@@ -173,61 +152,6 @@ def test_the_lookups_of_a_table_that_both_halves_share() -> None:
     ledger = embgrad.tables.table_gradients(model, BATCH, objective)
     expected = torch.autograd.grad(losses(model(**native()).logits), model.shared.weight)[0].numpy()
     np.testing.assert_allclose(ledger.total, expected, rtol=1e-8, atol=1e-13)
-
-
-@pytest.mark.parametrize("option", ["add", "override"])
-@pytest.mark.parametrize(("build", "layer"), [(t5, "decoder.block.0"), (bart, "model.decoder.layers.0")])
-def test_the_decoders_points_take_as_many_examples_as_there_are(build: Any, layer: str, option: str) -> None:
-    model = build()
-    many = {name: np.tile(rows, (3, 1)) for name, rows in BATCH.items()}
-    change = np.random.default_rng(0).normal(size=(*DECODER.shape, 16))
-    points, objective = ["word", "layer.-1", layer], embgrad.Logit(3, position=1)
-    two = embgrad.gradients(model, BATCH, objective, at=points, **{option: {layer: change}})
-    results = embgrad.gradients(model, many, objective, at=points, **{option: {layer: np.tile(change, (3, 1, 1))}})
-    for name in points:
-        np.testing.assert_allclose(results[name].values, np.tile(two[name].values, (3, 1, 1)), rtol=1e-9, atol=1e-14)
-    np.testing.assert_allclose(results[layer].activations, np.tile(two[layer].activations, (3, 1, 1)), rtol=1e-9)
-
-
-class Translator(torch.nn.Module):
-    """An encoder-decoder with names of its own."""
-
-    def __init__(self, shared: bool) -> None:
-        super().__init__()
-        self.source = torch.nn.Embedding(40, 8)
-        self.target = self.source if shared else torch.nn.Embedding(40, 8)
-        self.body = torch.nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
-
-    def forward(self, src_ids: Any, tgt_ids: Any, attention_mask: Any = None, tgt_mask: Any = None) -> Any:
-        return self.body(self.source(src_ids), self.target(tgt_ids))
-
-
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("mask", [{"tgt_mask": np.array([[1, 1, 1, 1], [1, 1, 0, 0]])}, {}])
-@pytest.mark.parametrize("by_call", [True, False])
-def test_decoder_ids_under_a_name_of_the_models_own(shared: bool, mask: dict[str, np.ndarray], by_call: bool) -> None:
-    torch.manual_seed(0)
-    model = Translator(shared).double().eval()
-    target, direction = np.array([[3, 11, 12, 13], [4, 21, 22, 23]]), np.arange(8.0)
-    states = model(torch.tensor(IDS), torch.tensor(target)).detach().numpy() @ direction
-    batch = embgrad.TokenBatch(IDS, MASK, extras={"tgt_ids": target, **mask})
-    call = (lambda model, inputs: model(inputs["input_ids"], inputs["tgt_ids"])) if by_call else None
-    found = embgrad.gradients(model, batch, embgrad.Projection(direction), call=call)
-    np.testing.assert_allclose(found.objective, (states * mask.get("tgt_mask", np.ones((2, 4)))).sum(1), rtol=1e-12)
-    np.testing.assert_array_equal(found.mask, MASK)
-
-
-def test_hugging_faces_model_takes_keras_hubs_names() -> None:
-    names = ("encoder_token_ids", "encoder_padding_mask", "decoder_token_ids", "decoder_padding_mask")
-    renamed = dict(zip(names, BATCH.values(), strict=True))
-    for method in ("input_x_gradient", "saliency"):
-        own, other = (embgrad.attribute_tokens(t5(), each, method=method) for each in (BATCH, renamed))
-        np.testing.assert_array_equal(other.scores, own.scores)
-        np.testing.assert_array_equal(other.decoder_scores, own.decoder_scores)
-    objective = embgrad.CrossEntropy(LABELS)
-    np.testing.assert_array_equal(
-        embgrad.gradients(t5(), renamed, objective).values, embgrad.gradients(t5(), BATCH, objective).values
-    )
 
 
 def blip2(**text: Any) -> Any:

@@ -10,9 +10,9 @@ import transformers
 from tokenizers import Tokenizer
 
 import embgrad
-from tests.unit.inputs.test_offsets import VOCABULARY, pieces_of, wordpiece
+from tests.unit.inputs.test_offsets import VOCABULARY, wordpiece
 from tests.unit.refusals import refused
-from tests.unit.results.attributed import attribution_of, byte_level
+from tests.unit.results.attributed import attribution_of
 
 
 def fast(tokenizer: Tokenizer, **settings: Any) -> Any:
@@ -32,20 +32,6 @@ def test_a_fast_tokenizer_has_the_offsets_of_the_one_that_it_holds(side: str) ->
     np.testing.assert_array_equal(batch.offsets, expected.offsets)
     np.testing.assert_array_equal(batch.parts, expected.parts)
     assert batch.texts == expected.texts
-
-
-@pytest.mark.parametrize(("side", "expected"), [("right", ["", "the", "film", ""]), ("left", ["", "s", ".", ""])])
-def test_a_text_that_was_cut_keeps_the_offsets_of_what_is_left(side: str, expected: list[str]) -> None:
-    batch = embgrad.encode(["the films."], fast(wordpiece(), truncation_side=side, **SPECIAL), max_length=4)
-    assert pieces_of(batch, 0) == expected
-    assert batch.truncated.tolist() == [2]
-
-
-def test_bytes_of_one_character_are_one_span() -> None:
-    text = "x🙂 a中"
-    spans = attribution_of(embgrad.encode([text], fast(byte_level()))).spans()[0]
-    assert [span.text for span in spans if span.positions] == ["x", "🙂", " a", "中"]
-    assert "".join(span.text for span in spans) == text
 
 
 class Slow(transformers.PreTrainedTokenizer):  # type: ignore[misc]

@@ -1,66 +1,18 @@
-"""Models of transformers and sentence-transformers that look up the ids among others, in part, or in one packed row."""
+"""Models of transformers and sentence-transformers that look up the ids in part, or in one packed row."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import StaticEmbedding
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LongformerConfig, LongformerForSequenceClassification
 from transformers.models.idefics.modeling_idefics import IdeficsDecoupledEmbedding
 
 import embgrad
 from tests.unit.refusals import refused
-
-IDS = np.array([[3, 4, 5, 6, 7, 8], [9, 10, 11, 1, 1, 1]])
-MASK = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
-
-
-@pytest.fixture(scope="module")
-def longformer() -> Any:
-    torch.manual_seed(0)
-    config = LongformerConfig(
-        vocab_size=20,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=8,
-        attention_window=[4],
-        max_position_embeddings=16,
-        pad_token_id=1,
-    )
-    return LongformerForSequenceClassification(config).eval().double()
-
-
-def test_ids_that_the_model_pads_to_its_window(longformer: Any) -> None:
-    padded = np.pad(IDS, ((0, 0), (0, 2)), constant_values=1), np.pad(MASK, ((0, 0), (0, 2)))
-    read: list[Any] = []
-    table = longformer.longformer.embeddings.word_embeddings
-    handle = table.register_forward_hook(lambda module, arguments, output: read.append(output))
-    logits = longformer(input_ids=torch.tensor(padded[0]), attention_mask=torch.tensor(padded[1])).logits
-    handle.remove()
-    rows = read[0]
-    (expected,) = torch.autograd.grad(logits[:, 1].sum(), rows)
-    batch = {"input_ids": IDS, "attention_mask": MASK}
-    for options in ({}, {"batch_size": 1}, {"check": True}, {"at": "longformer.embeddings.word_embeddings"}):
-        result = embgrad.gradients(longformer, batch, embgrad.Logit(1), **options)
-        np.testing.assert_allclose(result.values, expected[:, :6], atol=1e-12)
-        assert result.ids.tolist() == IDS.tolist()
-    scores = embgrad.attribute(longformer, batch, embgrad.Logit(1), "input_x_gradient").scores
-    np.testing.assert_allclose(scores, (expected * rows).sum(-1)[:, :6].detach(), atol=1e-12)
-    path = embgrad.attribute(longformer, batch, embgrad.Logit(1), embgrad.methods.IntegratedGradients(steps=20))
-    assert np.abs(path.delta).max() < 1e-6
-    assert embgrad.memory(longformer, batch, embgrad.Logit(1)).peak > 0
-    found = embgrad.search(longformer, batch, embgrad.Logit(1), embgrad.methods.HotFlip(steps=1))
-    assert found.batch.shape == IDS.shape
-    with embgrad.capture(longformer, at="word") as tap:
-        longformer(input_ids=torch.tensor(IDS), attention_mask=torch.tensor(MASK)).logits[:, 1].sum().backward()
-    longformer.zero_grad()
-    np.testing.assert_allclose(tap.steps[0].values, expected[:, :6], atol=1e-12)
 
 
 def packed(model: Any, inputs: Any) -> Any:
