@@ -183,11 +183,8 @@ def _of_bias(site: Site, core: Core) -> Iterator[Core]:
     longer = (longest for longest in LONGEST if longest > len(core.bias.table) // 2 and longest != core.bias.longest)
     yield from (replace(core, bias=replace(core.bias, longest=longest)) for longest in longer)
     yield replace(core, bias=replace(core.bias, sense=-core.bias.sense))
-    yield from (
-        replace(core, bias=replace(core.bias, ahead=ahead))
-        for ahead in (-1, 0, 1)
-        if core.bias.table is not None and ahead != core.bias.ahead
-    )
+    others = (ahead for ahead in (-1, 0, 1) if ahead != core.bias.ahead)
+    yield from (replace(core, bias=replace(core.bias, ahead=ahead)) for ahead in others)
 
 
 def _norms(norm: HeadNorm | None) -> Iterator[HeadNorm | None]:

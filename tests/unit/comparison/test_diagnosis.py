@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad.comparison.findings import CAUSES
+from embgrad.comparison.diagnosis import diagnose
+from embgrad.comparison.findings import CAUSES, Finding
 from embgrad.comparison.hypotheses.explain import HYPOTHESES
 from embgrad.engine.weights import substitute, weights_of
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
@@ -414,6 +415,43 @@ class TestModels:
         comparison = self.compared(b, (model, None))
         assert causes(comparison)[0] == ("other-ids",)
         assert "2 for the id 1 at example 0, position 0" in comparison.findings[0].text
+
+    @pytest.mark.parametrize("kept", [0.5, 1.0])
+    def test_a_model_that_draws_random_numbers_is_named(self, kept: float) -> None:
+        random = np.random.default_rng(9)
+
+        def forward(model: Any, input_ids: Any, attention_mask: Any) -> Any:
+            rows = lookup(model["E"], input_ids) * (random.random((*input_ids.shape, 1)) < kept) * (1 / kept)
+            return (rows * attention_mask[:, :, None]).sum(1) @ model["W"]
+
+        model = ReferenceModel(forward, {"E": TABLE, "W": HEAD})
+        a, b = (embgrad.gradients(model, BATCH, embgrad.Sum()) for _ in range(2))
+        found = [finding for finding in self.compared(b, (model, None), a).findings if finding.causes == ("dropout",)]
+        if kept == 1:
+            assert found == []
+            return
+        (finding,) = found
+        assert finding.side == "a"
+        assert finding.explained is not None
+        assert 0.5 < finding.explained < 1
+        # Half of the rows are zeros and the others twice as large: off the mean by their own size.
+        assert finding.text.startswith("dropout: a's model gives another gradient each time it is run, in evaluation")
+        assert 0.5 < float(finding.text.partition("mode too, ")[2].split()[0]) < 1
+        assert finding.text.endswith("off its own mean (over 6 runs)")
+        assert finding.remaining is not None
+        distance = np.linalg.norm(b.values - a.values) / np.linalg.norm(a.values)
+        assert finding.remaining == pytest.approx(distance * (1 - finding.explained) ** 0.5, rel=1e-6)
+
+    def test_a_model_that_reproduces_its_result_may_be_random_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A framework's generator is restored after each run."""
+        drawn = Finding(("dropout",), "draws", 0.4, 0.6, "a")
+        monkeypatch.setattr(diagnose, "random_model", lambda source: drawn)
+        b = replace(single(), values=np.random.default_rng(1).normal(size=(3, 7, DIM)))
+        assert self.compared(b, (classifier(), None)).findings == (drawn,)
+        assert (
+            drawn
+            not in self.compared(embgrad.gradients(classifier(), BATCH, embgrad.Sum()), (classifier(), None)).findings
+        )
 
     def test_the_models_are_restored(self) -> None:
         model, other = classifier(), classifier({"W": HEAD * 1.1})

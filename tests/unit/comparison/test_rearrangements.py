@@ -10,12 +10,15 @@ import pytest
 
 import embgrad
 from embgrad.comparison.align import aligned
+from embgrad.comparison.diagnosis import rerun
 from embgrad.comparison.diagnosis.case import Case
+from embgrad.comparison.diagnosis.models import Division, divided
 from embgrad.comparison.diagnosis.objectives import OtherMask, Probability, other_objectives
 from embgrad.comparison.diagnosis.rearrangements import STRUCTURES, Prediction, order_padded_on, rearrangements
 from embgrad.comparison.diagnosis.requests import REQUESTS, _padded_on, _with_moved_labels
-from embgrad.comparison.diagnosis.rerun import Source, Variant, _window, batch_of_result, source_of
+from embgrad.comparison.diagnosis.rerun import AS_IT_WAS, Source, Variant, _window, batch_of_result, source_of
 from embgrad.objectives.objectives import Objective
+from embgrad.results.gradients import EmbeddingGradients
 from embgrad.testing.reference import ReferenceModel, lookup
 from tests.unit.comparison.test_factors import result
 
@@ -303,6 +306,44 @@ def test_another_model_is_asked_in_the_form_in_which_it_takes_a_batch() -> None:
     assert asked is not None
     assert {name: getattr(asked.batch, name) for name in form} == form
     assert asked.batch.ids.tolist() == BATCH.ids.tolist()
+
+
+def test_a_difference_of_two_models_is_divided_where_something_explains_nothing_more() -> None:
+    at = source(ENTROPY)
+    other = ReferenceModel(forward, {"E": TABLE, "T": TABLE[:2], "W": 2 * HEAD})
+    theirs = embgrad.gradients(other, BATCH, ENTROPY)
+    for model, target, wanted in (
+        (MODEL, at.case.target, (False, True)),
+        (MODEL, replace(at.case.target, values=3 * at.case.target.values), (False, False)),
+        (other, theirs, (True, True)),
+    ):
+        case = replace(at.case, target=target)
+        division = divided(Source(case, at.batch, ENTROPY, None, at.examples), model, None, lambda _: [][0])
+        assert isinstance(division, Division)
+        assert (division.by_models, division.is_whole, division.rest) == (*wanted, None)
+
+
+def test_a_variant_is_run_as_the_source_was_but_for_its_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def run(*arguments: Any, **options: Any) -> EmbeddingGradients:
+        given[:] = [*arguments, options]
+        return whole
+
+    monkeypatch.setattr(rerun, "gradients", run)
+    at = source(ENTROPY)
+    whole = at.case.source
+    own = {"at": "word", "call": None, "training": False, "pads": "keep", "split": False, "override": None}
+    at.result(AS_IT_WAS)
+    assert given == [MODEL, at.batch, at.objective, own]
+    recorded = replace(whole, provenance={**whole.provenance, "pads": "zero", "split": True})
+    at.case = replace(at.case, source=recorded, call=print)
+    kinds: dict[str, Any] = {"at": "layer.0", "training": True, "override": {"word": TABLE}}
+    at.result(Variant(("x",), "", lambda batch: batch[:1], logit := embgrad.Logit(1), **kinds))
+    assert [given[0], given[1].shape, *given[2:]] == [
+        *(MODEL, (1, 4), logit),
+        {**own, **kinds, "call": print, "pads": "zero", "split": True},
+    ]
 
 
 def test_a_variant_may_replace_weights() -> None:

@@ -259,6 +259,7 @@ def test_biases_that_differ_in_one_setting() -> None:
     rest = [(bias.causal, bias.longest, bias.sense) for bias in found if bias and not bias.ahead]
     longest = [(False, number, 1) for number in (16, 20, 32, 64, 256, 512)]
     assert rest == [(True, 128, 1), *longest, (False, 128, -1)]
+    assert [bias.ahead for bias in found if bias and bias.ahead] == [-1, 1]
     alibi = replace(CORE, bias=PositionBias())
     assert [each.bias for each in variants(SITE, alibi) if each.bias is not alibi.bias] == [None]
 

@@ -10,6 +10,7 @@ import pytest
 from embgrad.comparison.hypotheses.pooling import POOLS, Pooling
 from embgrad.comparison.hypotheses.site import Site
 from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
+from tests.unit.comparison.hypotheses.planted import site_of
 
 X = np.random.default_rng(0).normal(size=(*REAL.shape, 6))
 
@@ -52,3 +53,7 @@ def test_what_is_no_pooling_is_not_named() -> None:
     assert Pooling().explain(site(pooled("the first vector"), other)) == []
     assert Pooling().explain(site(other, pooled("the first vector"))) == []
     assert Pooling().explain(site(X, 2 * X)) == []
+    one = X[:, :1]  # of a text of one token, which every pooling returns
+    unit = one / np.linalg.norm(one, axis=-1, keepdims=True)
+    at = site_of(one, unit, {"last": one})
+    assert Pooling().explain(at) == []
