@@ -179,6 +179,9 @@ def test_a_request_with_the_padding_on_the_other_side() -> None:
     assert (moved.mask is not None and moved.mask.tolist()) == [[1, 1, 1, 1], [0, 1, 1, 1]]
     assert (moved.types is not None and moved.types.tolist()) == [[0, 0, 1, 1], [0, 0, 0, 0]]
     assert _padded_on(embgrad.TokenBatch(BATCH.ids, BATCH.mask), "left").types is None
+    (right,) = variants("padding-side", source(ENTROPY, moved))
+    assert right.batch is not None
+    assert right.batch(moved).ids.tolist() == BATCH.ids.tolist()
     labels = np.array([[0, 1, 2, 0], [1, 2, 0, -100]])
     at = source(ENTROPY)
     at.objective = embgrad.CrossEntropy(labels, "probabilities", output="tags", position=1)
@@ -281,6 +284,9 @@ def test_the_probability_of_an_entry_by_hand() -> None:
     result = embgrad.gradients(model, [[1]], Probability([1]))
     np.testing.assert_allclose(result.objective, [3 / 4])
     np.testing.assert_allclose(result.values, [[[3 / 4 * 1 / 4 * np.log(3)]]])
+    values, slopes = Probability([1]).evaluate(np.log([[1.0, 2.0, 1.0]]) + 700, embgrad.TokenBatch([[1]]))
+    np.testing.assert_allclose(values, [1 / 2])
+    np.testing.assert_allclose(slopes, [[-1 / 8, 1 / 4, -1 / 8]])  # p (1 - p), and -p q
 
 
 @pytest.mark.parametrize(("count", "start"), [(6, 0), (9, 3)])

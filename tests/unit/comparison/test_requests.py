@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.comparison.diagnosis.objectives import OtherMask, Probability, other_objectives
+from embgrad.comparison.diagnosis.objectives import OtherMask, other_objectives
 from embgrad.comparison.diagnosis.requests import REQUESTS
 
 IDS = np.array([[1, 2], [3, 4], [5, 6]])
@@ -67,15 +67,6 @@ SUM, SHIFT, OTHER = ("sum-objective", "Sum", None), "label-shift", "other-object
         (embgrad.CrossEntropy([0]), {"classes": 2, "count": 1}, [SUM, ..., ..., (SHIFT, "CrossEntropy", [1])]),
         (embgrad.CrossEntropy([0]), {"classes": 1, "count": 1}, [SUM, ..., ...]),
         (
-            embgrad.CrossEntropy(IDS),
-            {},
-            [
-                SUM,
-                (SHIFT, "CrossEntropy", [[-100, 1], [-100, 3], [-100, 5]]),
-                (SHIFT, "CrossEntropy", [[2, -100], [4, -100], [6, -100]]),
-            ],
-        ),
-        (
             embgrad.CrossEntropy([0], of="probabilities"),
             {"classes": 2, "count": 1},
             [SUM, (SHIFT, "CrossEntropy", [1])],
@@ -87,14 +78,6 @@ SUM, SHIFT, OTHER = ("sum-objective", "Sum", None), "label-shift", "other-object
 def test_the_objectives_that_are_tried(objective: Any, options: Any, expected: list[Any]) -> None:
     found = others(objective, **options)
     assert [one if one is ... else two for one, two in zip(expected, found, strict=True)] == expected
-
-
-def test_the_gradient_of_a_probability() -> None:
-    logits = np.log([[1.0, 2.0, 1.0], [3.0, 1.0, 4.0], [1.0, 1.0, 2.0]]) + 700
-    values, slopes = Probability([1, 0, 2]).evaluate(logits, BATCH)
-    np.testing.assert_allclose(values, [1 / 2, 3 / 8, 1 / 2])
-    np.testing.assert_allclose(slopes[0], [-1 / 8, 1 / 4, -1 / 8])  # p (1 - p), and -p q
-    np.testing.assert_allclose(slopes.sum(1), 0, atol=1e-15)
 
 
 def test_an_objective_with_a_mask_of_its_own() -> None:
@@ -136,27 +119,6 @@ def batches(name: str, batch: Any = PADDED, **case: Any) -> list[Any]:
     return [[None if array is None else array.tolist() for array in (one.ids, one.mask, one.types)] for one in made]
 
 
-def test_batches_without_masks_and_types_are_tried_where_there_are_some() -> None:
-    ids, mask, types = PADDED.ids.tolist(), PADDED.mask.tolist(), PADDED.types.tolist()  # type: ignore[union-attr]
-    assert batches("_mask_ignored") == [[ids, None, types]] * 2
-    assert batches("_types_ignored") == [[ids, mask, [[0] * 3] * 2], [ids, mask, None], [ids, None, None]]
-    assert [one.objective is None for one in variants("_mask_ignored")] == [False, True]
-    full = PADDED.replace(mask=np.ones((2, 3)))
-    assert len(batches("_types_ignored", full)) == 2
-    for name, given in (("_mask_ignored", full), ("_pads_counted", full), ("_padding_side", full)):
-        assert not variants(name, given)
-        assert variants(name)
-    for none in (None, np.zeros((2, 3), int)):
-        assert not variants("_types_ignored", PADDED.replace(types=none))
-
-
-def test_padding_is_tried_on_the_other_side() -> None:
-    moved = [[[1, 2, 3], [0, 4, 5]], [[1, 1, 1], [0, 1, 1]], [[0, 0, 1], [0, 0, 1]]]
-    assert batches("_padding_side") == [moved]
-    left = embgrad.TokenBatch(*moved)
-    assert batches("_padding_side", left) == [[PADDED.ids.tolist(), PADDED.mask.tolist(), PADDED.types.tolist()]]  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize(("partners", "cause"), [([1, 0], "other-ids"), ([1, 0], "padding-side"), ([1, -1], None)])
 def test_the_batch_of_the_other_is_tried_in_the_order_of_the_examples(partners: list[int], cause: str | None) -> None:
     target = SimpleNamespace(ids=np.array([[6, 7], [8, 9]]), mask=np.array([[1, 0], [1, 1]]), types=None)
@@ -172,10 +134,7 @@ def test_the_batch_of_the_other_is_tried_in_the_order_of_the_examples(partners: 
     assert not variants("_other_batch", **{**case, "has_other_texts": False})
 
 
-def test_lookups_times_the_root_of_their_length_and_other_points_are_tried() -> None:
-    ways = variants("_scaled_lookup")
-    assert [one.times for one in ways] == [4, 1 / 4]
-    assert [one.override["word"](np.ones(1, np.float32)).tolist() for one in ways] == [[4], [0.25]]
+def test_other_points_are_tried_and_no_scale_there() -> None:
     assert not variants("_scaled_lookup", at="layer.0")
     target = SimpleNamespace(provenance={"point": "layer.1"})
     assert [one.at for one in variants("_other_point", target=target)] == ["embeddings", "layer.1"]
