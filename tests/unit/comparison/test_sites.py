@@ -323,12 +323,3 @@ def test_pairs_are_in_the_order_of_the_pass_and_of_their_names() -> None:
     order = [("z", "c", 2.0), ("y", "b", 2.0), ("x", "b", 2.0), ("w", "a", 1.0)]
     pairs = [Pair(name, key, str(number), time=time) for number, (name, key, time) in enumerate(order)]
     assert [pair.name for pair in in_order(pairs, side)] == ["w", "x", "y", "z"]
-
-
-def test_partners_of_one_point_have_names_of_their_own() -> None:
-    whole = np.concatenate([Q, K])
-    fused = np.concatenate([X @ Q.T, X @ K.T], -1)
-    together = of_modules(module("qk", 1.0, X, fused), qk__w=whole)
-    apart = of_modules(module("q", 1.0, X, X @ Q.T), module("k", 3.0, X, X @ K.T), q__w=Q, k__w=K)
-    names = [pair.name for pair in paired(together, apart)]
-    assert len(names) == len(set(names)) == 4

@@ -120,10 +120,6 @@ def test_entries_are_distinct_that_differ_by_a_thousandth(change: float, distinc
     assert is_distinct(np.array([-2.0, -2.0 + 2 * change])) is distinct
 
 
-def test_large_numbers_are_infinite_in_half_precision() -> None:
-    assert rounded(np.array([1e6, 1.0 + 2.0**-12]), "float16").tolist() == [np.inf, 1.0]
-
-
 def found(values: np.ndarray, others: dict[str, np.ndarray]) -> list[tuple[str, list[int], list[int]]]:
     parts = parts_of(values, index_of_rows(others.items()))
     return [(part.name, part.rows.tolist(), part.others.tolist()) for part in parts]
