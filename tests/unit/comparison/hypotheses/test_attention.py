@@ -251,20 +251,21 @@ def test_the_scale_after_a_fused_projection_is_named() -> None:
     assert found.text == "attention scale 0.353553 in a and 1 in b"
 
 
+GAINS = {"layers.0.q_norm.weight": 1 + RANDOM.random(SIZE), "layers.0.k_norm.weight": 1 + RANDOM.random(SIZE)}
+
+
+def normed(values: np.ndarray, gain: np.ndarray, epsilon: float = 1e-6) -> np.ndarray:
+    heads = values.reshape(*values.shape[:2], -1, SIZE)
+    return np.asarray(heads / np.sqrt((heads**2).mean(-1, keepdims=True) + epsilon) * gain).reshape(values.shape)
+
+
 def test_norms_of_heads_that_are_no_points_are_found_by_their_weights() -> None:
-    gains = {"layers.0.q_norm.weight": 1 + RANDOM.random(SIZE), "layers.0.k_norm.weight": 1 + RANDOM.random(SIZE)}
-
-    def normed(values: np.ndarray, gain: np.ndarray, epsilon: float) -> np.ndarray:
-        heads = values.reshape(*values.shape[:2], -1, SIZE)
-        return np.asarray(heads / np.sqrt((heads**2).mean(-1, keepdims=True) + epsilon) * gain).reshape(values.shape)
-
     def output(epsilon: float) -> np.ndarray:
-        first, second = gains.values()
+        first, second = GAINS.values()
         return attended(normed(QUERY, first, epsilon), normed(KEY, second, epsilon))
 
     def named(b: np.ndarray) -> str:
-        site = site_of(output(1e-6), b, BEFORE, real=REAL, weights=gains)
-        return only(site).text
+        return only(site_of(output(1e-6), b, BEFORE, real=REAL, weights=GAINS)).text
 
     assert named(attended()) == "the norms of queries and keys are applied in a and missing in b"
     assert named(output(1e-3)) == "epsilon 1e-06 in a and 0.001 in b"
@@ -288,17 +289,11 @@ def shared_in_part(site: Site, *names: str) -> Site:
 
 
 def test_norms_whose_outputs_the_reference_alone_has_are_computed_again() -> None:
-    gains = {"layers.0.q_norm.weight": 1 + RANDOM.random(SIZE), "layers.0.k_norm.weight": 1 + RANDOM.random(SIZE)}
-
-    def normed(values: np.ndarray, gain: np.ndarray) -> np.ndarray:
-        heads = values.reshape(*values.shape[:2], -1, SIZE)
-        return np.asarray(heads / np.sqrt((heads**2).mean(-1, keepdims=True) + 1e-6) * gain).reshape(values.shape)
-
-    first, second = gains.values()
+    first, second = GAINS.values()
     own = {"q_norm": normed(QUERY, first), "k_norm": normed(KEY, second)}
     a = attended(*own.values(), rotary={"base": 10000.0})
     b = attended(normed(QUERY, second), normed(KEY, first), rotary={"base": 10000.0})
-    site = shared_in_part(site_of(a, b, {**own, **BEFORE}, real=REAL, weights=gains), *own)
+    site = shared_in_part(site_of(a, b, {**own, **BEFORE}, real=REAL, weights=GAINS), *own)
     assert only(site).text == "the gain of the queries' norm is that of queries in a and that of keys in b"
 
 

@@ -34,52 +34,35 @@ def test_a_core_without_a_number_has_none() -> None:
     assert number_of(with_number(CORE, "factor", 3.0), "factor") == 3.0
 
 
+def settled_to(wanted: Core, near: Core, most: float) -> Core:
+    return settled(near, lambda core: relative(core.predicted, wanted.predicted), most)
+
+
 def test_numbers_become_short() -> None:
-    wanted = replace(CORE, scale=0.3, rotary=Rotary(12000.0, SIZE)).predicted
-
-    def off(core: Core) -> float:
-        return relative(core.predicted, wanted)
-
+    wanted = replace(CORE, scale=0.3, rotary=Rotary(12000.0, SIZE))
     near = replace(CORE, scale=0.3000000001, rotary=Rotary(12000.00001, SIZE, scaling=Scaling("linear", 1.0)), cap=1e9)
-    found = settled(near, off, 1e-7)
+    found = settled_to(wanted, near, 1e-7)
     assert (found.scale, found.cap, found.rotary) == (0.3, None, Rotary(12000.0, SIZE))
 
 
 def test_a_number_that_is_needed_stays() -> None:
     wanted = replace(CORE, scale=0.123456789, cap=2.0)
-
-    def off(core: Core) -> float:
-        return relative(core.predicted, wanted.predicted)
-
-    found = settled(wanted, off, 1e-9)
+    found = settled_to(wanted, wanted, 1e-9)
     assert (found.scale, found.cap) == (0.123456789, 2.0)
 
 
 def test_roots_of_whole_numbers_are_preferred() -> None:
-    wanted = replace(CORE, scale=24**-0.5)
-
-    def off(core: Core) -> float:
-        return relative(core.predicted, wanted.predicted)
-
-    assert settled(replace(CORE, scale=0.2041241453), off, 1e-5).scale == pytest.approx(24**-0.5, rel=1e-14)
+    found = settled_to(replace(CORE, scale=24**-0.5), replace(CORE, scale=0.2041241453), 1e-5)
+    assert found.scale == pytest.approx(24**-0.5, rel=1e-14)
 
 
 def test_rotary_positions_with_frequencies_of_nearly_zero_are_missing() -> None:
-    wanted = replace(CORE, rotary=None).predicted
-
-    def off(core: Core) -> float:
-        return relative(core.predicted, wanted)
-
-    assert settled(with_number(CORE, "factor", 1e9), off, 1e-7).rotary is None
+    assert settled_to(replace(CORE, rotary=None), with_number(CORE, "factor", 1e9), 1e-7).rotary is None
 
 
 @pytest.mark.parametrize("number", [0.3, 0.31, 0.314, 0.3141, 0.31415, 0.314159])
 def test_numbers_are_as_short_as_they_fit(number: float) -> None:
     wanted = replace(CORE, scale=number, rotary=Rotary(1e5 * number, SIZE))
-
-    def off(core: Core) -> float:
-        return relative(core.predicted, wanted.predicted)
-
     near = replace(CORE, scale=number * (1 + 1e-9), rotary=Rotary(1e5 * number * (1 + 1e-9), SIZE))
-    found = settled(near, off, 1e-8)
+    found = settled_to(wanted, near, 1e-8)
     assert (found.scale, found.rotary and found.rotary.base) == (number, pytest.approx(1e5 * number, rel=1e-15))

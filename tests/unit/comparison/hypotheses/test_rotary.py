@@ -66,47 +66,34 @@ def test_llama3_divides_low_frequencies() -> None:
     np.testing.assert_allclose(scaled, unit * np.array([5.0, 2.5 * 0.75, 0.25]))
 
 
-def test_yarn_divides_low_frequencies_and_lengthens() -> None:
-    # With base e² and size 8, the pair with the period length / turns has the index 2 log(length / (2π turns)).
-    base, length = math.exp(2), 2 * math.pi * math.exp(1.5)
-    scaling = Scaling("yarn", 4.0, math.exp(0.5), math.exp(1.5), length)
-    # The indices are 0 and 2: the first pair is kept, the second is halfway, and the others are divided by 4.
-    np.testing.assert_allclose(scaling.apply(np.ones(4), base, 8), [1, 0.5 + 0.125, 0.25, 0.25])
-    assert scaling.length == pytest.approx(0.1 * math.log(4) + 1)
-    assert Scaling("linear", 4.0).length == 1.0
-
-
-def test_yarn_rounds_the_pairs_between_which_it_changes() -> None:
-    # The indices are 1.1 and 2.1, which become 1 and 3: the pair with the index 2 is halfway.
-    base = math.exp(2)
-    length = 2 * math.pi * math.exp(0.55 + 1.5)
-    scaling = Scaling("yarn", 4.0, math.exp(1), math.exp(1.5), length)
-    np.testing.assert_allclose(scaling.apply(np.ones(4), base, 8), [1, 1, 0.5 + 0.125, 0.25])
-
-
-def test_yarn_may_leave_the_pairs_unrounded() -> None:
-    # The indices are 1.1 and 2.1: the pair with the index 2 is at nine tenths.
-    base, length = math.exp(2), 2 * math.pi * math.exp(0.55 + 1.5)
-    scaling = Scaling("yarn", 4.0, math.exp(1), math.exp(1.5), length, rounded=False)
-    np.testing.assert_allclose(scaling.apply(np.ones(4), base, 8), [1, 1, 0.1 + 0.9 / 4, 0.25])
+def test_yarn_names_its_numbers() -> None:
     assert Scaling("yarn", 4.0, 1.0, 32.0, 64.0, rounded=False).text == (
         "yarn with factor 4, 1, 32 and length 64, without rounding"
     )
 
 
-def yarn(first: float, last: float) -> list[float]:
-    """Return the frequencies that yarn makes of ones in a head of eight features, where it changes between two indices."""
+def yarn(first: float, last: float, *, rounded: bool = True) -> list[float]:
+    """Return the frequencies that yarn makes of ones in a head of eight features, where it changes between two indices.
+
+    With base e² and size 8, the pair with the period length / turns has the index 2 log(length / (2π turns)).
+    """
     turns = [math.exp(-index / 2) for index in (last, first)]
-    return Scaling("yarn", 4.0, *turns, 2 * math.pi).apply(np.ones(4), math.exp(2), 8).tolist()
+    scaling = Scaling("yarn", 4.0, *turns, 2 * math.pi * math.exp(0.5), rounded=rounded)
+    return scaling.apply(np.ones(4), math.exp(2), 8).tolist()
 
 
 def test_yarn_changes_between_the_first_pair_and_the_last_feature() -> None:
-    np.testing.assert_allclose(yarn(-3, 2), [1, 0.5 + 0.125, 0.25, 0.25])
-    np.testing.assert_allclose(yarn(0, 20), [1 - 0.75 * pair / 7 for pair in range(4)])
-    np.testing.assert_allclose(yarn(2, 2), [1, 1, 1, 0.25])
+    # The first pair is kept, the second is halfway, and the others are divided by 4.
+    for first in (-4, -1):
+        np.testing.assert_allclose(yarn(first, 1), [1, 0.5 + 0.125, 0.25, 0.25])
+    np.testing.assert_allclose(yarn(0.1, 1.1), [1, 1, 0.5 + 0.125, 0.25])  # between the indices 1 and 3, once rounded
+    np.testing.assert_allclose(yarn(0.1, 1.1, rounded=False), [1, 1, 0.1 + 0.9 / 4, 0.25])
+    np.testing.assert_allclose(yarn(-1, 19), [1 - 0.75 * pair / 7 for pair in range(4)])
+    np.testing.assert_allclose(yarn(1, 1), [1, 1, 1, 0.25])
 
 
 def test_yarn_lengthens_where_it_divides() -> None:
+    assert Scaling("linear", 4.0).length == 1.0
     assert Scaling("yarn", 1.5).length == pytest.approx(0.1 * math.log(1.5) + 1)
     assert Scaling("yarn", 1.0).length == Scaling("yarn", 0.5).length == 1.0
     scaled = Rotary(16.0, 2, scaling=Scaling("yarn", 2.0, 1.0, 2.0, 1e9))
