@@ -92,8 +92,6 @@ def _fitted(site: Site, group: Sequence[Source]) -> Core | None:
     for options in (_plain, _usual, _with_biases, _with_norms, _with_rotaries, _with_caps):
         most_tried = len(near) + MOST_TRIED
         for candidate in candidates:
-            if candidate.crosses and options is not _plain:
-                continue
             cores = _crossing(site, candidate) if candidate.crosses else options(site, candidate)
             found = _first_of(site, candidate, cores, most, near)
             if found is not None:
@@ -103,6 +101,7 @@ def _fitted(site: Site, group: Sequence[Source]) -> Core | None:
         found = _refined(site, sorted(near[-MOST_TRIED:], key=_simplest)[:NEAREST], most)
         if found is not None:
             return found
+        candidates = [candidate for candidate in candidates if not candidate.crosses]  # which have been tried in full
     return None
 
 
@@ -348,7 +347,7 @@ def with_number(core: Core, name: str, number: float) -> Core:
     assert core.rotary is not None, "the caller has checked"
     if name == "base":
         return replace(core, rotary=replace(core.rotary, base=number))
-    scaling = core.rotary.scaling or Scaling("linear", 1.0)
+    scaling = core.rotary.scaling or Scaling("linear", number)
     return replace(core, rotary=replace(core.rotary, scaling=replace(scaling, factor=number)))
 
 
@@ -430,7 +429,7 @@ def settled(core: Core, off: Callable[[Core], float], most: float, usual: Iterab
         known = [number_of(other, name) for other in usual]
         known += [core.usual_scale, 1 / math.sqrt(max(round(number**-2), 1))] if name == "scale" else []
         near = [other for other in known if other is not None and math.isclose(other, number, rel_tol=0.01)]
-        for other in [*near, *(float(f"{number:.{digits}g}") for digits in (1, 2, 3, 4, 5, 6))]:
+        for other in [*near, *(float(f"{number:.{digits}g}") for digits in range(1, 7))]:
             changed = with_number(core, name, other)
             if off(changed) <= limit:
                 core = changed

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from embgrad.comparison.hypotheses.core import Core
-from embgrad.comparison.hypotheses.core_fit import fitted_numbers, number_of, settled, with_number
+from embgrad.comparison.hypotheses.core_fit import _improved, fitted_numbers, number_of, settled, with_number
 from embgrad.comparison.hypotheses.core_parts import Mask, Rotary, Scaling
 from embgrad.comparison.hypotheses.sources import Source, relative
 from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, REAL, SIZE
@@ -32,6 +32,10 @@ def test_a_core_without_a_number_has_none() -> None:
     assert number_of(CORE, "factor") is None
     assert number_of(replace(CORE, rotary=None), "base") is None
     assert number_of(with_number(CORE, "factor", 3.0), "factor") == 3.0
+
+
+def test_a_core_that_fits_is_left() -> None:
+    assert _improved(CORE, CORE.whole, CORE.part(CORE.whole), ("scale", "base")) is CORE
 
 
 def settled_to(wanted: Core, near: Core, most: float) -> Core:

@@ -71,6 +71,13 @@ def test_what_rounding_leaves_of_the_reference_bounds_what_may_be_left_of_the_po
     assert ported_core(site, CORE) is None
 
 
+def test_a_core_leaves_less_than_a_quarter_of_the_difference_whatever_rounding_causes() -> None:
+    site = site_with(replace(CORE, scale=1.0).predicted)
+    found = ported_core(replace(site, floor=site.difference / 8), CORE, [CORE])
+    assert found is not None
+    assert found.scale == 1.0
+
+
 def test_settings_that_change_nothing_are_those_of_the_reference() -> None:
     b = replace(CORE, scale=0.425, mask=Mask(causal=True, padding=False, window=9), rotary=replace(ROTARY, ahead=0))
     found = ported_core(site_with(b.predicted), CORE, [b])

@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.norm import Norm, Parameters, _best_epsilon, _in_half, _what_differs, _width
+from embgrad.comparison.hypotheses.norm import (
+    EPSILONS,
+    Norm,
+    Parameters,
+    _best_epsilon,
+    _fitted,
+    _in_half,
+    _what_differs,
+    _width,
+)
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.recording import Tensor
 from embgrad.comparison.sites import Pair
@@ -92,6 +101,13 @@ def test_epsilons_that_are_declared_are_preferred() -> None:
 
 def test_an_unusual_epsilon_is_fitted() -> None:
     assert explained(site(norm(X, 1e-5), norm(X, 0.0123))).text == "epsilon 1e-05 in a and 0.0123 in b"
+
+
+def test_an_epsilon_that_hardly_matters_is_a_usual_one() -> None:
+    large = 1e3 * X.reshape(-1, SIZE)
+    found = _fitted(large, norm(large, 1e-5))
+    assert found is not None
+    assert found.epsilon in EPSILONS
 
 
 def test_a_norm_without_known_weights_is_fitted() -> None:
@@ -245,9 +261,10 @@ def test_a_norm_that_is_computed_in_half_precision_is_named(dtype: str, size: fl
 def test_half_precision_before_the_gain_and_in_a_is_named() -> None:
     def in_half(x: np.ndarray) -> np.ndarray:
         unit = norm(x, 1e-5, ONE, ZERO, centred=False)
-        return np.asarray(rounded(unit, "float16").astype(np.float64) * GAIN)
+        return np.asarray(rounded(unit, "float16").astype(np.float64) * gain)
 
-    exact, weights = norm(X, 1e-5, GAIN, ZERO, centred=False), {"norm.gain": GAIN}
+    gain = GAIN * (np.arange(SIZE) != 2)  # a feature that is left out has all digits
+    exact, weights = norm(X, 1e-5, gain, ZERO, centred=False), {"norm.gain": gain}
     texts = {}
     for side, (a, b) in {"b": (exact, in_half(X)), "a": (in_half(X), exact), "": (exact, exact * (1 + 1e-4))}.items():
         found = [item for item in Norm().explain(site(a, b, held_a=weights)) if item.cause == "norm-in-half"]
