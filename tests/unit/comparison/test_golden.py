@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.comparison.golden import _relative
 from embgrad.errors import EmbgradError, FileFormatError, GoldenError
 from embgrad.testing.reference import ReferenceModel, lookup
 
@@ -203,21 +202,6 @@ def test_hidden_values_may_hold_infinities(golden: embgrad.results.Golden) -> No
     golden.update(result)
     assert golden.check(result).agrees
     assert "the value at the point moved, relative L2 inf" in str(failure(golden, run()))
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "expected"),
-    [
-        ([3.0, 4.0], [3.0, 4.0], 0.0),
-        ([3.0, 4.0], [3.0, 7.0], 0.6),
-        ([0.0, 0.0], [0.0, 0.0], 0.0),
-        ([0.0, 0.0], [0.0, 1.0], np.inf),
-        ([np.inf, 2.0], [np.inf, 3.0], 0.5),
-        ([2.0, 2.0], [np.inf, 2.0], np.inf),
-    ],
-)
-def test_differences_are_relative_to_the_finite_entries(a: list[float], b: list[float], expected: float) -> None:
-    assert _relative(np.array(a, np.float32), np.array(b, np.float32)) == pytest.approx(expected)
 
 
 def test_a_missing_file_says_how_to_write_it(golden: embgrad.results.Golden) -> None:

@@ -77,6 +77,7 @@ def test_differences_of_numbers_that_are_not_finite() -> None:
     assert _relative(np.array([3.0, 4.0]), np.array([3.0, 6.5])) == 0.5
     assert _relative(np.array([3.0, np.inf, 4.0]), np.array([3.0, np.inf, 6.5])) == 0.5
     assert (_relative(np.zeros(2), np.zeros(2)), _relative(np.zeros(2), np.ones(2))) == (0, float("inf"))
+    assert _relative(np.array([2.0, 2.0]), np.array([np.inf, 2.0])) == float("inf")
 
 
 def test_other_ids_are_named() -> None:

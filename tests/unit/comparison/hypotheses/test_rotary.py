@@ -66,12 +66,6 @@ def test_llama3_divides_low_frequencies() -> None:
     np.testing.assert_allclose(scaled, unit * np.array([5.0, 2.5 * 0.75, 0.25]))
 
 
-def test_yarn_names_its_numbers() -> None:
-    assert Scaling("yarn", 4.0, 1.0, 32.0, 64.0, rounded=False).text == (
-        "yarn with factor 4, 1, 32 and length 64, without rounding"
-    )
-
-
 def yarn(first: float, last: float, *, rounded: bool = True) -> list[float]:
     """Return the frequencies that yarn makes of ones in a head of eight features, where it changes between two indices.
 
@@ -110,3 +104,6 @@ def test_sizes_follow_the_heads() -> None:
 def test_texts_name_the_numbers() -> None:
     assert Scaling("linear", 4.0).text == "linear with factor 4"
     assert Scaling("llama3", 8.0).text == "llama3 with factor 8, 1, 4 and length 8192"
+    assert Scaling("yarn", 4.0, 1.0, 32.0, 64.0, rounded=False).text == (
+        "yarn with factor 4, 1, 32 and length 64, without rounding"
+    )
