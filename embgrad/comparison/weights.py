@@ -423,7 +423,7 @@ def _version(summary: _Summary, other: _Summary, values: np.ndarray, theirs: np.
         if mine.size < LEAST_ROW or not is_distinct(mine):
             continue
         x, y = mine.astype(np.float64).ravel(), its.astype(np.float64).ravel()
-        number = float(x @ y) / (float(x @ x) or 1.0)
+        number = float(x @ y) / float(x @ x)
         if number and distance_of(number * x, y) <= EQUAL * 10:
             return match(distance_of(x, y), transposed=transposed, relation=f"times {number:.6g}")
         shift = float((y - x).mean())

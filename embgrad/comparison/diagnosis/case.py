@@ -162,11 +162,10 @@ class Reference:
         self.target, self.counted = case.wanted, counted
         wanted, source = (np.where(counted[..., None], values, 0.0) for values in (case.wanted, case.values))
         self.unit = float(np.abs(wanted).max(initial=0.0))
-        self.differs = bool(self.unit) and bool((wanted != source).any())
-        if self.differs:
-            self.wanted = wanted / self.unit
-            self.squares = np.einsum("epd,epd->e", self.wanted, self.wanted)
-            self.before = length(self.wanted - source / self.unit)
+        self.wanted = wanted / (self.unit or 1.0)
+        self.squares = np.einsum("epd,epd->e", self.wanted, self.wanted)
+        self.before = length(self.wanted - source / (self.unit or 1.0))
+        self.differs = bool(self.unit) and bool(self.before)
 
 
 class Match:
@@ -208,7 +207,7 @@ class Match:
         remaining, before = self._remaining(numbers), self._reference.before
         # A prediction so large that its square overflows explains nothing.
         with np.errstate(over="ignore", invalid="ignore"):
-            return np.asarray(1 - remaining / np.square(before)) if before else np.zeros(len(remaining))
+            return np.asarray(1 - remaining / np.square(before))
 
     def measured(self, numbers: np.ndarray) -> Measure:
         """Return the accuracy of the prediction times these numbers, (example,)."""
@@ -217,7 +216,7 @@ class Match:
         size = float((scaled**2 * self._squares).sum())
         after = self._distance(numbers)  # entry by entry: of nearly equal sums too many digits cancel
         scale = float((scaled * self._products).sum()) / size if size else 0.0
-        return Measure(1 - (after / before) ** 2 if before else 0.0, after / length_of_target, scale)
+        return Measure(1 - (after / before) ** 2, after / length_of_target, scale)
 
     def _scaled(self, numbers: np.ndarray) -> np.ndarray:
         """Return the numbers in units of the prediction and the target."""

@@ -78,7 +78,7 @@ def is_dropped_in(core: Core, wanted: np.ndarray) -> bool:
 
 def _is_dropped(values: np.ndarray, step: np.ndarray) -> bool:
     """Return whether values + step are the values with some of them zeros and the others times 1 / (1 - rate)."""
-    large = np.abs(values) > NEAR * np.abs(values).max(initial=0.0)
+    large = np.abs(values) > NEAR * np.abs(values).max()
     ratio = step[large] / values[large]
     dropped = ratio < -0.5
     rate = float(dropped.mean()) if ratio.size else 0.0

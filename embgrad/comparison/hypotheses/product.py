@@ -284,7 +284,7 @@ def _of_bias(site: Site, factors: Factors) -> Iterator[Explanation]:
     if np.linalg.norm(rest - bias) > NEAR * np.linalg.norm(site.rows(site.b)):
         return
     size = float(np.abs(factors.bias).max())
-    none_in_b = float(np.abs(bias).max()) <= NEAR * max(size, float(np.abs(rest).max(initial=0.0)))
+    none_in_b = float(np.abs(bias).max()) <= NEAR * max(size, float(np.abs(rest).max()))
     if none_in_b:
         bias = np.zeros_like(bias)
     place = site.path or "the output"

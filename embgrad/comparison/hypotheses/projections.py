@@ -105,7 +105,7 @@ def least_window(site: Site, candidate: Projections, *, causal: bool) -> int:
     """Return the least number of positions, itself among them if causal, whose values may have each output as their mean."""
     values = _shared(candidate.value.values, site.a.shape[-1], candidate.size, candidate.tiled)
     positions = np.arange(values.shape[1])
-    slack = OUTSIDE * float(np.abs(values).max(initial=0.0))
+    slack = OUTSIDE * float(np.abs(values).max())
     low, high = values.copy(), values.copy()
     for distance in positions:
         if distance:
@@ -215,7 +215,7 @@ def _shared(values: np.ndarray, width: int, size: int, tiled: bool) -> np.ndarra
 
 def _between(site: Site, values: np.ndarray) -> bool:
     """Return whether each output lies between the least and the largest of 0 and the values of its text."""
-    slack = OUTSIDE * float(np.abs(values).max(initial=0.0))
+    slack = OUTSIDE * float(np.abs(values).max())
     low, high = values.min(1, keepdims=True, initial=0.0) - slack, values.max(1, keepdims=True, initial=0.0) + slack
     inside = (site.a >= low) & (site.a <= high)
     return bool(inside[site.real].all())

@@ -103,6 +103,13 @@ ROUTINGS = {
 }
 
 
+@pytest.mark.parametrize(("others", "found"), [(3, True), (4, False)])
+def test_the_input_of_a_mixture_is_among_four_tensors(others: int, found: bool) -> None:
+    a, b = mixed(added=0.0), mixed(added=0.0, taken=1)
+    before = {f"t{number}": RANDOM.normal(size=X.shape) for number in range(others)}
+    assert bool(Experts().explain(site(b, a, {**before, "block": X}))) is found
+
+
 @pytest.mark.parametrize("size", [1e-6, 1e6])
 def test_tiny_and_huge_outputs_are_those_of_a_mixture(size: float) -> None:
     a, b = (mixed(down=size * DOWN, added=size * RESIDUAL, taken=taken) for taken in (2, 1))

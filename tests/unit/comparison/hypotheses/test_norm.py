@@ -18,6 +18,7 @@ from embgrad.comparison.hypotheses.norm import (
     _in_half,
     _what_differs,
     _width,
+    _with_gain,
 )
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.recording import Tensor
@@ -108,6 +109,14 @@ def test_an_epsilon_that_hardly_matters_is_a_usual_one() -> None:
     found = _fitted(large, norm(large, 1e-5))
     assert found is not None
     assert found.epsilon in EPSILONS
+
+
+@pytest.mark.parametrize("shift", [ZERO, SHIFT])
+def test_gains_are_fitted_to_features_that_hardly_vary(shift: np.ndarray) -> None:
+    x = np.array([[5.0, -5.0, 0.01, -0.02, 3.0, -2.99], [5.0, -5.0, -0.02, 0.01, -3.0, 3.01], [4.0, -4.0, 0, 0, 1, -1]])
+    found = _with_gain(x, norm(x, 1e-5, GAIN, shift), True, 1e-5)
+    np.testing.assert_allclose(found.gain, GAIN)
+    np.testing.assert_allclose(found.shift, shift, atol=1e-9)
 
 
 def test_a_norm_without_known_weights_is_fitted() -> None:
