@@ -239,12 +239,12 @@ def _is_text(node: ast.AST) -> bool:
 def read_equivalents(text: str) -> dict[tuple[str, str, str], str]:
     """Return the reasons of a list of changes that no test can notice, by the file, the line and the changed line.
 
-    The list has a paragraph for each: the file, the line as it is (-) and changed (+), and the reason.
+    The list has a paragraph for all with one reason in a file: the file, each line as it is (-) and changed (+), and the reason.
     """
     reasons = {}
     for paragraph in text.split("\n\n"):
         lines = [line.strip() for line in paragraph.splitlines() if line.strip() and not line.startswith("#")]
-        if lines:
-            file, before, after, *reason = lines
-            reasons[file, before.removeprefix("-").strip(), after.removeprefix("+").strip()] = " ".join(reason)
+        before, after = ([line[1:].strip() for line in lines[1:] if line[0] == sign] for sign in "-+")
+        for was, becomes in zip(before, after, strict=True):
+            reasons[lines[0], was, becomes] = " ".join(line for line in lines[1:] if line[0] not in "-+")
     return reasons

@@ -278,6 +278,7 @@ def test_random_numbers_of_a_restored_generator_are_recognised() -> None:
 def test_the_tolerance_decides() -> None:
     name = "layers.1.up.W"
     other = model({name: weights()[name] * 1.001})
+    assert embgrad.bisect(model(), model(), IDS, OBJECTIVE, tolerance=0).agrees
     assert embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=0.5).agrees
     assert not embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=1e-6).agrees
     larger = model({name: weights()[name] * 1.001}, {"layers.3.activation": scaled(1.5)})

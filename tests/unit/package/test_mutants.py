@@ -103,5 +103,6 @@ def test_the_quickest_tests_of_a_line_are_run_up_to_a_number_of_seconds(most: fl
 
 
 def test_a_moved_line_is_still_recognised() -> None:
-    listed = read_equivalents("# A comment.\n\na.py\n- x = 1\n+ x = 2\nIt is\nnever read.\n")
-    assert listed == {("a.py", "x = 1", "x = 2"): "It is never read."}
+    listed = read_equivalents("# A comment.\n\na.py\n- x = 1\n+ x = 2\n- y = 3\n+ y = -3\nIt is\nnever read.\n")
+    reason = "It is never read."
+    assert listed == {("a.py", "x = 1", "x = 2"): reason, ("a.py", "y = 3", "y = -3"): reason}
