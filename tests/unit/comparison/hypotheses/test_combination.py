@@ -81,6 +81,7 @@ def after_another_site(b: np.ndarray, explanation: Explanation | None = EARLIER)
 def test_the_difference_of_an_earlier_site_that_goes_on_is_not_another_cause() -> None:
     found = explained(after_another_site(X - Y + Z))
     assert (found.cause, found.text) == (EARLIER.cause, EARLIER.text)
+    assert explained(after_another_site(X - Y + Z, replace(EARLIER, also=(EARLIER,)))).also == ()
     found = explained(after_another_site(X - Y + 3 * Z))
     assert (found.cause, found.text) == ("residual-scale", "norm is multiplied by 1 in a and 3 in b")
     found = explained(after_another_site(X + 3 * Z))
