@@ -421,12 +421,3 @@ def test_models_of_different_widths_diverge_at_the_table() -> None:
     actual = embgrad.bisect(a, b, IDS, OBJECTIVE)
     assert (actual.first, actual.direction) == ("output", "forward")
     assert "At 'word' a has 4 features, b 6." in actual.text
-
-
-def test_two_random_models_are_both_named() -> None:
-    actual = embgrad.bisect(
-        model(hooks={"layers.1.up": noisy(0.1)}), model(hooks={"layers.2.up": noisy(0.1)}), IDS, OBJECTIVE
-    )
-    assert dict(actual.random) == {"a": "layer.1", "b": "layer.2"}
-    assert "a and b give different results when run again" in actual.text
-    assert ": they draw random numbers" in actual.text

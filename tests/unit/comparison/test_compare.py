@@ -213,16 +213,6 @@ def test_mappings_are_compared_by_name() -> None:
         both["layer.O"]
 
 
-def test_a_difference_without_explanation_advises_bisect() -> None:
-    a = gradient()
-    b = replace(a, values=np.random.default_rng(5).normal(size=a.shape))
-    comparison = embgrad.compare(a, b)
-    assert not comparison.agrees
-    assert comparison.findings == ()
-    assert "embgrad.bisect" in comparison.advice
-    assert comparison.advice in repr(comparison)
-
-
 def test_figures_of_each_position() -> None:
     first, second = gradient(), gradient()
     second.values[1, 0] *= 3
@@ -238,18 +228,6 @@ def test_different_provenance_is_a_note() -> None:
     b = replace(item, provenance={**item.provenance, "training": True, "versions": {"numpy": "0.1"}})
     a = replace(item, provenance={**item.provenance, "versions": {"numpy": "0.2"}})
     assert embgrad.compare(a, b).notes == ("training mode: False in a, True in b", "numpy: 0.2 in a, 0.1 in b")
-
-
-def test_a_wrong_example_of_small_size_is_found() -> None:
-    a = gradient()
-    a.values[1] *= 1e-9
-    b = replace(a, values=a.values.copy())
-    b.values[1] *= 2
-    single = {"tolerance": 1e-5}
-    assert embgrad.compare(a, b, **single).figures.relative_l2 < 1e-8
-    comparison = embgrad.compare(a, b)
-    assert not comparison.agrees
-    assert embgrad.compare(a, a).agrees
 
 
 def test_a_small_example_may_be_off_by_the_rounding_of_the_others() -> None:
@@ -358,7 +336,10 @@ def test_advice_depends_on_the_models_that_are_known() -> None:
     assert _advice(plain, (None, model)).startswith("Neither the numbers nor other requests to one model")
     assert _advice(plain, (None, None)).startswith("The numbers alone show no known cause")
     noisy = replace(plain, values=np.random.default_rng(5).normal(size=plain.shape))
-    assert embgrad.compare(plain, noisy).advice
+    comparison = embgrad.compare(plain, noisy)
+    assert (comparison.agrees, comparison.findings) == (False, ())
+    assert "embgrad.bisect" in comparison.advice
+    assert comparison.advice in repr(comparison)
     assert embgrad.compare(plain, gradient(2.0)).advice == embgrad.compare(plain, plain).advice == ""
 
 

@@ -247,12 +247,6 @@ class TestHalf:
         other = np.random.default_rng(3).normal(size=sound.shape).astype(np.float16).astype(np.float32)
         assert embgrad.compare(sound, replace(sound, values=other)).findings == ()
 
-    def test_half_precision_with_a_mean(self) -> None:
-        sound = single()
-        values = (sound.values / 3).astype(np.float16).astype(np.float32)
-        comparison = embgrad.compare(sound, replace(sound, values=values))
-        assert causes(comparison)[0] == ("mean-over-batch", "half-precision")
-
     @pytest.mark.parametrize("factor", [0.97, 0.9, 0.7])
     def test_a_fault_beyond_the_rounding_is_distinguished(self, factor: float) -> None:
         sound = single()

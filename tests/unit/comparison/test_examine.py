@@ -286,11 +286,6 @@ def test_layers_are_the_times_between_their_inputs_and_outputs() -> None:
     assert [layer_of(time) for time in times] == [None, 0, 0, 0, 1, 1, None, None]
 
 
-def test_a_first_layer_without_an_input_has_no_beginning() -> None:
-    side = recording([tensor("layers.0:output#0", X, 4.0, ["layer.0"])])
-    assert layers_of(side)(3.0) is None
-
-
 def test_an_explanation_that_is_known_needs_the_same_values() -> None:
     port: Steps = {**STEPS, "two:input#0": lambda at: np.maximum(at["one:output#0"], 0)}
     a, b = Pass(STEPS).record(WEIGHTS), Pass(port).record(WEIGHTS)

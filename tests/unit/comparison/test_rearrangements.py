@@ -15,7 +15,7 @@ from embgrad.comparison.diagnosis.case import Case
 from embgrad.comparison.diagnosis.models import Division, divided
 from embgrad.comparison.diagnosis.objectives import OtherMask, Probability, other_objectives
 from embgrad.comparison.diagnosis.rearrangements import STRUCTURES, Prediction, order_padded_on, rearrangements
-from embgrad.comparison.diagnosis.requests import REQUESTS, _padded_on, _with_moved_labels
+from embgrad.comparison.diagnosis.requests import REQUESTS, _padded_on, _with_moved_labels, head_shares
 from embgrad.comparison.diagnosis.rerun import AS_IT_WAS, Source, Variant, _window, batch_of_result, source_of
 from embgrad.objectives.objectives import Objective
 from embgrad.results.gradients import EmbeddingGradients
@@ -350,6 +350,27 @@ def test_a_variant_is_run_as_the_source_was_but_for_its_changes(monkeypatch: pyt
         *(MODEL, (1, 4), logit),
         {**own, **kinds, "call": print, "pads": "zero", "split": True},
     ]
+
+
+def test_shares_of_a_tied_head_at_each_position() -> None:
+    """The share of a row that no logit reaches is zero."""
+
+    def tied(m: Any, input_ids: Any) -> Any:
+        return lookup(m["E"], input_ids).sum(1) @ m["E"].swap(0, 1)
+
+    model = ReferenceModel(tied, {"E": TABLE})
+    result = embgrad.gradients(model, BATCH.ids, embgrad.Logit([2, 5]))
+    at = source_of(Case(result, result, aligned(result, result), 1e-9, model))
+    assert isinstance(at, Source)
+    (text, whole), (_, added), (_, alone) = head_shares(at)
+    assert text.startswith("that b holds the tied table's whole gradient")
+    head = np.zeros_like(TABLE)
+    head[[2, 5]] = TABLE[BATCH.ids].sum(1)
+    np.testing.assert_allclose(alone, head[BATCH.ids])
+    np.testing.assert_allclose(added, result.values + alone)
+    rows = np.zeros_like(TABLE)
+    np.add.at(rows, BATCH.ids, result.values)
+    np.testing.assert_allclose(whole, (rows + head)[BATCH.ids])
 
 
 def test_a_variant_may_replace_weights() -> None:

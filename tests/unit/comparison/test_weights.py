@@ -70,12 +70,6 @@ def test_equal_weights_are_matched_whatever_their_order(shape: tuple[int, ...]) 
     assert matching.different == ()
 
 
-def test_a_transposed_matrix_is_its_partner() -> None:
-    matrix = numbers(4, 6)
-    match = single(matrix, matrix.T.copy())
-    assert (match.transposed, match.distance, match.relation) == (True, 0, "equal")
-
-
 def test_a_square_matrix_is_distinguished_from_its_transpose() -> None:
     matrix = numbers(5, 5)
     assert not single(matrix, matrix.copy()).transposed

@@ -100,6 +100,12 @@ def test_epsilons_that_are_declared_are_preferred() -> None:
     assert explained(at).text == "epsilon 1.05e-05 in a and 0.0029 in b"
 
 
+def test_an_epsilon_that_b_declares_is_taken_where_noise_hides_the_best() -> None:
+    noise = 1 + 3e-5 * np.random.default_rng(1).normal(size=X.shape)
+    at = site(A, norm(X, 1.06e-4) * noise, declared=({}, {"epsilon": 1.05e-4}))
+    assert Norm().explain(at)[0].text == "epsilon 1e-05 in a and 0.000105 in b"
+
+
 def test_an_unusual_epsilon_is_fitted() -> None:
     assert explained(site(norm(X, 1e-5), norm(X, 0.0123))).text == "epsilon 1e-05 in a and 0.0123 in b"
 
