@@ -78,11 +78,6 @@ def test_what_a_norm_is_given_may_be_attended_with_and_what_a_projection_is_give
     assert any(core.query.name == f"{SOURCES[0].name}:input" for core in variants(site, CORE)) is tried
 
 
-def test_norms_are_changed() -> None:
-    core = replace(CORE, norm=HeadNorm(np.arange(1.0, 9), np.arange(2.0, 10)))
-    assert {"missing-norm", "layer-norm-epsilon", "norm-offset", "norm-order", "different-weight"} <= causes_of(core)
-
-
 def test_rare_changes_are_left_out_where_several_settings_change() -> None:
     usual, every = (list(variants(SITE, CORE, rare=rare)) for rare in (False, True))
     assert len(usual) < len(every)

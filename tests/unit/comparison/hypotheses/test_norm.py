@@ -193,11 +193,6 @@ def test_what_differs_between_two_norms(changes: dict[str, Any], cause: str, val
     assert (found[0], found[2]) == (cause, values)
 
 
-def test_a_bias_of_b_alone_is_added() -> None:
-    first = Parameters(True, EPSILON, GAIN, ZERO)
-    assert _what_differs(first, replace(first, shift=SHIFT))[2] == ("missing", "added")
-
-
 @pytest.mark.parametrize(("gain", "width"), [(6, 6), (9, 9), (3, 18), (4, 18), (18, 18)])
 def test_a_norm_is_as_wide_as_its_gain(gain: int, width: int) -> None:
     at = site(np.zeros((2, 5, 18)), np.zeros((2, 5, 18)), held_a={"norm.gain": np.ones(gain)})
