@@ -215,8 +215,8 @@ def copy_input_of_max_pooling(operation: Operation) -> None:
     """Copy the input of max pooling: of a view (`x.reshape(...)`, `x[1]`) oneDNN does not record where the maxima were."""
     if operation.attributes.get("pool_type", "max") != "max":
         return
-    array = operation.inputs[0]
-    operation.inputs[0] = invoke("identity", [array], {}, isinstance(array, import_mxnet().np.ndarray))[0]
+    (array,) = operation.inputs
+    operation.inputs = invoke("identity", [array], {}, isinstance(array, import_mxnet().np.ndarray))
 
 
 def _leaky_relu(operation: Operation, proceed: Proceed) -> Any:

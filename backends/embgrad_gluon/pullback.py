@@ -295,7 +295,7 @@ def _is_integer_valued(name: str, attributes: Mapping[str, Any]) -> bool:
 # in which it makes it: some kilobytes at each call, which add up in a long stream.
 
 #: An operator with its name.
-OPERATOR: Final = re.compile(r"^(?:Op:(\S+), Name=|(PlaceHolder):)(\S+)$")
+OPERATOR: Final = re.compile(r"^Op:(\S+), Name=(\S+)$")
 
 #: An output of a node: of the graph's, or an input of another node's.
 ENTRY: Final = re.compile(r"\t(output|arg|cdep)\[\d+\]=(.+)\((\d+)\)(?: version=\d+)?")
@@ -319,11 +319,11 @@ def _parse(text: str) -> dict[str, Any] | None:
     for line in text.splitlines():
         operator = OPERATOR.match(line)
         if operator is not None or line.startswith("Variable:"):
-            name = line[len("Variable:") :] if operator is None else operator[3]
+            name = line[len("Variable:") :] if operator is None else operator[2]
             if name in numbers:
                 return None
             numbers[name] = len(nodes)
-            op = "null" if operator is None else operator[1] or operator[2]
+            op = "null" if operator is None else operator[1]
             nodes.append({"op": op, "name": name, "inputs": [], "attrs": {}})
             in_attributes = False
         elif line in HEADINGS:

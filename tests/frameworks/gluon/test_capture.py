@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -315,9 +316,17 @@ def test_capture_of_a_net_that_draws_in_evaluation_mode_is_refused() -> None:
     assert in_a_capture(net).count == 3
 
 
-def test_capture_does_not_move_generators_of_python_and_numpy() -> None:
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda F, rows: rows * (random.random() + np.random.rand()),
+        lambda F, rows: F.Dropout(rows, p=0.5, mode="always"),
+    ],
+    ids=["Python and NumPy", "MXNet"],
+)
+def test_capture_moves_no_generator(draw: Callable[[Any, Any], Any]) -> None:
     def forward(net: Any, F: Any, x: Any) -> Any:
-        return net.body(net.words(x) * (random.random() + np.random.rand())).mean(axis=1)
+        return net.body(draw(F, net.words(x))).mean(axis=1)
 
     nets = [model(forward, body=nn.Dense(3, in_units=DIM, flatten=False)) for _ in range(2)]
     for number, net in enumerate(nets):

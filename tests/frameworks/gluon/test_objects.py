@@ -42,6 +42,23 @@ def test_a_block_that_takes_one_dict() -> None:
     assert result.provenance["unused"] == []
 
 
+class CallingItself(Net):
+    """A block whose `__call__` passes on everything."""
+
+    def __call__(self, *args: Any) -> Any:
+        return super().__call__(*args)
+
+    def forward(self, ids: Any, mask: Any) -> Any:
+        return self.read(ids, mask)
+
+
+def test_the_arguments_of_a_call_that_passes_on_everything_are_those_of_forward() -> None:
+    net = CallingItself()
+    result = embgrad.gradients(net, embgrad.TokenBatch(IDS, MASK), embgrad.Logit(1))
+    assert result.provenance["unused"] == []
+    assert result.pad_leak == 0
+
+
 def test_call_receives_the_triple_with_zeros_for_missing_types() -> None:
     """The format has a place for them, which a net reads."""
     seen: list[Any] = []

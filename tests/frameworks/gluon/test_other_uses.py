@@ -108,6 +108,10 @@ ORDINARY: dict[str, Callable[..., Any]] = {
     "a number for each token": lambda F, p, ids: F.broadcast_mul(
         F.take(p["words"], ids), F.expand_dims(F.take(p["classes"], ids), -1)
     ),
+    "a number by position and token": lambda F, p, ids: (
+        F.take(p["words"], ids) + p["columns"][mx.nd.arange(4, dtype="int32"), ids].expand_dims(-1)
+    ),
+    "a number of one row": lambda F, p, ids: F.take(p["words"], ids) + p["columns"][0, ids].expand_dims(-1),
     "log-probabilities of the ids": lambda F, p, ids: (
         lambda rows: F.broadcast_add(rows, F.expand_dims(F.pick(F.log_softmax(F.dot(rows, p["columns"])), ids), -1))
     )(F.take(p["words"], ids)),

@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 from embgrad_gluon import pullback
 from embgrad_gluon.cures import _drops_between_layers, _is_native
+from embgrad_gluon.graphs import _are_close
 from embgrad_gluon.importing import import_mxnet
+from embgrad_gluon.lookup import _ones_of
 from embgrad_gluon.scopes import _calls, _members
-from embgrad_gluon.state import _draws_random_numbers
+from embgrad_gluon.state import _attributes_of_gluon, _draws_random_numbers
+
+mx = import_mxnet()
 
 SWITCHES = ("MXNET_MKLDNN_ENABLED", "MXNET_USE_MKLDNN_RNN")
 
@@ -95,8 +99,91 @@ def test_a_mark_regroups_a_sum_of_more_than_two_terms(
 )
 def test_operators_that_draw_random_numbers(name: str, attributes: dict[str, str], training: bool, draws: bool) -> None:
     operation: Any = SimpleNamespace(name=name, attributes=attributes)
-    with import_mxnet().autograd.record(train_mode=training):
+    with mx.autograd.record(train_mode=training):
         assert _draws_random_numbers(operation) is draws
+
+
+def test_no_counter_of_names_moves() -> None:
+    first = mx.gluon.HybridBlock().name
+    _attributes_of_gluon.__wrapped__()
+    second = mx.gluon.HybridBlock().name
+    assert int(second.removeprefix("hybridblock")) - int(first.removeprefix("hybridblock")) == 1
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "inputs"),
+    [
+        ("Cast", {"dtype": "float32"}, [1]),
+        ("Cast", {"dtype": "int32"}, []),
+        ("cast", {"dtype": "uint8"}, []),
+        ("tanh", {"dtype": "int32"}, [1]),
+        ("topk", {}, []),
+        ("topk", {"ret_typ": "mask"}, []),
+        ("topk", {"ret_typ": "value"}, [1]),
+        ("topk", {"ret_typ": "both"}, [1]),
+        ("broadcast_greater", {}, []),
+        ("_npi_greater_scalar", {}, []),
+        ("_sample_normal", {}, []),
+        ("_random_uniform_like", {}, []),
+        ("take", {}, [1]),
+        ("where", {}, [3, 5]),
+        ("_contrib_SparseEmbedding", {}, [3]),
+        ("broadcast_like", {}, [1]),
+        ("elemwise_add", {}, [1, 3]),
+    ],
+)
+def test_the_inputs_that_a_gradient_reaches(op: str, attributes: dict[str, str], inputs: list[int]) -> None:
+    several = {"take": 2, "where": 3, "_contrib_SparseEmbedding": 2, "broadcast_like": 2, "elemwise_add": 2}
+    entries = [[2 * number + 1, 0, 0] for number in range(several.get(op, 1))]
+    assert pullback.differentiable_inputs({"op": op, "attrs": attributes, "inputs": entries}) == inputs
+
+
+HOT = np.array([[0.0, 1, 0], [1, 0, 0]])
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "first", "places"),
+    [
+        (HOT, 1, [1, 0]),
+        (HOT * 2, 1, None),
+        ([[0, 1, 0], [0, 0, 0]], 1, None),
+        ([[0, 1, 0], [1, 1, 0]], 1, None),
+        ([[0, 1, 0], [2, 0, 0]], 1, None),
+        ([[0, 1, 0], [2, -1, 0]], 1, None),
+    ],
+)
+def test_the_ones_of_rows_of_which_each_has_one(rows: Any, first: int, places: list[int] | None, sparse: bool) -> None:
+    found = _ones_of(mx.nd.array(rows).tostype("csr" if sparse else "default"), first)
+    assert (None if found is None else found.tolist()) == places
+
+
+def test_rows_whose_first_one_is_elsewhere_or_that_are_stored_by_rows_are_not_hot() -> None:
+    assert _ones_of(mx.nd.array(HOT), 0) is None
+    assert _ones_of(mx.nd.array(HOT), 3) is None
+    assert _ones_of(mx.nd.array(HOT[None]), 1).tolist() == [1, 0]
+    assert _ones_of(mx.nd.array(HOT).tostype("row_sparse"), 1) is None
+
+
+@pytest.mark.parametrize(
+    ("graph", "python", "dtype", "close"),
+    [
+        ([1.0, 2.0], [1.0, 2.0015], "float32", True),
+        ([1.0, 2.0], [1.0, 2.003], "float32", False),
+        ([1.0, 2.0], [1.0, 2.05], "float16", True),
+        ([1.0, 2.0], [1.0, 2.2], "float16", False),
+        ([1.0, 2.0], [1.0, 2.0 + 1e-8], "float64", True),
+        ([1.0, 2.0], [1.0, 2.0 + 4e-8], "float64", False),
+        ([1, 2], [1, 2], "int32", True),
+        ([1, 2], [1, 3], "int32", False),
+        ([1.0, np.nan, np.inf], [1.0, np.nan, np.inf], "float32", True),
+        ([1.0, np.nan], [1.0, 2.0], "float32", False),
+        ([np.nan, np.nan], [np.nan, np.nan], "float32", True),
+        ([1.0, 1.0], [1.0], "float32", False),
+    ],
+)
+def test_how_far_a_graph_may_be_from_its_python(graph: Any, python: Any, dtype: str, close: bool) -> None:
+    assert _are_close(mx.nd.array(graph, dtype=dtype), mx.nd.array(python, dtype=dtype)) is close
 
 
 def graph_of(*names: str) -> Any:

@@ -107,6 +107,13 @@ def test_the_shape_and_dtype_of_a_fill_are_inferred(dtype: str) -> None:
     assert found.values[:, :, 0].tolist() == [[0, 0, 0, 0, 1]] * 2
 
 
+def test_a_range_needs_no_shape(tmp_path: Path) -> None:
+    net = model(lambda net, F, x: F.sum(F.broadcast_mul(net.words(x), F.arange(DIM)), axis=1))
+    block = exported(net, [nd.array(distinct_ids())], tmp_path)
+    found = embgrad.gradients(block, distinct_ids(), embgrad.Logit(3))
+    assert found.values.tolist() == [[[0, 0, 0, 3]] * 5] * 2
+
+
 def test_a_graph_that_is_optimised_for_a_device_is_refused(tmp_path: Path) -> None:
     block = exported(built(bag, distinct_ids(), "float32"), [nd.array(distinct_ids())], tmp_path)
     block.hybridize(backend="MKLDNN")
