@@ -133,7 +133,6 @@ class _Capture:
         self._thread = threading.get_ident()
         self._closed = False
         self._open: _Open | None = None
-        self._unbound = False
         self._hooked: set[int] = set()
         self._task: int | None = None
         self._gradients: list[tuple[Any, str, np.ndarray]] = []
@@ -203,7 +202,7 @@ class _Capture:
 
     def _expect_failed(self, model: Any) -> None:
         """Refuse a call that ends after another one has begun and ended inside it, unless it raised."""
-        if not self._unbound and sys.exc_info()[1] is None:
+        if sys.exc_info()[1] is None and not self._unbound:
             raise UnsupportedError(
                 f"{type(model).__name__} calls itself while you capture or perturb it, so that a pass cannot be told from a part "
                 "of one. Move what it calls into another module, and name that module instead"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import embgrad
 
@@ -118,6 +120,36 @@ def test_a_block_that_draws_in_evaluation_mode_draws_the_same_again() -> None:
     plain = of_class(model)
     enable(model)
     np.testing.assert_array_equal(of_class(model), plain)
+
+
+@has_blocks
+def test_a_block_gets_no_cache_to_which_a_second_run_would_add() -> None:
+    class Cache:
+        pass
+
+    class Own(Cache):
+        pass
+
+    seen: list[Any] = []
+
+    class Block(transformers.modeling_layers.GradientCheckpointingLayer):  # type: ignore[misc]
+        def forward(self, rows: Any, first: Any, second: Any, further: Any = None, use_cache: Any = None) -> Any:
+            seen.append((first, second, further, use_cache))
+            return rows.tanh()
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.block = nn.Embedding(9, 4), Block()
+
+        def forward(self, ids: Any) -> Any:
+            return self.block(self.table(ids), Own(), 3, further=Cache(), use_cache=True).sum(1)
+
+    model = Net().eval()
+    model.block.gradient_checkpointing = True
+    model.block._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
+    embgrad.gradients(model, np.array([[5, 6, 7]]), LOSS)
+    assert seen[:2] == [(None, 3, None, False)] * 2  # another pass follows, without a pullback
 
 
 @has_blocks

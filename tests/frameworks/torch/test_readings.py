@@ -25,7 +25,7 @@ from embgrad_torch.readers import (
     _take_along_dim,
     ones_of,
 )
-from embgrad_torch.state import LARGEST_COPIED, _can_be_restored, _plain
+from embgrad_torch.state import LARGEST_COPIED, _can_be_restored, _find_written, _plain
 from embgrad_torch.walk import Structure
 
 from embgrad.backend.protocol import Request
@@ -309,6 +309,18 @@ def test_parameters_of_other_classes_and_layouts_are_not_restored() -> None:
     plain = torch.nn.Parameter(torch.zeros(3))
     (kept,) = _plain([plain, Own(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3).to_sparse())])
     assert kept is plain
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_weights_are_copied_for_training_where_train_is_overridden(own: bool) -> None:
+    class Own(torch.nn.Linear):
+        def train(self, mode: bool = True) -> Own:
+            return super().train(mode)
+
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 2), (Own if own else torch.nn.Linear)(2, 2))
+    structure = Structure((model,))
+    assert len(_find_written(structure, structure.parameters(), True)) == (3 if own else 0)
+    assert _find_written(structure, structure.parameters(), False) == []
 
 
 def test_frozen_tables_are_trainable_for_a_while() -> None:

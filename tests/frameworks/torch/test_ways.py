@@ -65,6 +65,9 @@ def test_a_model_made_under_inference_mode(expected: np.ndarray) -> None:
     assert all(weight.is_inference() for weight in model.parameters())
     assert all(weights[name] is weight for name, weight in model.named_parameters())
     assert model.recurrent._flat_weights[0] is model.recurrent.weight_ih_l0
+    mixed = net()
+    mixed.inner = model.inner
+    check(mixed, expected)
 
 
 def test_inputs_made_under_inference_mode() -> None:
