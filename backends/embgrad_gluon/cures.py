@@ -127,7 +127,7 @@ class Cures:
                 return proceed()
             plain = array.as_nd_ndarray()
             with mx.autograd.pause(train_mode=mx.autograd.is_training()):
-                kept = invoke("Dropout", [mx.nd.ones_like(plain)], operation.attributes, as_numpy=False)[0]
+                (kept,) = invoke("Dropout", [mx.nd.ones_like(plain)], operation.attributes, as_numpy=False)
             dropped = mx.nd.elemwise_mul(plain, kept, out=operation.out)
             return dropped.as_np_ndarray() if isinstance(array, mx.np.ndarray) else dropped
         return array if operation.out is None else proceed()

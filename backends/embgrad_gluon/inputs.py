@@ -193,11 +193,9 @@ class GluonArrays:
 def _parameters(block: Any) -> tuple[Sequence[inspect.Parameter], bool]:
     """Return the parameters of the method that declares what the model takes, and whether they can be passed by name."""
     gluon = import_mxnet().gluon
-    for owner in type(block).__mro__:
-        if owner in (gluon.Block, gluon.HybridBlock):
-            break
-        if "__call__" in vars(owner) and _has_named_parameters(parameters_of(block.__call__)):
-            return parameters_of(block.__call__), True
+    called = parameters_of(block.__call__)  # that of Gluon's blocks names none
+    if _has_named_parameters(called):
+        return called, True
     if getattr(type(block), "forward", None) is gluon.HybridBlock.forward and "forward" not in vars(block):
         return parameters_of(block.hybrid_forward, skip=block._reg_params)[1:], False  # the first one is F
     declared = parameters_of(block.forward)

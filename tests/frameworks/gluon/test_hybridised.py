@@ -248,6 +248,18 @@ def test_a_changed_attribute_of_a_hybridised_net_is_refused() -> None:
         assert relative(found.values, embgrad.gradients(expected, ids, OBJECTIVE).values) < 1e-12
 
 
+def test_each_hybridised_block_of_an_imperative_net_is_compared_with_its_graph() -> None:
+    net = nn.Sequential()
+    net.add(nn.Embedding(ROWS, DIM), nn.LeakyReLU(0.1), nn.LeakyReLU(0.2))
+    net.initialize()
+    net.hybridize()
+    net(nd.array(distinct_ids()))
+    assert embgrad.gradients(net, distinct_ids(), embgrad.Sum(position=0)).values.any()
+    net[2]._alpha = 0.9
+    with pytest.raises(embgrad.errors.UnsupportedError, match=GRAPH_DIFFERS):
+        embgrad.gradients(net, distinct_ids(), embgrad.Sum(position=0))
+
+
 def test_a_net_that_branches_on_arrays_and_symbols_is_refused() -> None:
     def forward(net: Any, F: Any, x: Any) -> Any:
         return net.dense(F.tanh(net.words(x)) if F is mx.nd else net.words(x) * 2)

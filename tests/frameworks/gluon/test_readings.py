@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from embgrad_gluon import pullback
-from embgrad_gluon.cures import _drops_between_layers, _is_native
+from embgrad_gluon.cures import Guards, _drops_between_layers, _is_native
 from embgrad_gluon.graphs import _are_close
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.lookup import _ones_of
 from embgrad_gluon.scopes import _calls, _members
 from embgrad_gluon.state import _attributes_of_gluon, _draws_random_numbers
+
+import embgrad
 
 mx = import_mxnet()
 
@@ -184,6 +187,30 @@ def test_rows_whose_first_one_is_elsewhere_or_that_are_stored_by_rows_are_not_ho
 )
 def test_how_far_a_graph_may_be_from_its_python(graph: Any, python: Any, dtype: str, close: bool) -> None:
     assert _are_close(mx.nd.array(graph, dtype=dtype), mx.nd.array(python, dtype=dtype)) is close
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "training", "is_wrong"),
+    [
+        ("LeakyReLU", {"act_type": "selu"}, True, True),
+        ("LeakyReLU", {"act_type": "rrelu"}, True, False),
+        ("LeakyReLU", {"act_type": "rrelu"}, False, True),
+        ("LeakyReLU", {"act_type": "elu"}, False, False),
+        ("Pooling", {}, True, False),
+        ("Pooling", {}, False, True),
+        ("Pooling", {"pool_type": "avg"}, False, False),
+    ],
+)
+def test_recorded_operators_whose_gradient_is_wrong(
+    name: str, attributes: dict[str, str], training: bool, is_wrong: bool
+) -> None:
+    guards, operation = Guards(), SimpleNamespace(name=name, attributes=attributes)
+    with mx.autograd.record(train_mode=training):
+        guards.record(operation)  # type: ignore[arg-type]
+    guards.expect_right(["FullyConnected"], training=training)
+    refusal = pytest.raises(embgrad.errors.UnsupportedError, match=f"is the operator '{name}'")
+    with refusal if is_wrong else contextlib.nullcontext():
+        guards.expect_right([name], training=training)
 
 
 def graph_of(*names: str) -> Any:

@@ -67,6 +67,11 @@ def test_a_recorded_graph_is_read_as_its_json_describes_it(name: str) -> None:
         assert own["attrs"] == other.get("attrs", {})
 
 
+@pytest.mark.parametrize("text", ["", "Symbol Outputs:\n\toutput[0]=x(0)\n", "Variable:x\nVariable:y\n"])
+def test_a_text_without_outputs_says_nothing(text: str) -> None:
+    assert pullback._parse(text) is None
+
+
 def test_an_ambiguous_text_is_read_from_the_json() -> None:
     a = mx.sym.Variable("a")
     twice = mx.sym.Group([mx.sym.exp(a, name="same"), mx.sym.log(a, name="same")])
