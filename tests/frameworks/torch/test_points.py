@@ -500,18 +500,6 @@ def test_positions_that_are_sliced_off_their_table(name: str) -> None:
     np.testing.assert_array_equal(found["position"].ids, np.broadcast_to(np.arange(first, first + 5), (2, 5)))
 
 
-def test_a_table_that_is_cast_goes_by_its_name() -> None:
-    class Cast(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(VOCAB, 4)
-
-        def forward(self, ids: Any) -> Any:
-            return nn.functional.embedding(ids, self.table.weight.to(torch.bfloat16)).float().sum(1)
-
-    assert embgrad.gradients(Cast(), [[1, 2, 3]], embgrad.Logit(1)).provenance["path"] == "table#0"
-
-
 def test_slices_of_other_sizes_are_no_positions() -> None:
     torch.manual_seed(3)
     model = Sliced(lambda table, count: table[: 2 * count : 2])

@@ -268,6 +268,18 @@ def test_weights_that_parametrize_caches_are_neither_used_nor_replaced(call: Any
     assert not parametrize._cache
 
 
+def test_a_table_that_is_cast_goes_by_its_name() -> None:
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(VOCAB, 4)
+
+        def forward(self, ids: Any) -> Any:
+            return nn.functional.embedding(ids, self.table.weight.to(torch.bfloat16)).float().sum(1)
+
+    assert embgrad.gradients(Cast(), [[1, 2, 3]], embgrad.Logit(1)).provenance["path"] == "table#0"
+
+
 def test_inputs_are_copies_and_writable() -> None:
     class Writing(Net):
         def forward(self, x: Any, weights: Any = None) -> Any:
