@@ -109,6 +109,16 @@ def test_a_module_whose_weights_are_held_by_two_is_no_pair() -> None:
     assert paired(a, b) == []
 
 
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_a_module_that_computes_what_several_do_in_turn_is_paired_around_them(in_turn: bool) -> None:
+    first, last = np.random.default_rng(1).normal(size=(2, 6, 6))
+    entry = X @ first.T if in_turn else X  # branches are given the same
+    a = of_modules(module("q", 1.0, X, X + 1), module("o", 3.0, entry, X + 2), q__w=first, o__w=last)
+    b = of_modules(module("attention", 1.0, X, X + 2), attention__q=first, attention__o=last)
+    around = [("q:input", "q:input#0", "attention:input#0"), ("o", "o:output#0", "attention:output#0")]
+    assert keys(paired(a, b)) == (around if in_turn else [])
+
+
 def test_a_lookup_that_has_the_name_of_a_module_is_another_pair() -> None:
     table = RANDOM.normal(size=(9, 6))
     a = recording([tensor("words", X, 1.0, ["word"]), tensor("words:output#0", X, 2.0)], {"words.w": table})
