@@ -167,3 +167,25 @@ def test_minilm() -> None:
     encoded = model.tokenizer(TEXTS, padding=True, return_tensors="pt")
     expected = by_hand(inner(model), encoded, direction.astype(np.float32))
     np.testing.assert_allclose(result.values, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_similarity_of_pairs_is_attributed_as_the_encoders_own_numbers_are(sentences: SentenceTransformer) -> None:
+    method = embgrad.methods.IntegratedJacobians(40)
+    made = embgrad.attribute_pairs(sentences, PAIRS, method)
+    vectors = [sentences.encode([pair[side] for pair in PAIRS]) for side in range(2)]
+    np.testing.assert_allclose(made.similarity, (vectors[0] * vectors[1]).sum(1), rtol=1e-6)
+    for pair, texts in enumerate(PAIRS):
+        sides = []
+        for text in texts:
+            objectives = [embgrad.Logit(number, output="pooled") for number in range(16)]
+            single = embgrad.methods.IntegratedGradients(40)
+            scores = [embgrad.attribute(sentences, [text], objective, single).scores[0] for objective in objectives]
+            sides.append(np.stack(scores))
+        rows, columns = (made.a.real[pair], made.b.real[pair])
+        np.testing.assert_allclose(made.scores[pair][rows][:, columns], sides[0].T @ sides[1], atol=1e-9)
+    assert made.a.texts == ("a film", "the plot")
+
+
+def test_a_cross_encoder_has_no_encodings_to_compare(scorer: CrossEncoder) -> None:
+    with pytest.raises(embgrad.errors.ObjectiveError, match="a single number for one text, which is no encoding"):
+        embgrad.attribute_pairs(scorer, PAIRS)
