@@ -21,7 +21,7 @@ from embgrad_jax.inputs import plan
 from embgrad_jax.modules import ALL, Wanted, is_array, mark_of, marking
 from embgrad_jax.walk import Structure
 
-__all__ = ["Graph", "Lazily", "Output", "Walker", "evaluate", "trace_model"]
+__all__ = ["SLICES", "Graph", "Lazily", "Output", "Walker", "evaluate", "trace_model"]
 
 Value = TypeVar("Value")
 
@@ -151,8 +151,8 @@ def _is_output(value: object) -> bool:
 class Walker(Generic[Value]):
     """A walk through a graph in the order of its computation, in which each equation's results are computed in some way.
 
-    Equations that may be points are numbered as they are met: marks, products, lookups and branches. Two walks of one graph
-    that look into the same graphs meet the same numbers.
+    Equations that may be points are numbered as they are met: marks, products, lookups, branches and loops. Two walks of one
+    graph that look into the same graphs meet the same numbers.
 
     Args:
         looked_into: takes the path of a module; returns whether its calls are looked for inside of loops, whose steps are
@@ -192,6 +192,10 @@ class Walker(Generic[Value]):
 
     def branch(self, number: int, value: Value, count: int) -> int | None:
         """Return which of several branches is taken; None where that is not known."""
+        raise NotImplementedError
+
+    def opens(self, number: int, values: Sequence[Value], axes: int) -> bool:
+        """Return whether a loop, or what is rematerialised, is looked into for the sake of weights with so many axes."""
         raise NotImplementedError
 
     def step(self, value: Value, index: int) -> Value:
@@ -235,13 +239,15 @@ class Walker(Generic[Value]):
             return [self.slice_rows(self._next(), equation, values)]
         if name == "dot_general":
             return [self.multiply(self._next(), equation, values)]
-        if name in REMATERIALISED and self.has_points(equation.params["jaxpr"]):
+        if name in REMATERIALISED and (
+            self.has_points(equation.params["jaxpr"]) or self.opens(self._next(), values, 2)
+        ):
             return self._open(equation.params["jaxpr"], [], values)
         if name == "cond" and any(self.has_points(branch.jaxpr) for branch in equation.params["branches"]):
             branches = equation.params["branches"]
             taken = self.branch(self._next(), values[0], len(branches))
             return self.apply(equation, values) if taken is None else self.walk(branches[taken], values[1:])
-        if name == "scan" and self.has_points(equation.params["jaxpr"].jaxpr):
+        if name == "scan" and (self.has_points(equation.params["jaxpr"].jaxpr) or self.opens(self._next(), values, 3)):
             return self._scan(equation, values)
         return self.apply(equation, values)
 

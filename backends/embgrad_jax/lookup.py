@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from embgrad.backend import PRODUCT, UNNAMED_TABLE, PassRecorder, Request, Way, layout_of
-from embgrad_jax.graphs import Graph, Lazily, Walker, inner_jaxprs, is_lookup
+from embgrad_jax.graphs import SLICES, Graph, Lazily, Walker, inner_jaxprs, is_lookup
 from embgrad_jax.inputs import as_given
 from embgrad_jax.leaves import Leaf
 from embgrad_jax.modules import Mark, Wanted, mark_of
@@ -114,6 +114,7 @@ class Survey:
         names: the keys by the requested names.
         shapes: the shape and dtype of the value at each point, by key, in the order in which the pass reaches them.
         branches: the branches that are taken, by the equations' numbers.
+        opened: the numbers of the loops that are looked into for the sake of weights that no module owns.
         products: the numbers of the products that are lookups by one-hot rows, and whether the table is the left operand.
         weighted: the numbers of the products with a weight that are points, and whether the weight is the left operand.
         depends: for each output the keys of points, and the names of arrays, on which it depends by a path that gradients take.
@@ -125,6 +126,7 @@ class Survey:
     names: Mapping[str, str] = field(default_factory=dict)
     shapes: dict[str, tuple[tuple[int, ...], Any]] = field(default_factory=dict)
     branches: dict[int, int] = field(default_factory=dict)
+    opened: set[int] = field(default_factory=set)
     products: dict[int, bool] = field(default_factory=dict)
     weighted: dict[int, bool] = field(default_factory=dict)
     depends: list[frozenset[str]] = field(default_factory=list)
@@ -254,7 +256,7 @@ class _Surveyor(Walker[Cell]):
         """Follow tables through casts, and one-hot rows through what makes them."""
         if result is None or not (values or name == "iota"):
             return
-        if name in (*SAME_TABLE, *LAYOUTS):
+        if name in (*SAME_TABLE, *LAYOUTS) or (name in SLICES and _is_entry(result.shape, values[0].shape)):
             result.weight = values[0].weight
         if name in SAME_TABLE and result.shape == values[0].shape:
             result.leaf, result.one_hot, result.counts = values[0].leaf, values[0].one_hot, values[0].counts
@@ -372,10 +374,20 @@ class _Surveyor(Walker[Cell]):
         self.survey.branches[number] = taken
         return taken
 
+    def opens(self, number: int, values: Sequence[Cell], axes: int) -> bool:
+        """Return whether one of the values is a weight of no module, whose products are points."""
+        watch = self._watch
+        leaves = [value.weight for value in values if value.weight is not None and len(value.shape) >= axes]
+        if any(leaf.alone and (watch.lists or leaf.name in watch.modules) for leaf in leaves):
+            self.survey.opened.add(number)
+        return number in self.survey.opened
+
     def step(self, value: Cell, index: int) -> Cell:
         """Return an entry, known where the whole is."""
         compute = None if value.compute is None else lambda: value.value[index]
-        return Cell(value.shape[1:], value.dtype, compute, value.mask, value.sources)
+        entry = Cell(value.shape[1:], value.dtype, compute, value.mask, value.sources)
+        entry.weight = value.weight
+        return entry
 
     def stack(self, values: Sequence[Cell], shape: tuple[int, ...], dtype: Any) -> Cell:
         """Return the array of all steps, known where each is."""
@@ -479,6 +491,12 @@ def look_into(watch: PassRecorder) -> Callable[[str], bool]:
 def modules_to_mark(watch: PassRecorder) -> Wanted:
     """Return the modules whose calls have to be marked in a graph: those that are recorded or counted."""
     return Wanted(None if watch.everything else watch.modules | watch.counted)
+
+
+def _is_entry(shape: Sequence[int], whole: Sequence[int]) -> bool:
+    """Return whether a slice has one entry of one axis, and all of the others."""
+    cut = [size for size, old in zip(shape, whole, strict=True) if size != old]
+    return len(whole) > 2 and cut == [1]
 
 
 def _first_along_last(cell: Cell) -> Callable[[], Any]:

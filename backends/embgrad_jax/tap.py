@@ -130,6 +130,10 @@ class Computation(Walker[Any]):
         """Return the branch that the survey took."""
         return self._survey.branches.get(number)
 
+    def opens(self, number: int, values: Sequence[Any], axes: int) -> bool:
+        """Return whether the survey looked into a loop."""
+        return number in self._survey.opened
+
     def step(self, value: Any, index: int) -> Any:
         """Return an entry."""
         return value[index]

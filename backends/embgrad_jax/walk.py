@@ -174,7 +174,9 @@ class Structure:
         ]
         self.leaves = [leaf for family in self.families for leaf in family.leaves]
         matrices = Counter(leaf.module for leaf in self.leaves if leaf.trainable and leaf.array.ndim > 1)
-        self.leaves = [replace(leaf, alone=leaf.alone or matrices[leaf.module] > 1) for leaf in self.leaves]
+        self.leaves = [
+            replace(leaf, alone=leaf.alone or matrices[leaf.module] > 1 or not leaf.module) for leaf in self.leaves
+        ]
         self.structure = (
             tuple(family.structure for family in self.families),
             tuple(part for part in parts if is_companion(part)),

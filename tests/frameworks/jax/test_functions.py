@@ -111,3 +111,54 @@ def test_a_product_with_a_parameter_is_a_point(sides: str) -> None:
     np.testing.assert_allclose(given.activations, table[ids], rtol=1e-5)
     np.testing.assert_allclose(own.activations, product, rtol=1e-5)
     np.testing.assert_allclose(own.values, 1 - np.tanh(product) ** 2, rtol=1e-5)
+
+
+def _looped(way: str, weights: Any, x: Any) -> Any:
+    """Return x after tanh(x @ weight) with the weight of each layer in turn."""
+    step = (
+        (lambda x, w: (jnp.tanh(x @ w), None))
+        if way != "remat"
+        else jax.checkpoint(lambda x, w: (jnp.tanh(x @ w), None))
+    )
+    if way in ("scan", "remat"):
+        return jax.lax.scan(step, x, weights)[0]
+    if way == "fori":
+        return jax.lax.fori_loop(0, len(weights), lambda index, x: jnp.tanh(x @ weights[index]), x)
+    if way == "of einsums":
+        return jax.lax.scan(lambda x, w: (jnp.tanh(jnp.einsum("bsm,mn->bsn", x, w)), None), x, weights)[0]
+    for index in range(len(weights)):
+        x = jnp.tanh(x @ weights[index])
+    return x
+
+
+@pytest.mark.parametrize("way", ["scan", "remat", "fori", "of einsums", "by hand"])
+def test_products_with_the_weights_of_all_layers_are_points(way: str) -> None:
+    """Each step's product has its number, its values, its gradient, and is replaced by itself."""
+    random = np.random.default_rng(0)
+    table, weights = random.normal(size=(20, 4)), random.normal(size=(3, 4, 4))
+
+    def function(parameters: Any, ids: Any, mask: Any) -> Any:
+        return _looped(way, parameters["blocks"]["w"], parameters["table"][ids]).sum(-1)
+
+    parts = function, {"table": jnp.asarray(table), "blocks": {"w": jnp.asarray(weights)}}
+    ids = np.array([[3, 4, 5], [6, 7, 8]])
+    batch, objective = embgrad.TokenBatch(ids, np.ones_like(ids)), embgrad.Sum()
+    given = [table[ids]]
+    for weight in weights:
+        given.append(np.tanh(given[-1] @ weight))
+    gradient = 1 - given[3] ** 2
+    before = (1 - given[2] ** 2) * (gradient @ weights[2].T)
+    names = ["blocks.w:input#2", "blocks.w#1", "blocks.w#2"]
+    entered, first, last = embgrad.gradients(parts, batch, objective, at=names, call=applied).values()
+    np.testing.assert_allclose(entered.activations, given[2], rtol=1e-5)
+    np.testing.assert_allclose(first.activations, given[1] @ weights[1], rtol=1e-5)
+    np.testing.assert_allclose(first.values, before, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(last.values, gradient, rtol=1e-4, atol=1e-7)
+    zero = embgrad.gradients(
+        parts, batch, objective, at="blocks.w#2", call=applied, override={"blocks.w#1": np.zeros_like(given[1])}
+    )
+    np.testing.assert_allclose(zero.activations, np.zeros_like(given[1]), atol=1e-7)
+    plain = embgrad.gradients(parts, batch, objective, call=applied)
+    np.testing.assert_allclose(
+        plain.values, ((1 - given[1] ** 2) * (before @ weights[1].T)) @ weights[0].T, rtol=1e-4, atol=1e-7
+    )
