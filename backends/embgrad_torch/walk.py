@@ -46,6 +46,9 @@ MOST_PATHS: Final = 16
 
 CPU: Final = torch.device("cpu")
 
+#: Modules that are never called.
+UNCALLED: Final = (torch.nn.ParameterDict, torch.nn.ParameterList)
+
 #: The modules that give a shared table its path.
 EMBEDDINGS: Final = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
@@ -332,7 +335,7 @@ class TablePaths:
         self._alone: dict[int | None, str] | None = None
 
     def alone(self) -> Mapping[int | None, str]:
-        """Return the names of the matrices that are not the only one of a module, by their memory: those of functional code."""
+        """Return the names of the matrices of what is never called as a module, and of modules with several, by their memory."""
         if self._alone is None:
             held = [
                 (
@@ -342,13 +345,14 @@ class TablePaths:
                         for name, value in module._parameters.items()
                         if value is not None and value.dim() > 1
                     ],
+                    not path or isinstance(module, UNCALLED),
                 )
                 for path, module in self._walked
             ]
             self._alone = {
                 storage: join(spell(path), name)
-                for path, matrices in held
-                if len(matrices) > 1
+                for path, matrices, is_uncalled in held
+                if len(matrices) > 1 or is_uncalled
                 for name, value in matrices
                 if (storage := storage_of(value)) is not None
             }

@@ -508,31 +508,39 @@ def test_slices_of_other_sizes_are_no_positions() -> None:
 
 
 class Functional(nn.Module):
-    """A model in functions of a dict of parameters."""
+    """A model in functions of parameters: a matrix of each layer in one array, and one of the model itself."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.way, self.table = way, nn.Embedding(VOCAB, 4)
-        self.p = nn.ParameterDict({name: torch.randn(4, 4) for name in ("first", "second")})
+        self.p = nn.ParameterDict({"layers": torch.randn(2, 4, 4)})
+        self.last = nn.Parameter(torch.randn(4, 4))
 
-    def product(self, x: torch.Tensor, name: str) -> torch.Tensor:
+    def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if self.way == "linear":
-            return nn.functional.linear(x, self.p[name])
-        return x @ self.p[name].T if self.way == "matmul" else torch.einsum("bsm,nm->bsn", x, self.p[name])
+            return nn.functional.linear(x, weight)
+        return x @ weight.T if self.way == "matmul" else torch.einsum("bsm,nm->bsn", x, weight)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self.product(torch.tanh(self.product(self.table(input_ids), "first")), "second").sum((1, 2))
+        x = self.table(input_ids)
+        for weight in self.p["layers"]:
+            x = torch.tanh(self.product(x, weight))
+        return self.product(x, self.last).sum((1, 2))
 
 
 @pytest.mark.parametrize("way", ["linear", "matmul", "einsum"])
 def test_a_product_with_a_parameter_of_no_module_is_a_point(way: str) -> None:
     model = Functional(way)
     names = [point.key for point in embgrad.points(model, SMALL_IDS)]
-    assert [name for name in names if name.startswith("p.")] == [f"p.{name}:output#0" for name in ("first", "second")]
-    own = embgrad.gradients(model, SMALL_IDS, embgrad.Sum(), at="p.first")
-    x = model.table(tensor(SMALL_IDS))
-    product = (x @ model.p["first"].T).detach()
+    assert [name for name in names if name.endswith(("output#0", "output#1"))] == [
+        "p.layers:output#0",
+        "p.layers:output#1",
+        "last:output#0",
+    ]
+    own = embgrad.gradients(model, SMALL_IDS, embgrad.Sum(), at="p.layers#1")
+    first, second = model.p["layers"]
+    product = (torch.tanh(model.table(tensor(SMALL_IDS)) @ first.T) @ second.T).detach()
     np.testing.assert_allclose(own.activations, product.numpy(), rtol=1e-4, atol=1e-6)
-    wanted = (1 - torch.tanh(product) ** 2) * model.p["second"].sum(0)
+    wanted = (1 - torch.tanh(product) ** 2) * model.last.sum(0)
     np.testing.assert_allclose(own.values, wanted.detach().numpy(), rtol=1e-4, atol=1e-6)
