@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -159,7 +160,12 @@ class Recording:
 
     def of_module(self, path: str, side: str, number: int = 0) -> Tensor | None:
         """Return the tensor at a side of a call of a module; None where there is none."""
-        return self.tensors.get(f"{path}:{side}#{number}")
+        return self._by_call.get((path, side, number))
+
+    @cached_property
+    def _by_call(self) -> Mapping[tuple[str, str | None, int], Tensor]:
+        calls = (tensor for tensor in self.tensors.values() if tensor.key != FINAL)
+        return {(tensor.path, tensor.side, tensor.number): tensor for tensor in calls}
 
 
 class LiveSide:

@@ -36,6 +36,7 @@ from embgrad.comparison.recording import (
     layer_spans,
 )
 from embgrad.comparison.settings import Declared
+from embgrad.comparison.stacked import divide_stacks
 from embgrad.errors import BatchError, EmbgradError, FileFormatError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.points import OUTPUT, WORD, split_name
@@ -74,7 +75,7 @@ def record_side(side: Any, batch: TokenBatch, objective: Any, call: Call | None)
     """Return the recording of a model or an .onnx file, which runs, or of a dump, which is read."""
     if not is_dump(side):
         backend: Any = backend_named("onnx") if _is_onnx(side) else None
-        return LiveSide(backend.load(side) if backend else side, batch, objective, call).record()
+        return divide_stacks(LiveSide(backend.load(side) if backend else side, batch, objective, call).record())
     recording = read_dump(side, batch)
     if objective is None or any(tensor.gradient is not None for tensor in recording.tensors.values()):
         return recording
