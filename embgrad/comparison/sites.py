@@ -35,6 +35,8 @@ class Pair:
         features_a: the features of a's tensor, in order; None for all.
         features_b: the features of b's tensor that hold these; None for the same.
         time: when a computed it.
+        bias_a: what a adds behind the point, and b before it; None for nothing.
+        bias_b: what b adds behind the point, and a before it.
     """
 
     name: str
@@ -43,17 +45,20 @@ class Pair:
     features_a: np.ndarray | None = None
     features_b: np.ndarray | None = None
     time: float = 0.0
+    bias_a: np.ndarray | None = None
+    bias_b: np.ndarray | None = None
 
     def in_a(self, values: np.ndarray) -> np.ndarray:
-        """Return the features of a's tensor that belong to the pair."""
-        return values if self.features_a is None else np.asarray(values[..., self.features_a])
+        """Return the features of a's tensor that belong to the pair, with the bias that follows."""
+        return _features(values, self.features_a, self.bias_a)
 
     def in_b(self, values: np.ndarray) -> np.ndarray:
-        """Return the features of b's tensor that belong to the pair, in a's order."""
-        return values if self.features_b is None else np.asarray(values[..., self.features_b])
+        """Return the features of b's tensor that belong to the pair, in a's order, with the bias that follows."""
+        return _features(values, self.features_b, self.bias_b)
 
     def put_in_b(self, values: np.ndarray, new: np.ndarray) -> np.ndarray:
         """Return b's tensor with the pair's features replaced by those of a."""
+        new = new if self.bias_b is None else new - self.bias_b
         if self.features_b is None:
             return new
         changed = np.array(values)
@@ -61,9 +66,19 @@ class Pair:
         return changed
 
     @property
+    def gradients(self) -> Pair:
+        """The pair as gradients are read and put in, which no bias changes."""
+        return replace(self, bias_a=None, bias_b=None)
+
+    @property
     def reversed(self) -> Pair:
         """The pair with the two sides exchanged."""
-        return Pair(self.name, self.b, self.a, self.features_b, self.features_a, self.time)
+        return Pair(self.name, self.b, self.a, self.features_b, self.features_a, self.time, self.bias_b, self.bias_a)
+
+
+def _features(values: np.ndarray, features: np.ndarray | None, bias: np.ndarray | None) -> np.ndarray:
+    chosen = values if features is None else np.asarray(values[..., features])
+    return chosen if bias is None else chosen + bias.astype(chosen.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +163,7 @@ def lead(pairs: Sequence[Pair], leader: Recording, follower: Recording, name: st
         def function(arrived: np.ndarray) -> np.ndarray:
             new = arrived
             for number in by_key[key]:
-                pair = pairs[number]
+                pair = pairs[number] if store is values else pairs[number].gradients
                 store[number] = np.array(pair.in_b(arrived))
                 lead_values = wanted(leader.tensors[pair.a])
                 if lead_values is not None:
@@ -230,14 +245,22 @@ def _by_modules(a: Recording, b: Recording, matching: Matching) -> Iterator[Pair
     for match in matching.matches:
         partners[held_a[match.a].module].append(match)
     split = {held_a[name].module for name in matching.parts}
+    biases = _Biases(a, b, held_a, held_b, matching)
     composed = _composed(held_a, held_b, matching)
+    owners: dict[str, set[str]] = defaultdict(set)
+    for match in matching.matches:
+        owners[held_b[match.b].module].add(held_a[match.a].module)
     for module, matches in partners.items():
+        matrices = [match for match in matches if len(held_a[match.a].shape) > 1]
         others = {held_b[match.b].module for match in matches}
+        if matrices and len(others) > 1:  # in functions a matrix is what is called, and a bias belongs to no module
+            others = {other for other in others if b.of_module(other, OUTPUT) is not None}
         if len(others) == 1 and module not in split and not others & composed.keys():
             other = next(iter(others))
-            matrices = [match for match in matches if len(held_a[match.a].shape) > 1]
+            if not matrices and len(owners[other]) > 1:  # a layer that computes its norms itself is no norm
+                continue
             permuted = next((match for match in matrices if len(matrices) == 1 and match.order is not None), None)
-            pairs = list(_of_two_modules(a, b, module, other, permuted))
+            pairs = [biases.added(pair, module, other) for pair in _of_two_modules(a, b, module, other, permuted)]
             # The frequencies of rotary positions, for example, are held by modules that take and return other tensors.
             if matrices or any(a.tensors[pair.a].side == OUTPUT for pair in pairs):
                 yield from pairs
@@ -245,7 +268,91 @@ def _by_modules(a: Recording, b: Recording, matching: Matching) -> Iterator[Pair
         yield from _around(a, b, modules, other)
     for name, parts in matching.parts.items():
         for part in parts if not {held_b[part.name].module for part in parts} & composed.keys() else ():
-            yield from _of_parts(a, b, held_a[name], held_b[part.name], part.rows, part.others)
+            owner, other = held_a[name].module, held_b[part.name].module
+            for pair in _of_parts(a, b, held_a[name], held_b[part.name], part.rows, part.others):
+                yield biases.added(pair, owner, other)
+
+
+class _Biases:
+    """The biases that one model adds behind a product, as functions do, and the other within a module.
+
+    Args:
+        a: the recording of a.
+        b: that of b.
+        held_a: the weights of a by name.
+        held_b: those of b.
+        matching: the weights by their partners.
+    """
+
+    def __init__(
+        self,
+        a: Recording,
+        b: Recording,
+        held_a: Mapping[str, HeldWeight],
+        held_b: Mapping[str, HeldWeight],
+        matching: Matching,
+    ) -> None:
+        self._sides = a, b
+        self._within: tuple[dict[str, list[np.ndarray]], ...] = (defaultdict(list), defaultdict(list))
+        self._partners: tuple[dict[str, list[np.ndarray]], ...] = (defaultdict(list), defaultdict(list))
+        self._outside = tuple(
+            [it.get() for it in held.values() if len(it.shape) == 1 and side.of_module(it.module, OUTPUT) is None]
+            for side, held in ((a, held_a), (b, held_b))
+        )
+        for match in matching.matches:
+            mine, its = held_a[match.a], held_b[match.b]
+            if len(mine.shape) != 1 or len(its.shape) != 1:
+                continue
+            if b.of_module(its.module, OUTPUT) is None:
+                self._partners[1][mine.module].append(its.get())
+            if a.of_module(mine.module, OUTPUT) is None:
+                self._partners[0][its.module].append(mine.get())
+        for side, held in enumerate((held_a, held_b)):
+            for weight in held.values():
+                if len(weight.shape) == 1:
+                    self._within[side][weight.module].append(weight.get())
+
+    def added(self, pair: Pair, module: str, other: str) -> Pair:
+        """Return a pair with the biases that the sides add behind it."""
+        first, second = self._sides[0].tensors[pair.a], self._sides[1].tensors[pair.b]
+        if first.side == INPUT:
+            return pair
+        return replace(
+            pair,
+            bias_a=self._bias(0, second, other, pair.features_a, pair.features_b, first.features),
+            bias_b=self._bias(1, first, module, pair.features_b, pair.features_a, second.features),
+        )
+
+    def _bias(
+        self,
+        side: int,
+        within: Tensor,
+        module: str,
+        features: np.ndarray | None,
+        others: np.ndarray | None,
+        size: int,
+    ) -> np.ndarray | None:
+        """Return the bias that a side adds behind its product, in the pair's order; None for none.
+
+        Args:
+            side: 0 for a, 1 for b.
+            within: the tensor of the other side, whose module adds the bias itself.
+            module: that module's path.
+            features: the features of the side's tensor.
+            others: those of the other's.
+            size: the number of all features of the side's tensor.
+        """
+        own = [vector for vector in self._within[1 - side][module] if len(vector) == within.features]
+        if not own:
+            return None
+        partners = [vector for vector in self._partners[side][module] if len(vector) == size]
+        wanted = own[0] if others is None else own[0][others]
+        for vector in [*partners[:1], *self._outside[side]]:
+            if len(vector) == size:
+                chosen = vector if features is None else vector[features]
+                if vector is partners[0] if partners else np.allclose(chosen, wanted, atol=1e-6):
+                    return np.asarray(chosen)
+        return None
 
 
 def _around(a: Recording, b: Recording, modules: Iterable[str], other: str) -> Iterator[Pair]:

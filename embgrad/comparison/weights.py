@@ -309,7 +309,9 @@ class _Places:
     def distance(self, first: NamedArray, second: NamedArray) -> float | None:
         """Return how far apart two weights are, as a share of a pass; None where they cannot belong together."""
         partner = self._modules.get(first.module)
-        if partner is not None or len(self._others.get(second.module, ())) == 1:
+        # A bias that a function adds belongs to no module.
+        owned = bool(first.module and second.module)
+        if owned and (partner is not None or len(self._others.get(second.module, ())) == 1):
             return -1.0 + abs(first.time - second.time) if partner == second.module else None
         if first.layer is not None and second.layer is not None and self._partner_of(first.layer) != second.layer:
             return None

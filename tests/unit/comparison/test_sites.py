@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 
-from embgrad.comparison.recording import FINAL, Recording
+from embgrad.comparison.recording import FINAL, HeldWeight, Recording, Tensor
 from embgrad.comparison.sites import (
     Led,
     Pair,
@@ -333,3 +336,55 @@ def test_pairs_are_in_the_order_of_the_pass_and_of_their_names() -> None:
     order = [("z", "c", 2.0), ("y", "b", 2.0), ("x", "b", 2.0), ("w", "a", 1.0)]
     pairs = [Pair(name, key, str(number), time=time) for number, (name, key, time) in enumerate(order)]
     assert [pair.name for pair in in_order(pairs, side)] == ["w", "x", "y", "z"]
+
+
+MATRIX, BIAS = RANDOM.normal(size=(6, 6)), RANDOM.normal(size=6)
+
+
+def product(path: str, *, biased: bool) -> list[Tensor]:
+    """Return the tensors at a product, with the bias of a module or without it."""
+    return [tensor(f"{path}:input#0", X, 1.0), tensor(f"{path}:output#0", X @ MATRIX.T + (BIAS if biased else 0), 2.0)]
+
+
+@pytest.mark.parametrize("bias", ["b.b", "other.bias"])
+def test_a_bias_that_a_function_adds_belongs_to_the_pair(bias: str) -> None:
+    a = recording(product("up", biased=True), {"up.weight": MATRIX, "up.bias": BIAS})
+    b = replace(
+        recording(product("w", biased=False)),
+        weights=tuple(
+            HeldWeight(name, module, values.shape, partial(np.asarray, values))
+            for name, module, values in (("w", "w", MATRIX), (bias, "", BIAS))
+        ),
+    )
+    for first, second in ((a, b), (b, a)):
+        entry, output = paired(first, second)
+        assert (entry.bias_a, entry.bias_b) == (None, None)
+        values_a, values_b = (side.tensors[key].values for side, key in ((first, output.a), (second, output.b)))
+        np.testing.assert_allclose(output.in_a(values_a), output.in_b(values_b))
+        np.testing.assert_allclose(output.put_in_b(values_b, output.in_a(values_a)), values_b)
+        np.testing.assert_allclose(output.reversed.put_in_b(values_a, output.in_b(values_b)), values_a)
+        np.testing.assert_array_equal(output.gradients.put_in_b(values_b, values_a), values_a)
+
+
+def test_a_bias_of_zeros_is_a_difference() -> None:
+    a = recording(product("up", biased=True), {"up.weight": MATRIX, "up.bias": BIAS})
+    held = (HeldWeight("w", "w", MATRIX.shape, lambda: MATRIX), HeldWeight("b", "", BIAS.shape, lambda: 0 * BIAS))
+    b = replace(recording(product("w", biased=False)), weights=held)
+    _, output = paired(a, b)
+    np.testing.assert_array_equal(output.bias_b, 0 * BIAS)
+
+
+def test_a_part_of_a_bias_belongs_to_the_part_of_a_fused_product() -> None:
+    a = recording(product("up", biased=True), {"up.weight": MATRIX, "up.bias": BIAS})
+    fused, biases = np.concatenate([MATRIX + 1, MATRIX]), np.concatenate([BIAS + 1, BIAS])
+    tensors = [tensor("w:input#0", X, 1.0), tensor("w:output#0", X @ fused.T, 2.0)]
+    held = (HeldWeight("w", "w", fused.shape, lambda: fused), HeldWeight("b", "", biases.shape, lambda: biases))
+    _, output = paired(a, replace(recording(tensors), weights=held))
+    np.testing.assert_allclose(output.in_b(tensors[1].values), a.tensors["up:output#0"].values)
+
+
+def test_a_layer_that_computes_its_norms_itself_is_no_norm() -> None:
+    norms = {f"{name}.gain": RANDOM.normal(size=6) for name in ("first", "second")}
+    a = recording([tensor(f"{name}:output#0", values(), time) for time, name in enumerate(("first", "second"))], norms)
+    b = recording([tensor("layer:output#0", values())], {f"layer.{name}": it for name, it in norms.items()})
+    assert not paired(a, b)
