@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from embgrad.comparison.hypotheses.lookup import MISSING, is_looked_up
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
+from embgrad.comparison.hypotheses.sources import Term, carried
 from embgrad.comparison.recording import FINAL
 from embgrad.model_points.points import OUTPUT
 
@@ -25,32 +26,6 @@ MOST_TERMS: Final = 3
 
 #: The relative difference up to which two multipliers are equal.
 SAME: Final = 1e-4
-
-
-@dataclass(frozen=True, eq=False)
-class _Term:
-    """A tensor before a site, which b may hold with the difference of an earlier site.
-
-    Attributes:
-        before: the tensor.
-        values: the values that b sums.
-        earlier: the explanation of the earlier site; None where b sums the tensor itself.
-    """
-
-    before: Before
-    values: np.ndarray
-    earlier: Explanation | None = None
-
-    def read(self, at: Values) -> np.ndarray:
-        """Return b's values in a pass whose values at points a function returns."""
-        if self.earlier is None or self.earlier.compute is None:
-            return at(self.before.name)
-        return self.earlier.compute(at)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The names of the points that it reads."""
-        return (self.before.name,) if self.earlier is None else self.earlier.inputs
 
 
 class Combination:
@@ -73,9 +48,9 @@ class Combination:
         first = _terms(site, tensors, site.rows(site.a))
         if first is None:
             return []
-        own = [_Term(tensors[number], tensors[number].values) for number in first[0]]
-        carried = [_carried(site, term) for term in own]
-        for terms in (own, [change or term for change, term in zip(carried, own, strict=True)]):
+        own = [Term(tensors[number], tensors[number].values) for number in first[0]]
+        led = [carried(site, term) for term in own]
+        for terms in (own, [change or term for change, term in zip(led, own, strict=True)]):
             second = _fitted(site, terms, site.rows(site.b))
             if second is not None:
                 return list(_by_multipliers(site, terms, first[1], second))
@@ -83,15 +58,7 @@ class Combination:
         return [] if other is None else list(_by_terms(site, tensors, first, other))
 
 
-def _carried(site: Site, term: _Term) -> _Term | None:
-    """Return the term as the led model holds it, where an earlier site's difference goes on beside the point that was set."""
-    for earlier, explanation in site.memory.get("explained", ()):
-        if earlier.a.shape == site.a.shape and np.array_equal(earlier.a, term.values):
-            return _Term(term.before, earlier.b, explanation) if explanation is not None else None
-    return None
-
-
-def _by_multipliers(site: Site, terms: Sequence[_Term], first: np.ndarray, second: np.ndarray) -> Iterator[Explanation]:
+def _by_multipliers(site: Site, terms: Sequence[Term], first: np.ndarray, second: np.ndarray) -> Iterator[Explanation]:
     """Yield the explanation by another multiplier of a term; by an earlier site's, where there is none."""
     compute = _sum_of(second, [term.read for term in terms])
     names = tuple(dict.fromkeys(name for term in terms for name in term.inputs))
@@ -221,7 +188,7 @@ def _terms(site: Site, tensors: Sequence[Before], wanted: np.ndarray) -> tuple[t
     return None
 
 
-def _fitted(site: Site, terms: Sequence[_Term], wanted: np.ndarray) -> np.ndarray | None:
+def _fitted(site: Site, terms: Sequence[Term], wanted: np.ndarray) -> np.ndarray | None:
     """Return the multipliers with which terms sum to an output; None where they do not."""
     rows = np.stack([site.rows(term.values).ravel() for term in terms], axis=1)
     multipliers = np.linalg.lstsq(rows, wanted.ravel(), rcond=None)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 from embgrad.comparison.hypotheses.activation import ActivationFunction
@@ -17,6 +17,7 @@ from embgrad.comparison.hypotheses.pooling import Pooling
 from embgrad.comparison.hypotheses.product import Product
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.hypotheses.skipped import Skipped
+from embgrad.comparison.hypotheses.unprojected import before_product, before_sum, projected, with_added
 
 __all__ = ["EXPLAINING", "HYPOTHESES", "Hypothesis", "explain"]
 
@@ -73,6 +74,26 @@ def explain(site: Site, hypotheses: Sequence[Hypothesis] = HYPOTHESES) -> Explan
         site: the site, whose memory keeps the hypotheses that explain one.
         hypotheses: those that are tested.
     """
+    found = _explain(site, hypotheses)
+    for behind in _seen_before(site, hypotheses) if found is None else ():
+        if site.off(behind.predicted) <= MOST_LEFT * site.difference:
+            return behind
+    return found
+
+
+def _seen_before(site: Site, hypotheses: Sequence[Hypothesis]) -> Iterator[Explanation]:
+    """Yield the explanations of a site by what is before the product or the sum at its end."""
+    for inner, product in before_product(site):
+        explanation = _explain(inner, hypotheses)
+        if explanation is not None:
+            yield projected(explanation, product)
+    for inner, added in before_sum(site):
+        explanation = _explain(inner, hypotheses)
+        if explanation is not None:
+            yield with_added(explanation, added)
+
+
+def _explain(site: Site, hypotheses: Sequence[Hypothesis]) -> Explanation | None:
     best: tuple[float, Explanation, Hypothesis] | None = None
     for hypothesis in hypotheses:
         if best is not None and best[0] <= max(site.floor, EXACT):

@@ -15,7 +15,7 @@ from embgrad.common.tolerance import HALVES
 from embgrad.comparison.hypotheses.lookup import is_looked_up
 from embgrad.comparison.hypotheses.product import cause_of
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
-from embgrad.comparison.hypotheses.sources import NEAR, relative
+from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, relative
 from embgrad.comparison.weight_values import rounded
 
 __all__ = ["EPSILONS", "Norm"]
@@ -31,6 +31,14 @@ DIGITS: Final = 1e-6
 
 #: The epsilons that models have.
 EPSILONS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
+
+#: An epsilon with which norms are tried, and the relative L2 up to which one is looked at more closely.
+TRIED: Final = 1e-6
+ROUGHLY: Final = 1e-2
+
+#: The most tensors among which those are looked for whose sum is given to a norm, and the number of tokens that shows it.
+MOST_TERMS: Final = 8
+LEAST_TOKENS: Final = 8
 
 #: The ratio of remaining differences up to which a declared epsilon fits as well as the best.
 ALIKE: Final = 3.0
@@ -92,7 +100,9 @@ class Norm:
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the norms of both models differ; an empty list where a computes none."""
         found = [explanation for path, entry in _norms(site) for explanation in self._of_module(site, path, entry)]
-        return [*found, *_missing_in_a(site)]
+        found.extend(_missing_in_a(site))
+        is_explained = any(site.off(explanation.predicted) <= ROUGHLY * site.difference for explanation in found)
+        return found if is_explained else [*found, *_of_sums(site)]
 
     def _of_module(self, site: Site, path: str, entry: Before) -> list[Explanation]:
         width = _width(site, path)
@@ -209,6 +219,50 @@ def _missing_in_a(site: Site) -> Iterator[Explanation]:
             sentence, predicted = f"b applies the norm {path}, and a lacks it", found.apply(site.a)
             names = () if name is None else (name,)
             yield Explanation("missing-norm", "the norm", ("missing", "applied"), predicted, compute, names, sentence)
+
+
+def _of_sums(site: Site) -> Iterator[Explanation]:
+    """Yield the explanations that b computes the norm of a sum of two tensors, as behind a residual, or of a's own output."""
+    b = site.rows(site.b)
+    near = [before for before in site.before if before.shared and before.values.shape == site.a.shape][:MOST_TERMS]
+    own = [Term(before, before.values) for before in near]
+    terms = [*filter(None, (carried(site, term) for term in own)), *own]
+    if len(b) < LEAST_TOKENS or b.shape[1] < LEAST_WIDE or not (_is_norm(site) or _is_sum(site)):
+        return
+    inputs = [(term,) for term in terms if np.array_equal(term.values, site.a)]
+    for chosen in itertools.chain(inputs, itertools.combinations(terms, 2)):
+        whole = np.asarray(sum(term.values for term in chosen))
+        x = site.rows(whole)
+        if min(relative(_with_gain(x, b, centred, TRIED).apply(x), b) for centred in (True, False)) > ROUGHLY:
+            continue
+        norm = _fitted(x, b, site.declared("epsilon", of_a=False))
+        if norm is not None and relative(norm.apply(x), b) <= NEAR:
+            names = tuple(dict.fromkeys(name for term in chosen for name in term.inputs))
+            is_known = all(term.earlier is None or term.earlier.compute is not None for term in chosen)
+            compute = partial(_applied_to_sum, norm, chosen) if is_known else None
+            summed = " + ".join(term.before.name for term in chosen)
+            sentence = f"b computes {site.name} as {norm.kind} of {summed}, and a does not"
+            cause, setting = "missing-norm" if len(chosen) == 1 else "norm-order", ("another", "a norm")
+            yield Explanation(cause, site.name, setting, norm.apply(whole), compute, names, sentence)
+            return
+
+
+def _is_norm(site: Site) -> bool:
+    """Return whether a's output is that of a norm with the weights of its module."""
+    a = site.rows(site.a)
+    return any(_of_weights(site, path, site.rows(entry.values), a) is not None for path, entry in _norms(site))
+
+
+def _is_sum(site: Site) -> bool:
+    """Return whether a's output is one of the tensors before the site, or the sum of two of them."""
+    near = [before.values for before in site.before if before.values.shape == site.a.shape][: 2 * MOST_TERMS]
+    sums = itertools.chain(near, (x + y for x, y in itertools.combinations(near, 2)))
+    return any(site.off(values, from_a=True) <= NEAR for values in sums)
+
+
+def _applied_to_sum(norm: Parameters, terms: Sequence[Term], at: Values) -> np.ndarray:
+    """Return the norm of the sum of the values at points."""
+    return norm.apply(np.asarray(sum(term.read(at) for term in terms)))
 
 
 def _applied(norm: Parameters, name: str, at: Values) -> np.ndarray:

@@ -8,10 +8,20 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.site import Explanation, Site, Values
+from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.model_points.points import INPUT
 
-__all__ = ["Source", "first_that_explains", "last_part", "most_off", "relative", "sample_of", "sources"]
+__all__ = [
+    "Source",
+    "Term",
+    "carried",
+    "first_that_explains",
+    "last_part",
+    "most_off",
+    "relative",
+    "sample_of",
+    "sources",
+]
 
 #: The largest relative L2 between a known function's value and the reference's output.
 NEAR: Final = 1e-4
@@ -28,6 +38,40 @@ MOST: Final = 12
 #: The number of a tensor's entries by which it is recognised, and by which functions are told apart first.
 SAMPLED: Final = 64
 ENTRIES: Final = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """A tensor before a site, which b may hold with the difference of an earlier site.
+
+    Attributes:
+        before: the tensor.
+        values: the values that b sums.
+        earlier: the explanation of the earlier site; None where b sums the tensor itself.
+    """
+
+    before: Before
+    values: np.ndarray
+    earlier: Explanation | None = None
+
+    def read(self, at: Values) -> np.ndarray:
+        """Return b's values in a pass whose values at points a function returns."""
+        if self.earlier is None or self.earlier.compute is None:
+            return at(self.before.name)
+        return self.earlier.compute(at)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the points that it reads."""
+        return (self.before.name,) if self.earlier is None else self.earlier.inputs
+
+
+def carried(site: Site, term: Term) -> Term | None:
+    """Return the term as the led model holds it, where an earlier site's difference goes on beside the point that was set."""
+    for earlier, explanation in site.memory.get("explained", ()):
+        if earlier.a.shape == site.a.shape and np.array_equal(earlier.a, term.values):
+            return Term(term.before, earlier.b, explanation) if explanation is not None else None
+    return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Sites at the output of an attention that multiplies with its own output matrix, seen as sites before that product."""
+"""Sites behind products and sums whose input is no point of both models, seen as sites before these."""
 
 from __future__ import annotations
 
@@ -8,27 +8,101 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.hypotheses.site import Before, Explanation, Site
+from embgrad.comparison.sites import difference, name_of
+from embgrad.model_points.points import OUTPUT
 
-__all__ = ["projected", "unprojected"]
+__all__ = ["before_product", "before_sum", "projected", "unprojected", "with_added"]
 
 #: The condition number up to which a matrix is inverted.
 MOST_CONDITION: Final = 1e4
 
+#: The relative L2 up to which an output is a product.
+EXACT: Final = 1e-4
+
 Projection = Callable[[np.ndarray], np.ndarray]
+
+
+def before_product(site: Site) -> Iterator[tuple[Site, Projection]]:
+    """Yield the site at the input of a module of a that multiplies with one matrix, and the product, if b's input is no point.
+
+    The head that a function of the port applies to the last norm is such a product.
+    """
+    for path, entry in site.modules if np.isfinite(site.b[site.real]).all() else ():
+        tensor = next((it for it in site.recordings[0].tensors.values() if name_of(it) == entry.name), None)
+        if entry.shared or tensor is None or entry.values.shape[:2] != site.a.shape[:2]:
+            continue
+        for matrix in _matrices_of(site, path, entry.values.shape[-1]):
+            bias = site.rows(site.a).mean(0) - site.rows(entry.values).mean(0) @ matrix
+            product = _product(matrix, bias)
+            if site.off(product(entry.values), from_a=True) > EXACT:
+                continue
+            b = (site.b - bias) @ np.linalg.pinv(matrix)
+            if site.off(product(b)) <= EXACT:
+                growth = np.linalg.cond(matrix) if matrix.shape[0] <= matrix.shape[1] else 1.0
+                pair = replace(site.pair, name=entry.name, a=tensor.key)
+                yield replace(site, pair=pair, a=entry.values, b=b, floor=site.floor * float(growth)), product
+                return
+
+
+def before_sum(site: Site) -> Iterator[tuple[Site, Before]]:
+    """Yield the site at the output of a module of a alone that a adds to a tensor that both have, and this tensor.
+
+    The residual around a norm that a function of the port applies to what a layer adds is such a sum.
+    """
+    tensors = {name_of(tensor): tensor for tensor in site.recordings[0].tensors.values()}
+    for added in site.before:
+        tensor = tensors.get(added.name)
+        if added.shared or tensor is None or tensor.side != OUTPUT or added.values.shape != site.a.shape:
+            continue
+        rest = site.a - added.values
+        other = next(
+            (it for it in site.before if it.shared and it.values.shape == rest.shape and _is(site, it, rest)), None
+        )
+        if other is not None:
+            pair = replace(site.pair, name=added.name, a=tensor.key)
+            yield replace(site, pair=pair, a=added.values, b=site.b - other.values), other
+
+
+def _is(site: Site, before: Before, values: np.ndarray) -> bool:
+    return difference(values, before.values, site.real) <= EXACT
+
+
+def with_added(explanation: Explanation, added: Before) -> Explanation:
+    """Return an explanation of the site before a sum as one of the sum."""
+    inner = explanation.compute
+    return replace(
+        explanation,
+        predicted=explanation.predicted + added.values,
+        compute=None if inner is None else lambda at: inner(at) + at(added.name),
+        inputs=tuple(dict.fromkeys((*explanation.inputs, added.name))),
+        also=tuple(with_added(other, added) for other in explanation.also),
+    )
+
+
+def _matrices_of(site: Site, path: str, width: int) -> Iterator[np.ndarray]:
+    """Yield the matrices, (input, output), that a module may multiply with: its own, or others where it has none."""
+    features = site.a.shape[-1]
+    shaped = [weight for weight in site.recordings[0].weights if int(np.prod(weight.shape)) == width * features]
+    own = [weight for weight in shaped if weight.module == path]
+    for weight in own or shaped:
+        values = weight.get().astype(np.float64)
+        if values.shape[0] == width:
+            yield values.reshape(width, features)
+        if values.shape[-1] == width:
+            yield values.reshape(features, width).T
 
 
 def unprojected(site: Site) -> Iterator[tuple[Site, Projection]]:
     """Yield the site before the product with each square matrix of its module, and the product.
 
-    Only modules with several matrices have such sites, and those whose input is no point of b: the others' inputs are points.
+    Only modules with several matrices have such sites: the others' inputs are points.
     """
     held = [weight for weight, _, _ in site.held.values()] if site.is_output else []
     matrices = [weight for weight in held if len(weight.shape) in (2, 3)]
     width = site.a.shape[-1]
     vectors = [weight.get().astype(np.float64).ravel() for weight in held if int(np.prod(weight.shape)) == width]
-    is_inside = len(matrices) > 1 or (site.entry is not None and not site.entry.shared)
-    for weight in matrices if is_inside else ():
+    for weight in matrices if len(matrices) > 1 else ():
         if int(np.prod(weight.shape)) != width**2:
             continue
         values = weight.get().astype(np.float64)

@@ -1,17 +1,19 @@
-"""An attention that multiplies with its own output matrix is explained like one before that product."""
+"""Sites behind a product or a sum whose input is no point of both models are explained like those before it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from embgrad.comparison.hypotheses.attention import AttentionCore
-from embgrad.comparison.hypotheses.site import Site
-from embgrad.comparison.hypotheses.unprojected import unprojected
-from embgrad.comparison.recording import HeldWeight
-from embgrad.comparison.sites import Pair
+from embgrad.comparison.hypotheses.explain import explain
+from embgrad.comparison.hypotheses.site import Before, Site
+from embgrad.comparison.hypotheses.unprojected import before_product, before_sum, unprojected
+from embgrad.comparison.recording import HeldWeight, Tensor
+from embgrad.comparison.sites import Pair, name_of
 from tests.unit.comparison.hypotheses.attended import BEFORE, REAL, attended
 from tests.unit.comparison.hypotheses.planted import expect_exact, site_of
 
@@ -56,3 +58,71 @@ def test_modules_with_one_matrix_and_singular_ones_have_no_such_site() -> None:
     assert not list(unprojected(site_behind(a, 2 * a, {"out.weight": OUTPUT, "out.bias": BIAS})))
     assert not list(unprojected(site_behind(a, 2 * a, {**WEIGHTS, "out.weight": np.ones((32, 32))})))
     assert not list(unprojected(site_of(a, 2 * a, BEFORE, real=REAL)))
+
+
+def site_of_function(
+    a: np.ndarray, b: np.ndarray, tensors: list[Tensor], shared: dict[str, np.ndarray], weights: Any
+) -> Site:
+    """Return the site at the output of a model, after tensors that both have and modules that a alone has."""
+    end = Tensor("output", "", "output", 0, (), 9.0, a)
+    before = [*(Before(name_of(it), it.values, False) for it in tensors), *(Before(*entry) for entry in shared.items())]
+    held = tuple(
+        HeldWeight(name, name.rpartition(".")[0], values.shape, lambda values=values: values)  # type: ignore[misc]
+        for name, values in weights.items()
+    )
+    site = site_of(a, b, {})
+    recording = replace(site.recordings[0], tensors={it.key: it for it in (*tensors, end)}, weights=held)
+    return replace(site, pair=Pair("output", "output", "output"), before=before, recordings=(recording, recording))
+
+
+X, GAIN = RANDOM.normal(size=(2, 5, 6)), RANDOM.normal(size=6)
+
+
+def normed(epsilon: float) -> np.ndarray:
+    return np.asarray(X / np.sqrt((X**2).mean(-1, keepdims=True) + epsilon) * GAIN)
+
+
+def behind_norm(a: np.ndarray, *further: Tensor) -> list[Tensor]:
+    """Return the tensors of a norm that the port computes in a function, and of what follows."""
+    return [
+        Tensor("norm:input#0", "norm", "input", 0, (), 1.0, X),
+        Tensor("norm:output#0", "norm", "output", 0, (), 2.0, a),
+        *further,
+    ]
+
+
+@pytest.mark.parametrize("module", ["head", "table"], ids=["its own matrix", "the table"])
+@pytest.mark.parametrize("is_turned", [True, False])
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_a_norm_before_a_product_is_explained(module: str, is_turned: bool, bias: float) -> None:
+    matrix, vector = RANDOM.normal(size=(6, 20)), bias * RANDOM.normal(size=20)
+    a, b = (normed(epsilon) @ matrix + vector for epsilon in (1e-5, 0.1))
+    further = [
+        Tensor("head:input#0", "head", "input", 0, (), 3.0, normed(1e-5)),
+        Tensor("head:output#0", "head", "output", 0, (), 4.0, a),
+    ]
+    weights = {"norm.gain": GAIN, f"{module}.w": matrix.T if is_turned else matrix, "head.bias": vector}
+    site = site_of_function(a, b, behind_norm(normed(1e-5), *further), {"norm:input": X}, weights)
+    found = explain(site)
+    assert found is not None
+    assert found.text == "epsilon 1e-05 in a and 0.1 in b"
+    expect_exact(site, found)
+    other = replace(site, b=b + 0.01 * RANDOM.normal(size=b.shape))
+    assert not list(before_product(other)), "b's output is no product"
+    shared = replace(site, before=[replace(it, shared=True) for it in site.before])
+    assert not list(before_product(shared)), "b's input is a point"
+
+
+def test_a_norm_before_a_sum_is_explained() -> None:
+    residual = RANDOM.normal(size=X.shape)
+    a, b = (residual + normed(epsilon) for epsilon in (1e-5, 0.1))
+    site = site_of_function(
+        a, b, behind_norm(normed(1e-5)), {"residual": residual, "norm:input": X}, {"norm.gain": GAIN}
+    )
+    found = explain(site)
+    assert found is not None
+    assert found.text == "epsilon 1e-05 in a and 0.1 in b"
+    assert found.inputs == ("norm:input", "residual")
+    expect_exact(site, found)
+    assert not list(before_sum(replace(site, a=a + 0.01 * residual)))
+    assert explain(replace(site, b=b + residual**2)) is None
