@@ -93,13 +93,16 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         if not self.watch.needs_modules or self.at.plain or self.pulling:
             return None
         names = self._paths.alone()
-        factors = [place for place, value in enumerate(args) if isinstance(value, torch.Tensor)][:2]
+        factors = [place for place, value in enumerate(args) if isinstance(value, torch.Tensor)]
+        factors = factors if func is torch.einsum else factors[:2]
         found = {place: name for place in factors if (name := names.get(storage_of(args[place]))) is not None}
-        given = next((place for place in factors if place not in found), None)
-        if len(factors) < 2 or len(found) != 1 or given is None or not args[given].is_floating_point():
+        others = [place for place in factors if place not in found]
+        if len(found) != 1 or not others or not args[others[0]].is_floating_point():
             return None
-        (name,) = found.values()
-        watch, tensor = self.watch, args[given]
+        if len(others) > 1:
+            return self._weigh_last(func, args) if func is torch.einsum and [*found] == factors[-1:] else None
+        ((place, name),) = found.items()
+        given, watch, tensor = others[0], self.watch, args[others[0]]
         if any(lookup.path in (name, name.removesuffix(".weight")) for lookup in watch.lookups):
             return None
         if not (watch.everything or name in watch.modules):
@@ -110,10 +113,30 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         new = tensor if key is None else self.at.tensor(key, tensor, aliased=True)
         watch.replace_tensor(tensor, new)
         product = self._handle(func, (*args[:given], new, *args[given + 1 :]), kwargs)
-        key = watch.leave(product, product.shape)
-        changed = product if key is None else self.at.tensor(key, product)
+        order = _order_of(args[0], given < place) if func is torch.einsum else None
+        turned = product if order is None else product.permute(order)
+        key = watch.leave(turned, turned.shape)
+        if key is not None:
+            turned = self.at.tensor(key, turned)
+            changed = turned if order is None else turned.permute([order.index(axis) for axis in range(len(order))])
+        else:
+            changed = product
         watch.replace_tensor(product, changed)
         return changed
+
+    def _weigh_last(self, func: Any, args: Any) -> Any:
+        """Return the sum over products of several factors, of which the last is a weight, in two steps; None for other forms."""
+        equation, *factors = args
+        if not isinstance(equation, str) or "." in equation or "->" not in equation:
+            return None
+        terms, _, result = equation.replace(" ", "").partition("->")
+        *others, last = terms.split(",")
+        left = [letter for letter in dict.fromkeys("".join(others)) if letter in result + last]
+        kept = "".join(sorted(left, key=lambda letter: letter not in result))  # positions before what is summed
+        given = func(f"{','.join(others)}->{kept}", *factors[:-1])
+        equation = f"{kept},{last}->{result}"
+        product = self._weigh(func, (equation, given, factors[-1]), {})
+        return func(equation, given, factors[-1]) if product is None else product
 
     def is_active(self) -> bool:
         """Return whether the mode is active in this thread, or in the engine's thread that works for it."""
@@ -360,6 +383,21 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             table, rows = read.table.data, read.indices.unique()
             self._scaled.append((table, rows, table[rows]))
             torch.embedding_renorm_(table, read.indices.contiguous(), read.max_norm, read.norm_type)
+
+
+def _order_of(equation: Any, given_first: bool) -> list[int] | None:
+    """Return the axes of a product's result with the weight's last; None where they are, or where that is not known.
+
+    Args:
+        equation: the einsum's, of two factors.
+        given_first: whether the weight is the second factor.
+    """
+    if not isinstance(equation, str) or "." in equation or "->" not in equation:
+        return None
+    terms, _, result = equation.replace(" ", "").partition("->")
+    given, weight = terms.split(",")[:: 1 if given_first else -1]
+    order = [result.index(letter) for letter in dict.fromkeys(given + weight) if letter in result]
+    return None if order == sorted(order) else order
 
 
 def _holds_any_frozen(inputs: Any) -> bool:

@@ -293,24 +293,18 @@ class _Biases:
         matching: Matching,
     ) -> None:
         self._sides = a, b
-        self._within: tuple[dict[str, list[np.ndarray]], ...] = (defaultdict(list), defaultdict(list))
-        self._partners: tuple[dict[str, list[np.ndarray]], ...] = (defaultdict(list), defaultdict(list))
-        self._outside = tuple(
-            [it.get() for it in held.values() if len(it.shape) == 1 and side.of_module(it.module, OUTPUT) is None]
-            for side, held in ((a, held_a), (b, held_b))
-        )
-        for match in matching.matches:
-            mine, its = held_a[match.a], held_b[match.b]
-            if len(mine.shape) != 1 or len(its.shape) != 1:
-                continue
-            if b.of_module(its.module, OUTPUT) is None:
-                self._partners[1][mine.module].append(its.get())
-            if a.of_module(mine.module, OUTPUT) is None:
-                self._partners[0][its.module].append(mine.get())
-        for side, held in enumerate((held_a, held_b)):
+        self._held: list[dict[str, list[HeldWeight]]] = []
+        self._outside: list[list[HeldWeight]] = []
+        for side, held in ((a, held_a), (b, held_b)):
+            by_module: dict[str, list[HeldWeight]] = defaultdict(list)
             for weight in held.values():
-                if len(weight.shape) == 1:
-                    self._within[side][weight.module].append(weight.get())
+                by_module[weight.module].append(weight)
+            self._held.append(by_module)
+            self._outside.append([it for it in held.values() if side.of_module(it.module, OUTPUT) is None])
+        self._partners = (
+            {match.b: held_a[match.a] for match in matching.matches},
+            {match.a: held_b[match.b] for match in matching.matches},
+        )
 
     def added(self, pair: Pair, module: str, other: str) -> Pair:
         """Return a pair with the biases that the sides add behind it."""
@@ -342,17 +336,23 @@ class _Biases:
             others: those of the other's.
             size: the number of all features of the side's tensor.
         """
-        own = [vector for vector in self._within[1 - side][module] if len(vector) == within.features]
-        if not own:
+        own = next((it for it in self._held[1 - side][module] if _size(it) == within.features), None)
+        if own is None:
             return None
-        partners = [vector for vector in self._partners[side][module] if len(vector) == size]
-        wanted = own[0] if others is None else own[0][others]
-        for vector in [*partners[:1], *self._outside[side]]:
-            if len(vector) == size:
-                chosen = vector if features is None else vector[features]
-                if vector is partners[0] if partners else np.allclose(chosen, wanted, atol=1e-6):
-                    return np.asarray(chosen)
+        partner = self._partners[side].get(own.name)
+        outside = [it for it in self._outside[side] if _size(it) == size]
+        if partner is not None and partner not in outside:
+            return None
+        wanted = own.get().ravel() if others is None else own.get().ravel()[others]
+        for weight in [*([] if partner is None else [partner]), *outside]:
+            chosen = weight.get().ravel() if features is None else weight.get().ravel()[features]
+            if weight is partner or np.allclose(chosen, wanted, atol=1e-6):
+                return np.asarray(chosen)
         return None
+
+
+def _size(weight: HeldWeight) -> int:
+    return int(np.prod(weight.shape))
 
 
 def _around(a: Recording, b: Recording, modules: Iterable[str], other: str) -> Iterator[Pair]:
