@@ -12,7 +12,7 @@ from embgrad.comparison.hypotheses.dropping import Dropout
 from embgrad.comparison.hypotheses.experts import Experts
 from embgrad.comparison.hypotheses.gate import Gate
 from embgrad.comparison.hypotheses.lookup import Rows
-from embgrad.comparison.hypotheses.norm import Norm
+from embgrad.comparison.hypotheses.norm import Norm, NormOfSum
 from embgrad.comparison.hypotheses.pooling import Pooling
 from embgrad.comparison.hypotheses.product import Product
 from embgrad.comparison.hypotheses.site import Explanation, Site
@@ -64,6 +64,7 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     AttentionCore(),
     Experts(),
     Skipped(),
+    NormOfSum(),
 )
 
 

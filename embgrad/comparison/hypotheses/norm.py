@@ -18,7 +18,7 @@ from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, relative
 from embgrad.comparison.weight_values import rounded
 
-__all__ = ["EPSILONS", "Norm"]
+__all__ = ["EPSILONS", "Norm", "NormOfSum"]
 
 #: The least number of features of a norm.
 LEAST_WIDE: Final = 4
@@ -100,9 +100,7 @@ class Norm:
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the norms of both models differ; an empty list where a computes none."""
         found = [explanation for path, entry in _norms(site) for explanation in self._of_module(site, path, entry)]
-        found.extend(_missing_in_a(site))
-        is_explained = any(site.off(explanation.predicted) <= ROUGHLY * site.difference for explanation in found)
-        return found if is_explained else [*found, *_of_sums(site)]
+        return [*found, *_missing_in_a(site)]
 
     def _of_module(self, site: Site, path: str, entry: Before) -> list[Explanation]:
         width = _width(site, path)
@@ -158,6 +156,16 @@ class Norm:
             return second.apply(at(entry.name))
 
         return Explanation(cause, setting, texts, second.apply(entry.values), compute, (entry.name,))
+
+
+class NormOfSum:
+    """A norm that b alone computes, of a sum of two tensors, as behind a residual, or of a's own output."""
+
+    causes = ("norm-order", "missing-norm")
+
+    def explain(self, site: Site) -> list[Explanation]:
+        """Return how b's norm differs from what a computes, which is a norm or a sum; an empty list where b computes none."""
+        return list(_of_sums(site))
 
 
 def _norms(site: Site) -> Iterator[tuple[str, Before]]:
@@ -222,7 +230,7 @@ def _missing_in_a(site: Site) -> Iterator[Explanation]:
 
 
 def _of_sums(site: Site) -> Iterator[Explanation]:
-    """Yield the explanations that b computes the norm of a sum of two tensors, as behind a residual, or of a's own output."""
+    """Yield the explanation by the first sum of which b's output is a norm."""
     b = site.rows(site.b)
     near = [before for before in site.before if before.shared and before.values.shape == site.a.shape][:MOST_TERMS]
     own = [Term(before, before.values) for before in near]
