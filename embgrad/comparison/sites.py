@@ -206,9 +206,10 @@ def difference(reference: np.ndarray, other: np.ndarray, real: np.ndarray) -> fl
 
 
 def count_layers(recording: Recording) -> int:
-    """Return the number of layers, by the roles of the points."""
+    """Return the number of layers, by the roles of the points, or else by the weights."""
     roles = {role for tensor in recording.tensors.values() for role in tensor.roles}
-    return sum(role.startswith(f"{LAYER}.") and role != LAST for role in roles)
+    by_roles = sum(role.startswith(f"{LAYER}.") and role != LAST for role in roles)
+    return by_roles or len({weight.layer for weight in recording.weights} - {None})
 
 
 def _shifted(a: Recording, b: Recording, matching: Matching) -> frozenset[str]:

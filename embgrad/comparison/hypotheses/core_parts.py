@@ -170,6 +170,10 @@ def _angles(
     return length * np.cos(angles), length * np.sin(angles)
 
 
+#: The most slopes that a text shows.
+SHOWN: Final = 4
+
+
 @dataclass(frozen=True, eq=False)
 class PositionBias:
     """Numbers by head and distance: those of ALiBi, or a table by buckets of distances, as in T5.
@@ -180,6 +184,7 @@ class PositionBias:
         longest: the distance from which all are in the last bucket.
         sense: 1, or -1 where earlier keys count as later ones.
         ahead: how much later keys count as they are.
+        slopes: (head,), what distances are multiplied by; None for those of ALiBi, where there is no table.
     """
 
     table: np.ndarray | None = None
@@ -187,6 +192,12 @@ class PositionBias:
     longest: int = 128
     sense: int = 1
     ahead: int = 0
+    slopes: np.ndarray | None = None
+
+    @property
+    def is_by_head(self) -> bool:
+        """Return whether it has numbers for a given number of heads."""
+        return self.table is not None or self.slopes is not None
 
     def of(self, heads: int, positions: int) -> np.ndarray:
         """Return the numbers, (head, query, key)."""
@@ -202,7 +213,8 @@ class PositionBias:
     def _computed(self, heads: int, positions: int) -> np.ndarray:
         ahead = self.sense * (np.arange(positions) - np.arange(positions)[:, None]) + self.ahead
         if self.table is None:
-            return np.asarray(-slopes_of(heads)[:, None, None] * abs(ahead))
+            slopes = slopes_of(heads) if self.slopes is None else self.slopes
+            return np.asarray(-slopes[:, None, None] * abs(ahead))
         return np.asarray(np.moveaxis(self.table[self._bucket(ahead)], -1, 0))
 
     def _bucket(self, ahead: np.ndarray) -> np.ndarray:
@@ -223,6 +235,9 @@ class PositionBias:
     @property
     def text(self) -> str:
         """A readable description."""
+        if self.slopes is not None:
+            shown = [f"{slope:.4g}" for slope in self.slopes]
+            return f"by the slopes {', '.join([*shown[:SHOWN], *(['…'] if shown[SHOWN:] else [])])}"
         if self.table is None:
             return "that of ALiBi"
         sides = "earlier keys" if self.causal else "both sides"

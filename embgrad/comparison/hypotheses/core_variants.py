@@ -13,6 +13,7 @@ import numpy as np
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_fit import BASES, CAPS, SCALINGS, biases, scales, turned_size
 from embgrad.comparison.hypotheses.core_parts import HALVES, INTERLEAVED, HeadNorm, Mask, Rotary, Scaling
+from embgrad.comparison.hypotheses.core_slopes import fitted_slopes
 from embgrad.comparison.hypotheses.declared import declared_by, number_in
 from embgrad.comparison.hypotheses.norm import EPSILONS
 from embgrad.comparison.hypotheses.projections import splits
@@ -151,7 +152,7 @@ def _scalings(declared: Mapping[str, Any], scaling: Scaling | None) -> Iterator[
 
 def _of_heads(declared: Mapping[str, Any], core: Core) -> Iterator[Core]:
     width, narrow = core.heads * core.size, core.pairs * core.size  # the first is a multiple of the second
-    is_free = core.norm is None and (core.bias is None or core.bias.table is None)
+    is_free = core.norm is None and (core.bias is None or not core.bias.is_by_head)
     for size in range(2, narrow + 1) if is_free and core.sink is None else ():
         if narrow % size or size == core.size or (core.rotary is not None and size % 2):
             continue
@@ -178,6 +179,8 @@ def _of_bias(site: Site, core: Core) -> Iterator[Core]:
         return
     yield replace(core, bias=None)
     if core.bias.table is None:
+        other = fitted_slopes(site, core)
+        yield from [] if other is None else [other]
         return
     yield replace(core, bias=replace(core.bias, causal=not core.bias.causal))
     longer = (longest for longest in LONGEST if longest > len(core.bias.table) // 2 and longest != core.bias.longest)

@@ -13,6 +13,7 @@ from embgrad.comparison.sites import (
     Led,
     Pair,
     can_be_led,
+    count_layers,
     difference,
     in_order,
     is_product,
@@ -388,3 +389,11 @@ def test_a_layer_that_computes_its_norms_itself_is_no_norm() -> None:
     a = recording([tensor(f"{name}:output#0", values(), time) for time, name in enumerate(("first", "second"))], norms)
     b = recording([tensor("layer:output#0", values())], {f"layer.{name}": it for name, it in norms.items()})
     assert not paired(a, b)
+
+
+def test_layers_are_counted_by_roles_or_else_by_weights() -> None:
+    by_roles = recording([tensor(f"layer{number}", X, number, [f"layer.{number}"]) for number in range(3)])
+    weights = tuple(HeldWeight(f"w{number}", "", (6,), lambda: BIAS, layer=number) for number in (0, 1, None))
+    assert count_layers(replace(by_roles, weights=weights)) == 3
+    assert count_layers(replace(recording([tensor("table", X)]), weights=weights)) == 2
+    assert count_layers(recording([tensor("table", X)])) == 0

@@ -158,6 +158,18 @@ PLANTED: Mapping[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "rotary-offset",
         "positions by which queries are ahead of keys 0 in a and 1 in b",
     ),
+    "slopes": (
+        {"bias": alibi},
+        {"bias": lambda head, distance: -(0.1 + head) * abs(distance)},
+        "attention-bias",
+        "the bias by distance is that of ALiBi in a and by the slopes 0.1, 1.1, 2.1, 3.1 in b",
+    ),
+    "turned slopes": (
+        {"bias": alibi},
+        {"bias": lambda head, distance: -alibi(head, distance)},
+        "attention-bias",
+        "the bias by distance is that of ALiBi in a and by the slopes -0.25, -0.0625, -0.01563, -0.003906 in b",
+    ),
     "alibi": ({"bias": alibi}, {}, "attention-bias", "the bias by distance is that of ALiBi in a and missing in b"),
     "table": (
         {"bias": from_table, "seen": everywhere, "scale": 1.0},

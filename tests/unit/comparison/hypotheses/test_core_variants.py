@@ -256,7 +256,12 @@ def test_biases_that_differ_in_one_setting() -> None:
     assert rest == [(True, 128, 1), *longest, (False, 128, -1)]
     assert [bias.ahead for bias in found if bias and bias.ahead] == [-1, 1]
     alibi = replace(CORE, bias=PositionBias())
-    assert [each.bias for each in variants(SITE, alibi) if each.bias is not alibi.bias] == [None]
+    missing, fitted = (each.bias for each in variants(SITE, alibi) if each.bias is not alibi.bias)
+    assert missing is None
+    assert fitted is not None
+    assert len(fitted.slopes) == alibi.heads
+    unturned = replace(alibi, joined="unturned")
+    assert [each.bias for each in variants(SITE, unturned) if each.bias is not alibi.bias] == [None]
 
 
 def test_a_score_for_no_value_is_added_or_left_out() -> None:

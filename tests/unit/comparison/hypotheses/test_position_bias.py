@@ -47,6 +47,8 @@ def test_distances_may_be_taken_backwards() -> None:
 
 def test_texts_say_the_kind() -> None:
     assert PositionBias().text == "that of ALiBi"
+    assert PositionBias(slopes=np.array([0.5, -0.25])).text == "by the slopes 0.5, -0.25"
+    assert PositionBias(slopes=2.0 ** np.arange(5)).text == "by the slopes 1, 2, 4, 8, …"
     assert PositionBias(TABLE, True, 32).text == "by 8 buckets of earlier keys up to distance 32"
     assert PositionBias(TABLE, sense=-1).text == (
         "by 8 buckets of both sides up to distance 128, of the opposite distances"

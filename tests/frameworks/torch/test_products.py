@@ -1,0 +1,87 @@
+"""Products with matrices of no module are points by the names of the matrices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import embgrad
+from tests.frameworks.torch.checks import IDS as SMALL_IDS
+from tests.frameworks.torch.checks import VOCAB, tensor
+
+
+class Functional(nn.Module):
+    """A model in functions of parameters: a matrix of each layer in one array, and one of the model itself."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.way, self.table = way, nn.Embedding(VOCAB, 4)
+        self.p = nn.ParameterDict({"layers": torch.randn(2, 4, 4)})
+        self.last = nn.Parameter(torch.randn(4, 4))
+
+    def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if self.way == "linear":
+            return nn.functional.linear(x, weight)
+        return x @ weight.T if self.way == "matmul" else torch.einsum("bsm,nm->bsn", x, weight)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(input_ids)
+        for weight in self.p["layers"]:
+            x = torch.tanh(self.product(x, weight))
+        return self.product(x, self.last).sum((1, 2))
+
+
+@pytest.mark.parametrize("way", ["linear", "matmul", "einsum"])
+def test_a_product_with_a_parameter_of_no_module_is_a_point(way: str) -> None:
+    model = Functional(way)
+    names = [point.key for point in embgrad.points(model, SMALL_IDS)]
+    assert [name for name in names if name.endswith(("output#0", "output#1"))] == [
+        "p.layers:output#0",
+        "p.layers:output#1",
+        "last:output#0",
+    ]
+    own = embgrad.gradients(model, SMALL_IDS, embgrad.Sum(), at="p.layers#1")
+    first, second = model.p["layers"]
+    product = (torch.tanh(model.table(tensor(SMALL_IDS)) @ first.T) @ second.T).detach()
+    np.testing.assert_allclose(own.activations, product.numpy(), rtol=1e-4, atol=1e-6)
+    wanted = (1 - torch.tanh(product) ** 2) * model.last.sum(0)
+    np.testing.assert_allclose(own.values, wanted.detach().numpy(), rtol=1e-4, atol=1e-6)
+
+
+class Einsums(nn.Module):
+    """An attention whose heads are axes of their own, and whose last einsum has three factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(VOCAB, 4)
+        self.v, self.o = nn.Parameter(torch.randn(2, 3, 4)), nn.Parameter(torch.randn(2, 3, 4))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        v = torch.einsum("blm,hdm->bhld", self.table(input_ids), self.v)
+        weights = torch.softmax(torch.einsum("bhqd,bhkd->bhqk", v, v), -1)
+        return torch.tanh(torch.einsum("bhqk, bhkd, hdm -> bqm", weights, v, self.o)).sum((1, 2))
+
+
+def test_products_of_heads_and_of_three_factors_are_points() -> None:
+    """At a point positions come first, and the features of heads last; the model itself goes on with its own axes."""
+    model = Einsums()
+    x = model.table(tensor(SMALL_IDS)).detach()
+    v = torch.einsum("blm,hdm->blhd", x, model.v).detach()
+    mixed = torch.einsum("bhqk,bkhd->bqhd", torch.softmax(torch.einsum("bqhd,bkhd->bhqk", v, v), -1), v)
+    last = torch.einsum("bqhd,hdm->bqm", mixed, model.o).detach()
+    names = ["v", "o:input", "o"]
+    first, entered, left = embgrad.gradients(model, SMALL_IDS, embgrad.Sum(), at=names).values()
+    for found, wanted in ((first, v), (entered, mixed), (left, last)):
+        np.testing.assert_allclose(found.activations.reshape(wanted.shape), wanted.numpy(), rtol=1e-4, atol=1e-6)
+    gradient = 1 - torch.tanh(last) ** 2
+    np.testing.assert_allclose(left.values, gradient.numpy(), rtol=1e-4, atol=1e-6)
+    before = torch.einsum("bqm,hdm->bqhd", gradient, model.o).detach()
+    np.testing.assert_allclose(entered.values.reshape(before.shape), before.numpy(), rtol=1e-4, atol=1e-6)
+    changed = embgrad.gradients(model, SMALL_IDS, embgrad.Sum(), at="o", override={"v": 2 * first.activations})
+    twice = torch.einsum("bhqk,bkhd->bqhd", torch.softmax(4 * torch.einsum("bqhd,bkhd->bhqk", v, v), -1), 2 * v)
+    wanted = torch.einsum("bqhd,hdm->bqm", twice, model.o).detach()
+    np.testing.assert_allclose(changed.activations, wanted.numpy(), rtol=1e-4, atol=1e-6)
