@@ -68,6 +68,10 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
 )
 
 
+#: The hypotheses whose search takes long.
+SEARCHING: Final = (AttentionCore, Experts)
+
+
 def explain(site: Site, hypotheses: Sequence[Hypothesis] = HYPOTHESES) -> Explanation | None:
     """Return the explanation that leaves least of a site's difference; None where none explains it.
 
@@ -89,7 +93,7 @@ def _seen_before(site: Site, hypotheses: Sequence[Hypothesis]) -> Iterator[Expla
         if explanation is not None:
             yield projected(explanation, product)
     for inner, added in before_sum(site):
-        explanation = _explain(inner, hypotheses)
+        explanation = _explain(inner, [it for it in hypotheses if not isinstance(it, SEARCHING)])
         if explanation is not None:
             yield with_added(explanation, added)
 

@@ -20,6 +20,10 @@ MOST_CONDITION: Final = 1e4
 #: The relative L2 up to which an output is a product.
 EXACT: Final = 1e-4
 
+#: The number of outputs for each input from which an input is solved, and the most entries of a matrix.
+ENOUGH: Final = 4
+MOST_ENTRIES: Final = 2**27
+
 Projection = Callable[[np.ndarray], np.ndarray]
 
 
@@ -37,12 +41,27 @@ def before_product(site: Site) -> Iterator[tuple[Site, Projection]]:
             product = _product(matrix, bias)
             if site.off(product(entry.values), from_a=True) > EXACT:
                 continue
-            b = (site.b - bias) @ np.linalg.pinv(matrix)
-            if site.off(product(b)) <= EXACT:
-                growth = np.linalg.cond(matrix) if matrix.shape[0] <= matrix.shape[1] else 1.0
+            solved = _solved(matrix, site.b - bias)
+            if solved is not None and site.off(product(solved[0])) <= EXACT:
                 pair = replace(site.pair, name=entry.name, a=tensor.key)
-                yield replace(site, pair=pair, a=entry.values, b=b, floor=site.floor * float(growth)), product
+                yield replace(site, pair=pair, a=entry.values, b=solved[0], floor=site.floor * solved[1]), product
                 return
+
+
+def _solved(matrix: np.ndarray, product: np.ndarray) -> tuple[np.ndarray, float] | None:
+    """Return what a product with a matrix was made of, and the matrix's condition number; None for one that is singular.
+
+    Of a head with many outputs some are enough.
+    """
+    width, features = matrix.shape
+    step = max(features // (ENOUGH * width), 1)
+    some = matrix[:, ::step]
+    powers = some @ some.T
+    values = np.linalg.eigvalsh(powers)
+    if values[0] <= values[-1] / MOST_CONDITION**2:
+        return None
+    found = np.linalg.solve(powers, some @ product[..., ::step].reshape(-1, some.shape[1]).T).T
+    return found.reshape(*product.shape[:-1], width), float(np.sqrt(values[-1] / values[0]))
 
 
 def before_sum(site: Site) -> Iterator[tuple[Site, Before]]:
@@ -83,7 +102,8 @@ def with_added(explanation: Explanation, added: Before) -> Explanation:
 def _matrices_of(site: Site, path: str, width: int) -> Iterator[np.ndarray]:
     """Yield the matrices, (input, output), that a module may multiply with: its own, or others where it has none."""
     features = site.a.shape[-1]
-    shaped = [weight for weight in site.recordings[0].weights if int(np.prod(weight.shape)) == width * features]
+    size = width * features
+    shaped = [weight for weight in site.recordings[0].weights if int(np.prod(weight.shape)) == size <= MOST_ENTRIES]
     own = [weight for weight in shaped if weight.module == path]
     for weight in own or shaped:
         values = weight.get().astype(np.float64)
