@@ -104,7 +104,7 @@ class Core:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The names of the points that it reads."""
-        return tuple(dict.fromkeys(source.name for source in (self.query, self.key, self.value)))
+        return tuple(dict.fromkeys(name for source in (self.query, self.key, self.value) for name in source.names))
 
     @property
     def whole(self) -> Part:

@@ -10,7 +10,7 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, HeadNorm, Mask, Rotary
-from embgrad.comparison.hypotheses.sources import last_part
+from embgrad.comparison.hypotheses.sources import Fused, last_part
 from embgrad.model_points.points import INPUT
 
 __all__ = ["Difference", "differences", "listed"]
@@ -43,6 +43,11 @@ def differences(a: Core, b: Core) -> list[Difference]:
 
 
 def _of_sources(a: Core, b: Core) -> Iterator[Difference]:
+    if isinstance(b.query, Fused):
+        yield Difference(
+            "permuted-weight", "the fused projection is split into", ("the order of its weights", "another")
+        )
+        return
     for role in ("query", "key", "value"):
         mine, its = getattr(a, role), getattr(b, role)
         if mine.name == its.name and mine.label == its.label:

@@ -14,7 +14,7 @@ from embgrad.comparison.hypotheses.core_fit import fitted_numbers, number_of, pa
 from embgrad.comparison.hypotheses.core_parts import HeadNorm, gains_of
 from embgrad.comparison.hypotheses.core_variants import variants, with_settings_of
 from embgrad.comparison.hypotheses.site import Site
-from embgrad.comparison.hypotheses.sources import FLOORS, Source, last_part, relative
+from embgrad.comparison.hypotheses.sources import FLOORS, Fused, Source, last_part, relative
 
 __all__ = ["Places", "ported_core", "reordered"]
 
@@ -203,7 +203,8 @@ class Places:
     @classmethod
     def of(cls, site: Site, core: Core) -> Places | None:
         """Return the places of a core's tensors at its site; None where it has further weights of the layer."""
-        if core.sink is not None or any(source.matrix is not None for source in (core.query, core.key, core.value)):
+        made = [isinstance(it, Fused) or it.matrix is not None for it in (core.query, core.key, core.value)]
+        if core.sink is not None or any(made):
             return None
         names = [before.name for before in site.before]
         query, key, value = (names.index(source.name) for source in (core.query, core.key, core.value))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -18,7 +18,7 @@ from embgrad.comparison.hypotheses.declared import declared_by, number_in
 from embgrad.comparison.hypotheses.norm import EPSILONS
 from embgrad.comparison.hypotheses.projections import splits
 from embgrad.comparison.hypotheses.site import Site
-from embgrad.comparison.hypotheses.sources import Source, sources
+from embgrad.comparison.hypotheses.sources import Fused, Source, sources
 from embgrad.model_points.points import INPUT
 
 __all__ = ["variants", "with_settings_of"]
@@ -218,6 +218,9 @@ def _of_sources(site: Site, core: Core, rare: bool) -> Iterator[Core]:
         whole = next(source for source in sources(site, len(site.before)) if source.name == core.query.name)
         for _, query, key, value in splits(whole, core.heads, core.size):
             yield replace(core, query=query, key=key, value=value)
+    fused = _fused(site, roles)
+    for _, query, key, value in () if fused is None else splits(fused, core.heads, core.size):
+        yield replace(core, query=query, key=key, value=value)
     for other in sources(site) if rare else ():
         for name in ("query", "key", "value"):
             changed: dict[str, Source] = {"query": core.query, "key": core.key, "value": core.value, name: other}
@@ -226,6 +229,24 @@ def _of_sources(site: Site, core: Core, rare: bool) -> Iterator[Core]:
                 continue  # no port attends with what a projection is given
             if other.name not in core.inputs and _is_possible(core, *changed.values()):
                 yield replace(core, query=changed["query"], key=changed["key"], value=changed["value"])
+
+
+def _fused(site: Site, roles: Sequence[Source]) -> Fused | None:
+    """Return what b's fused projection returns; None where b has none for a's queries, keys and values."""
+    modules = {
+        weight.module: weight.name for weight in site.recordings[0].weights if weight.name in site.matching.parts
+    }
+    parts = [site.matching.parts.get(modules.get(source.name, ""), ()) for source in roles]
+    if len({source.name for source in roles}) < len(roles) or any(len(part) != 1 for part in parts):
+        return None
+    (query,), (key,), (value,) = parts
+    whole = [source.values.shape[-1] == len(part.rows) for source, (part,) in zip(roles, parts, strict=True)]
+    places = np.concatenate([part.others[np.argsort(part.rows)] for part in (query, key, value)])
+    if len({query.name, key.name, value.name}) > 1 or not all(whole) or set(places) != set(range(len(places))):
+        return None
+    order = np.argsort(places)
+    values = np.concatenate([source.values for source in roles], -1)[..., order]
+    return Fused(roles[0].name, values, parts=tuple(roles), order=order)
 
 
 def _has_matrix(site: Site, path: str) -> bool:

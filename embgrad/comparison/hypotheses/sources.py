@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -12,6 +12,7 @@ from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.model_points.points import INPUT
 
 __all__ = [
+    "Fused",
     "Source",
     "Term",
     "carried",
@@ -100,6 +101,11 @@ class Source:
         values = values if self.bias is None else values + self.bias
         return values if self.features is None else np.asarray(values[..., self.features])
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the points that it reads."""
+        return (self.name,)
+
     def part(self, features: np.ndarray, label: str = "") -> Source:
         """Return some of its features, in the order of their indices."""
         whole = features if self.features is None else self.features[features]
@@ -111,6 +117,29 @@ class Source:
         if self.matrix is not None:
             return f"the product with {self.label}"
         return f"{self.label} of {last_part(self.name)}" if self.label else last_part(self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class Fused(Source):
+    """Several tensors side by side, as the output of a fused projection of b holds them.
+
+    Attributes:
+        parts: the tensors.
+        order: for each feature its index among those of the tensors one after the other.
+    """
+
+    parts: tuple[Source, ...] = ()
+    order: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+
+    def read(self, at: Values) -> np.ndarray:
+        """Return its values in a pass whose values at points a function returns."""
+        values = np.concatenate([part.read(at) for part in self.parts], -1)[..., self.order]
+        return values if self.features is None else np.asarray(values[..., self.features])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the points that it reads."""
+        return tuple(part.name for part in self.parts)
 
 
 def sources(site: Site, most: int = MOST) -> Iterator[Source]:

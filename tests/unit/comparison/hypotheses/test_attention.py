@@ -15,6 +15,7 @@ from embgrad import TokenBatch
 from embgrad.comparison.hypotheses.attention import AttentionCore
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.recording import Tensor
+from embgrad.comparison.weights import Part
 from tests.unit.comparison.hypotheses.attended import (
     BEFORE,
     HEADS,
@@ -463,3 +464,29 @@ def test_keys_of_another_text_are_not_their_own_mask() -> None:
     hidden = LONGER[:, :9] & REAL  # the queries' own padding, which hides no key
     at = crossing({}, {"real": np.concatenate([hidden, LONGER[:, 9:]], 1) ^ True})
     assert not AttentionCore().explain(at)
+
+
+def test_another_split_of_a_fused_projection_of_b_is_named() -> None:
+    """In b the heads' queries, keys and values stand one after the other, and are taken as if all queries came first."""
+    key, value = RANDOM.normal(size=(2, *QUERY.shape))
+    names = {"q": QUERY, "k": key, "v": value}
+    by_head = np.arange(3 * HEADS * SIZE).reshape(HEADS, 3, SIZE)
+    rows = np.arange(HEADS * SIZE)
+    parts = {
+        f"layers.0.attention.{name}.w": (Part("fused", rows, by_head[:, number].ravel()),)
+        for number, name in enumerate(names)
+    }
+    fused = np.empty((*QUERY.shape[:2], by_head.size))
+    for number, whole in enumerate(names.values()):
+        fused[..., by_head[:, number].ravel()] = whole
+    taken = np.split(fused, 3, -1)
+    before = {f"layers.0.attention.{name}": whole for name, whole in reversed(names.items())}
+    weights = {name: np.ones((HEADS * SIZE, 1)) for name in parts}
+    site = site_of(attended(QUERY, key, value), attended(*taken), before, real=REAL, weights=weights)
+    site = replace(site, matching=replace(site.matching, parts=parts))
+    (found,) = AttentionCore().explain(site)
+    expect_exact(site, found)
+    assert found.text == "the fused projection is split into the order of its weights in a and another in b"
+    assert set(found.inputs) == set(before)
+    other = {**parts, "layers.0.attention.v.w": (Part("another", rows, rows),)}
+    assert not AttentionCore().explain(replace(site, matching=replace(site.matching, parts=other), memory={}))
