@@ -42,15 +42,15 @@ def verdict(report: PortFields) -> str:
     named = [cause.text for cause in report.causes[:MOST_CAUSES]]
     if more := len(report.causes) - len(named):
         named.append(f"{more} more cause{'' if more == 1 else 's'}")
-    share = "" if report.explained is None else f" ({_percent(report.explained)} of the difference)"
+    share = "" if report.explained is None else f" ({_of_difference(report.explained)})"
     rest = len(report.unexplained)
     left = f"; without a known cause at {rest} point{'' if rest == 1 else 's'}" if rest else ""
     return f"the port differs: {'; '.join(named)}{share}{left}"
 
 
-def _percent(share: float) -> str:
-    """Return a share with five digits, so that 99.997 % is not written as all."""
-    return f"{100 * share:.5g} %".replace("-", "−")
+def _of_difference(share: float) -> str:
+    """Return a share of the outputs' difference, with five digits, so that 99.997 % is not written as all."""
+    return "which alone do not bring the outputs nearer" if share < 0 else f"{100 * share:.5g} % of the difference"
 
 
 def text(report: PortFields) -> str:

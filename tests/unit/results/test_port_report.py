@@ -29,10 +29,11 @@ RECORDS = ("agrees", "first", "causes", "unexplained", "settings", "weights", "p
             {"explained": 1 - 1e-12},
             "the port differs: epsilon 1e-05 in a and 1e-06 in b, layers 0–1 (100 % of the difference)",
         ),
+        ({"explained": 0.0}, "the port differs: epsilon 1e-05 in a and 1e-06 in b, layers 0–1 (0 % of the difference)"),
         ({"explained": None}, "the port differs: epsilon 1e-05 in a and 1e-06 in b, layers 0–1"),
         (
             {"explained": -0.5},
-            "the port differs: epsilon 1e-05 in a and 1e-06 in b, layers 0–1 (−50 % of the difference)",
+            "the port differs: epsilon 1e-05 in a and 1e-06 in b, layers 0–1 (which alone do not bring the outputs nearer)",
         ),
         ({"causes": (), "first": None}, "the port differs, and no point shows where the difference arises"),
         ({"causes": ()}, "the port differs: first at layers.0.norm, and no known cause explains it"),
