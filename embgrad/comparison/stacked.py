@@ -44,11 +44,13 @@ class _Stack:
 def divide_stacks(recording: Recording) -> Recording:
     """Return a recording in which the weights of each layer, and the points at their products, have names of their own.
 
-    An array is a stack of layers if what it belongs to is called as often as one of its axes is long.
+    An array is a stack of layers if what it belongs to is called as often as one of its axes is long, and so it is with
+    whatever is called as often. In a layer that is called several times a kernel may have as many heads by chance.
     """
     calls: dict[str, list[Tensor]] = defaultdict(list)
+    tables = {tensor.path for tensor in recording.tensors.values() if tensor.side is None}
     for tensor in recording.tensors.values():
-        if tensor.side == OUTPUT and tensor.path:
+        if tensor.side == OUTPUT and tensor.path and tensor.path not in tables:
             calls[tensor.path].append(tensor)
     tensors, weights, spans = dict(recording.tensors), list(recording.weights), layer_spans(recording.tensors)
     for stack in _stacks(weights, {path: len(found) for path, found in calls.items()}):
@@ -73,9 +75,10 @@ def divide_stacks(recording: Recording) -> Recording:
 def _stacks(weights: Sequence[HeldWeight], calls: Mapping[str, int]) -> list[_Stack]:
     found: dict[str, _Stack] = {}
     shapes = {_path_of(weight): weight.shape for weight in weights}
+    unlike = {calls.get(weight.module, 0) for weight in weights if calls.get(weight.module, 0) not in weight.shape}
     for weight in weights:
         length, path = calls.get(weight.module, 0), _path_of(weight)
-        if length < 2 or len(weight.shape) < 3 or length not in weight.shape:
+        if length < 2 or len(weight.shape) < 3 or length in unlike:
             continue
         below = {
             beginning: [other for other in shapes if _is_below(other, beginning)] for beginning in _beginnings(path)

@@ -40,7 +40,7 @@ FUNCTION = {
     "blocks.up": (UP, "blocks.up"),
     "blocks.down": (DOWN, "blocks.down"),
     "blocks.gain": (GAIN, ""),
-    "embed": (np.ones((LAYERS, 5)), "embed"),
+    "embed": (np.ones((7, 5)), "embed"),
 }
 
 
@@ -128,3 +128,22 @@ def test_a_stack_within_a_layer_is_of_the_layer() -> None:
         *((f"layers.2.qkv[{part}]", 2) for part in range(3)),
         ("layers.2.bias", 2),
     ]
+
+
+def test_kernels_of_a_layer_that_is_called_several_times_stay_whole() -> None:
+    """Its heads are as many as its calls; its norm has no such axis."""
+    weights = {
+        "layer.q.kernel": (UP, "layer.q"),
+        "layer.q.bias": (GAIN, "layer.q"),
+        "layer.norm": (np.ones(5), "layer.norm"),
+    }
+    found = stacked(weights, calls("layer.q", 1), calls("layer.norm", 2))
+    assert [weight.name for weight in found.weights] == list(weights)
+    without = stacked(weights, calls("layer.q", 1), calls("layer.norm", 2, 2))
+    assert len(without.weights) == 2 * LAYERS + 1
+
+
+def test_a_table_that_is_read_as_often_is_no_layer() -> None:
+    lookup = tensor("embed", VALUES, 0.5)
+    found = stacked(FUNCTION, [lookup], calls("embed", 0), calls("blocks.up", 1), calls("blocks.down", 2))
+    assert "blocks[0].up" in {weight.name for weight in found.weights}
