@@ -159,9 +159,12 @@ class Norm:
 
 
 class NormOfSum:
-    """A norm that b alone computes, of a sum of two tensors, as behind a residual, or of a's own output."""
+    """A norm that b alone computes, of a sum of two tensors, as behind a residual, or of a's own output.
 
-    causes = ("norm-order", "missing-norm")
+    A norm that a lacks altogether is found by its weights, see `Norm`.
+    """
+
+    causes = ("norm-order",)
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how b's norm differs from what a computes, which is a norm or a sum; an empty list where b computes none."""
@@ -250,8 +253,8 @@ def _of_sums(site: Site) -> Iterator[Explanation]:
             compute = partial(_applied_to_sum, norm, chosen) if is_known else None
             summed = " + ".join(term.before.name for term in chosen)
             sentence = f"b computes {site.name} as {norm.kind} of {summed}, and a does not"
-            cause, setting = "missing-norm" if len(chosen) == 1 else "norm-order", ("another", "a norm")
-            yield Explanation(cause, site.name, setting, norm.apply(whole), compute, names, sentence)
+            setting = ("another", "a norm")
+            yield Explanation("norm-order", site.name, setting, norm.apply(whole), compute, names, sentence)
             return
 
 
