@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -104,6 +104,14 @@ class OwnRight:
     def make(self) -> tuple[Pair, Any]:
         """Return the pair, and how the port is called."""
         return PORTS[self.port].make(dict, OwnFault(self.port, self.label, (), "", self.settings))
+
+
+def pairs_of(faults: Iterable[OwnFault], *pairs: tuple[str, str, str]) -> tuple[OwnFault, ...]:
+    """Return two faults at once, each given by its port and both labels."""
+    by_name = {fault.name: fault for fault in faults}
+    return tuple(
+        replace(by_name[f"{port}-{first}"], second=by_name[f"{port}-{second}"]) for port, first, second in pairs
+    )
 
 
 #: Every port by its name, which the lists fill.

@@ -7,7 +7,6 @@ faults were run for their outputs alone: a port is its reference's to rounding, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +24,7 @@ from tests.cross.ports.own_fault import (
     SWAP,
     OwnPort,
     OwnRight,
+    pairs_of,
     planted,
     port_of,
     swapped,
@@ -273,23 +273,19 @@ MORE_FAULTS: Final = (
     planted("dumped-llama", "no-final-norm", "missing-norm", "norm|lm_head|output", final=False),
 )
 
-_BY_NAME: Final = {fault.name: fault for fault in MORE_FAULTS}
-
 #: Two of these faults at once.
-MORE_PAIRS: Final = tuple(
-    replace(_BY_NAME[f"{port}-{first}"], second=_BY_NAME[f"{port}-{second}"])
-    for port, first, second in (
-        ("scan-opt", "positions-from-0", "gelu"),
-        ("linen-mistral", "window-one-more", "w1-for-w3"),
-        ("einsum-bloom", "slopes-geometric", "exact-gelu"),
-        ("module-albert", "epsilon", "types-ignored"),
-        ("sdpa-phi", "whole-head-turned", "head-bias"),
-        ("nnx-marian", "lookup-unscaled", "decoder-not-causal"),
-        ("gluon-distilbert", "tanh-gelu", "mask-ignored"),
-        ("fused-olmo2", "up-first", "base"),
-        ("reranker", "types-ignored", "tanh-missing"),
-        ("dumped-llama", "epsilon", "groups-by-remainder"),
-    )
+MORE_PAIRS: Final = pairs_of(
+    MORE_FAULTS,
+    ("scan-opt", "positions-from-0", "gelu"),
+    ("linen-mistral", "window-one-more", "w1-for-w3"),
+    ("einsum-bloom", "slopes-geometric", "exact-gelu"),
+    ("module-albert", "epsilon", "types-ignored"),
+    ("sdpa-phi", "whole-head-turned", "head-bias"),
+    ("nnx-marian", "lookup-unscaled", "decoder-not-causal"),
+    ("gluon-distilbert", "tanh-gelu", "mask-ignored"),
+    ("fused-olmo2", "up-first", "base"),
+    ("reranker", "types-ignored", "tanh-missing"),
+    ("dumped-llama", "epsilon", "groups-by-remainder"),
 )
 
 #: Right ports: as they stand, and written in other ways that compute the same.

@@ -6,7 +6,6 @@ The list was written down before any of it was tried.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -28,6 +27,7 @@ from tests.cross.ports.own_fault import (
     OwnRight,
     heads_inside,
     moved,
+    pairs_of,
     planted,
     port_of,
     swapped,
@@ -239,28 +239,24 @@ OWN_FAULTS: Final = (
     ),
 )
 
-_BY_NAME: Final = {fault.name: fault for fault in OWN_FAULTS}
-
 #: Two of these faults at once.
-OWN_PAIRS: Final = tuple(
-    replace(_BY_NAME[f"{port}-{first}"], second=_BY_NAME[f"{port}-{second}"])
-    for port, first, second in (
-        ("nanogpt", "exact-gelu", "as-stored"),
-        ("nanogpt", "unscaled", "epsilon"),
-        ("nanogpt", "positions-from-1", "no-final-norm"),
-        ("jax-llama", "interleaved", "epsilon"),
-        ("jax-llama", "tiled", "gate-on-up"),
-        ("nnx-qwen", "base", "one-plus-weight"),
-        ("nnx-qwen", "keys-unturned", "query-transposed"),
-        ("fused-llama", "tiled", "gate-up-swapped"),
-        ("linen-bert", "tanh-gelu", "epsilon"),
-        ("linen-bert", "query-for-key", "types-ignored"),
-        ("keras-bert", "epsilon", "mask-ignored"),
-        ("torch-t5", "scaled", "gate-on-up"),
-        ("keras-mixtral", "top-1", "tiled"),
-        ("gemma-functions", "weight-alone", "no-cap"),
-        ("sentences", "first-token", "mask-ignored"),
-    )
+OWN_PAIRS: Final = pairs_of(
+    OWN_FAULTS,
+    ("nanogpt", "exact-gelu", "as-stored"),
+    ("nanogpt", "unscaled", "epsilon"),
+    ("nanogpt", "positions-from-1", "no-final-norm"),
+    ("jax-llama", "interleaved", "epsilon"),
+    ("jax-llama", "tiled", "gate-on-up"),
+    ("nnx-qwen", "base", "one-plus-weight"),
+    ("nnx-qwen", "keys-unturned", "query-transposed"),
+    ("fused-llama", "tiled", "gate-up-swapped"),
+    ("linen-bert", "tanh-gelu", "epsilon"),
+    ("linen-bert", "query-for-key", "types-ignored"),
+    ("keras-bert", "epsilon", "mask-ignored"),
+    ("torch-t5", "scaled", "gate-on-up"),
+    ("keras-mixtral", "top-1", "tiled"),
+    ("gemma-functions", "weight-alone", "no-cap"),
+    ("sentences", "first-token", "mask-ignored"),
 )
 
 #: Right ports: as they stand, and written in other ways that compute the same.
