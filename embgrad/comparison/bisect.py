@@ -17,7 +17,8 @@ from embgrad.comparison.bisection_records import Bisection, Suspect
 from embgrad.comparison.causes import causes_of
 from embgrad.comparison.floor import roundoff_for
 from embgrad.comparison.inspection import Clock, explain_sites, inspect_recordings
-from embgrad.comparison.recording import LiveSide, Recording, Tensor
+from embgrad.comparison.live_side import LiveSide
+from embgrad.comparison.recording import Recording, Running, Tensor
 from embgrad.comparison.sites import difference
 from embgrad.comparison.track import Divergence, Track
 from embgrad.errors import ObjectiveError
@@ -303,7 +304,7 @@ def _first_drawn(recording: Recording) -> Tensor | None:
     return None
 
 
-def _again(side: LiveSide) -> tuple[Recording, np.ndarray]:
+def _again(side: Running) -> tuple[Recording, np.ndarray]:
     """Return a recording of another run, and the indices of the first run's examples in its order."""
     model, call, examples = side.bound.model, side.bound.call, np.arange(len(side.batch))
     order = examples[::-1] if len(examples) > 1 else np.zeros(2, int)

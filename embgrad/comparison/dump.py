@@ -28,7 +28,8 @@ from embgrad.comparison.dump_format import (
     WEIGHTS,
     fingerprint,
 )
-from embgrad.comparison.recording import HeldWeight, LiveSide, Recording, Tensor
+from embgrad.comparison.live_side import LiveSide
+from embgrad.comparison.recording import HeldWeight, Recording, Tensor
 from embgrad.errors import EmbgradError, quote
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of

@@ -24,10 +24,10 @@ from embgrad.comparison.dump_format import (
     fingerprint,
     read_manifest,
 )
+from embgrad.comparison.live_side import LiveSide
 from embgrad.comparison.recording import (
     FINAL,
     HeldWeight,
-    LiveSide,
     Recording,
     Tensor,
     caller_of,
@@ -75,7 +75,7 @@ def record_side(side: Any, batch: TokenBatch, objective: Any, call: Call | None)
     """Return the recording of a model or an .onnx file, which runs, or of a dump, which is read."""
     if not is_dump(side):
         backend: Any = backend_named("onnx") if _is_onnx(side) else None
-        return divide_stacks(LiveSide(backend.load(side) if backend else side, batch, objective, call).record())
+        return LiveSide(backend.load(side) if backend else side, batch, objective, call).record()
     recording = read_dump(side, batch)
     if objective is None or any(tensor.gradient is not None for tensor in recording.tensors.values()):
         return recording
@@ -149,15 +149,17 @@ def read_dump(folder: str | os.PathLike[str], batch: TokenBatch | None = None) -
     weights, fingerprints = _weights(path, manifest["weights"], tensors)
     objective = manifest.get("objective")
     failure, settings = manifest.get("failure"), manifest["settings"]
-    recording = Recording(
-        label=manifest.get("label", f"dump {path.name}"),
-        tensors=tensors,
-        weights=weights,
-        batch=own,
-        dtype=manifest.get("dtype", sites.dtype),
-        objective=None if objective is None else np.array(objective, np.float64),
-        failure=EmbgradError(f"no gradients came when the dump was written: {failure}") if failure else None,
-        settings={name: Declared(entry["value"], entry.get("where", name)) for name, entry in settings.items()},
+    recording = divide_stacks(
+        Recording(
+            label=manifest.get("label", f"dump {path.name}"),
+            tensors=tensors,
+            weights=weights,
+            batch=own,
+            dtype=manifest.get("dtype", sites.dtype),
+            objective=None if objective is None else np.array(objective, np.float64),
+            failure=EmbgradError(f"no gradients came when the dump was written: {failure}") if failure else None,
+            settings={name: Declared(entry["value"], entry.get("where", name)) for name, entry in settings.items()},
+        )
     )
     return _Fingerprinted(**vars(recording), fingerprints=fingerprints) if fingerprints else recording
 

@@ -293,8 +293,8 @@ class Track:
     def _ends(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """When each module of a, and of b, ended first."""
         a, b = (
-            ends_of((side.live.points if side.live else side.tensors).values())  # all points of a model
-            for side in (self.a, self.b)
+            {**(ends_of(side.live.points.values()) if side.live else {}), **ends_of(side.tensors.values())}
+            for side in (self.a, self.b)  # all points of a model, and those of each layer of a loop
         )
         return a, b
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -162,3 +163,36 @@ def test_products_with_the_weights_of_all_layers_are_points(way: str) -> None:
     np.testing.assert_allclose(
         plain.values, ((1 - given[1] ** 2) * (before @ weights[1].T)) @ weights[0].T, rtol=1e-4, atol=1e-7
     )
+
+
+def _stacked_beside_listed(number: int) -> tuple[Any, Any, embgrad.TokenBatch]:
+    """Return a function with its layers' weights in one array, one with an array each of which one is scaled, and a batch."""
+    random = np.random.default_rng(0)
+    table, weights = jnp.asarray(random.normal(size=(20, 4))), random.normal(size=(3, 4, 4))
+
+    def stacked(parameters: Any, ids: Any, mask: Any) -> Any:
+        return _looped("scan", parameters["blocks"]["w"], parameters["table"][ids])
+
+    def listed(parameters: Any, ids: Any, mask: Any) -> Any:
+        x = parameters["table"][ids]
+        for layer in parameters["layers"]:
+            x = jnp.tanh(x @ layer["w"])
+        return x
+
+    layers = [{"w": jnp.asarray(weight * (1.25 if at == number else 1))} for at, weight in enumerate(weights)]
+    ids = random.integers(0, 20, (3, 5))
+    one = stacked, {"table": table, "blocks": {"w": jnp.asarray(weights)}}
+    return one, (listed, {"table": table, "layers": layers}), embgrad.TokenBatch(ids, np.ones_like(ids))
+
+
+def test_weights_of_all_layers_are_divided_in_every_comparison(tmp_path: Path) -> None:
+    """`check_port`, a dump in the place of the model, and `bisect` name the weight of the one layer."""
+    stacked, listed, batch = _stacked_beside_listed(number=1)
+    embgrad.dump(stacked, batch, tmp_path / "dump", call=applied)
+    for reference, call in ((stacked, (applied, applied)), (tmp_path / "dump", (None, applied))):
+        report = embgrad.check_port(reference, listed, batch, call=call)
+        assert report.causes[0].text == "b has blocks[1].w times 1.25", report
+        assert report.first == "blocks[1].w", report
+    found = embgrad.bisect(stacked, listed, batch, embgrad.Sum(), call_a=applied, call_b=applied)
+    assert found.first == "blocks.w:output#1", found
+    assert [(suspect.a, suspect.b) for suspect in found.parameters] == [("blocks[1].w", "layers.1.w")]

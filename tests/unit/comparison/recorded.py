@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from embgrad import TokenBatch
-from embgrad.comparison.recording import FINAL, HeldWeight, LiveSide, Recording, Tensor
+from embgrad.comparison.recording import FINAL, HeldWeight, Recording, Running, Tensor
 
 IDS = np.array([[5, 3, 8, 2], [7, 4, 6, 0]])
 BATCH = TokenBatch(IDS, [[1, 1, 1, 1], [1, 1, 1, 0]])
@@ -90,4 +90,4 @@ class Pass:
             tensor(key, values, float(number), roles.get(key, ()), gradient=self.gradients.get(key))
             for number, (key, values) in enumerate(at.items())
         ]
-        return recording(tensors, weights, live=cast(LiveSide, self), **further)
+        return recording(tensors, weights, live=cast(Running, self), **further)

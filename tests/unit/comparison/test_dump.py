@@ -16,8 +16,9 @@ from embgrad.common.safetensors import read_tensors, write_tensors
 from embgrad.comparison import dump as dumping
 from embgrad.comparison.dump import dump
 from embgrad.comparison.dump_format import fingerprint
+from embgrad.comparison.live_side import LiveSide
 from embgrad.comparison.port import check_port
-from embgrad.comparison.recording import FINAL, LiveSide
+from embgrad.comparison.recording import FINAL
 from embgrad.comparison.sides import read_dump
 from embgrad.errors import BatchError, EmbgradError, FileFormatError
 from tests.unit.comparison.test_bisect import IDS, OBJECTIVE, model, scaled, weights
@@ -218,6 +219,22 @@ def test_a_dump_written_by_hand_needs_names_and_ids_alone(tmp_path: Path) -> Non
     assert [match.transposed for match in right.weights.matches] == [True] * 4
     wrong = check_port(model({"layers.1.up.b": weights()["layers.1.up.b"] + 1}), folder)
     assert (wrong.agrees, wrong.first) == (False, "layers.1.up")
+
+
+def test_a_dump_written_by_hand_may_have_the_weights_of_all_layers_in_one_array(tmp_path: Path) -> None:
+    live = LiveSide(model(), embgrad.TokenBatch(IDS)).record()
+    arrays = {
+        f"values/up:{side}#{layer}": live.tensors[f"layers.{layer}.up:{side}#0"].values
+        for layer in range(4)
+        for side in ("input", "output")
+    }
+    folder = write_by_hand(tmp_path / "engine", arrays, points=[name.removeprefix("values/") for name in arrays])
+    held = np.stack([weights()[f"layers.{layer}.up.W"] for layer in range(4)])
+    write_tensors(folder / "weights.safetensors", {"up.weight": held}, {})
+    read = read_dump(folder)
+    assert [weight.name for weight in read.weights] == [f"up[{layer}].weight" for layer in range(4)]
+    wrong = check_port(model({"layers.2.up.b": weights()["layers.2.up.b"] + 1}), folder)
+    assert (wrong.agrees, wrong.first) == (False, "layers.2.up")
 
 
 def test_roles_alone_pair_points(tmp_path: Path) -> None:

@@ -8,17 +8,8 @@ import numpy as np
 import pytest
 
 from embgrad import TokenBatch
-from embgrad.comparison.recording import (
-    FINAL,
-    _as_addition,
-    _as_features,
-    _class_names,
-    _is_of_batch,
-    _without_word,
-    caller_of,
-    ends_of,
-    layer_spans,
-)
+from embgrad.comparison.live_side import _as_addition, _as_features, _class_names, _is_of_batch, _without_word
+from embgrad.comparison.recording import FINAL, caller_of, ends_of, layer_spans
 from embgrad.model_points.points import Point
 from tests.unit.comparison.recorded import BATCH, recording, tensor
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.comparison.live_side import LiveSide
+from embgrad.comparison.live_side import _final_values as final_values
 from embgrad.comparison.port import check_port
-from embgrad.comparison.recording import FINAL, LiveSide
-from embgrad.comparison.recording import _final_values as final_values
+from embgrad.comparison.recording import FINAL
 from embgrad.errors import EmbgradError, OutputError
 from embgrad.testing.reference import ReferenceModel, lookup
 

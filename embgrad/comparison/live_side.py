@@ -1,0 +1,325 @@
+"""A model as one side of a comparison, which can be recorded and run again with other values at its points."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from embgrad.backend.protocol import Call, Change, PointValues, Request, Run
+from embgrad.backend.registry import bind
+from embgrad.backend.responses import Callback
+from embgrad.comparison.recording import FINAL, HeldWeight, Recording, Tensor, caller_of, ends_of, layer_at, layer_spans
+from embgrad.comparison.settings import declared_settings
+from embgrad.comparison.stacked import divide_stacks
+from embgrad.engine.call_errors import explain_forward
+from embgrad.engine.descent import with_certain_roles
+from embgrad.engine.options import GradientOptions
+from embgrad.engine.probe import order_of, with_layout, word_resolved
+from embgrad.engine.question import Question
+from embgrad.engine.weights import weights_of
+from embgrad.errors import (
+    AmbiguousPointError,
+    EmbgradError,
+    NoGradientError,
+    ObjectiveError,
+    OutputError,
+    PointNotReachedError,
+    UnsupportedError,
+)
+from embgrad.inputs.batch import TokenBatch
+from embgrad.model_points.axes import Arrangement, axis_of_examples, of_lookup, of_module
+from embgrad.model_points.points import OUTPUT, WORD, Layout, Lookup, Point, split_name
+from embgrad.objectives.objectives import Objective, as_objective
+
+__all__ = ["LiveSide"]
+
+#: The names under which a model's output is requested, in order: its only output or its logits, what a pooler returns, or the
+#: last hidden states.
+OUTPUTS: Final = (None, "pooled", "sequence")
+
+#: The number of a layer in a weight's name.
+NUMBER: Final = re.compile(r"(?<=[._/])\d+(?=[._/])")
+
+
+class _Changes(NamedTuple):
+    """Functions by the points' keys that change values and gradients in a pass."""
+
+    override: Mapping[str, Change] = {}
+    add: Mapping[str, Change] = {}
+    edit: Mapping[str, Change] = {}
+
+
+#: No changes.
+_NONE: Final = _Changes()
+
+
+class LiveSide:
+    """A model that can be run, with the points that its pass reaches.
+
+    Args:
+        model: as in `gradients`.
+        batch: the batch that it runs on.
+        objective: as in `gradients`; None to read values alone.
+        call: a function that calls the model, as in `gradients`.
+    """
+
+    def __init__(self, model: Any, batch: TokenBatch, objective: Any = None, call: Call | None = None) -> None:
+        self.bound = bind(model, call)
+        self.batch = batch
+        self._objective: Objective | Any = None if objective is None else as_objective(objective)
+        with explain_forward(self.bound, batch):
+            self.points: Mapping[str, Point] = {point.key: point for point in self._reached()}
+        self._in_order = order_of(self.bound, batch, list(self.points.values())).is_batch
+        self._turned = self._axes_of_examples()
+        self._arrangements = {
+            key: arrangement
+            for key, point in self.points.items()
+            if (arrangement := self._arrangement(point)) is not None
+        }
+        self._outputs: tuple[str | None, ...] = OUTPUTS
+
+    @property
+    def can_be_led(self) -> bool:
+        """Return whether values can be put in at the points of a pass."""
+        return self.bound.supports("modules", "override")
+
+    def record(self) -> Recording:
+        """Run the model, and return its recording, with gradients where an objective was passed."""
+        try:
+            run, final, failure = self._run(tuple(self._arrangements))
+        except PointNotReachedError:  # operations inside a lookup of a graph, such as a one-hot's, take its place
+            self._arrangements = {
+                key: arrangement
+                for key, arrangement in self._arrangements.items()
+                if not self._is_flat(self.points[key])
+            }
+            run, final, failure = self._run(tuple(self._arrangements))
+        keys = tuple(self._arrangements)
+        tensors = {
+            key: self._tensor(key, run.points[key])
+            for key in keys
+            if self.points[key].lookup is not None or not _is_of_batch(run.points[key].activation, self.batch)
+        }
+        if final is not None:
+            tensors[FINAL] = final
+        tensors = dict(sorted(tensors.items(), key=lambda entry: entry[1].time))
+        responses = run.objectives if self._objective is not None and not failure else ()
+        recording = Recording(
+            label=f"{self.bound.backend.name} {_class_names(self.bound.model)}",
+            tensors=tensors,
+            weights=tuple(self._weights()),
+            batch=self.batch,
+            dtype=run.compute_dtype,
+            objective=responses[0].values if responses else None,
+            size=responses[0].size if responses else 0.0,
+            live=self,
+            failure=failure,
+            settings=declared_settings(self.bound.model),
+        )
+        return divide_stacks(recording)
+
+    def led(
+        self,
+        values: Mapping[str, Callable[[np.ndarray], np.ndarray]],
+        gradients: Mapping[str, Callable[[np.ndarray], np.ndarray]],
+    ) -> dict[str, np.ndarray]:
+        """Run the model with changed values and gradients, and return the values of its output by `FINAL`, if it has one.
+
+        Args:
+            values: by key a function that takes the values that arrive at a point, (example, position, feature), and returns
+                those with which the model continues.
+            gradients: by key the same for the gradients of the backward pass. Where there are any, the values are changed by
+                additions, through which gradients flow, so that they are right up to rounding alone.
+        """
+        changed = {key: self._native(key, function) for key, function in values.items()}
+        edited = {key: self._native(key, function) for key, function in gradients.items()}
+        if edited:
+            added = {key: _as_addition(function) for key, function in changed.items()}
+            _, final, _ = self._run(tuple(values), _Changes(add=added, edit=edited))
+        else:
+            _, final, _ = self._run(tuple(values), _Changes(override=changed), pullback=False)
+        return {} if final is None else {FINAL: final.values}
+
+    def _native(self, key: str, function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+        arrangement = self._arrangements[key]
+
+        def change(value: np.ndarray) -> np.ndarray:
+            arrived = _as_features(arrangement.to_user_axes(value))
+            new = np.asarray(function(arrived), value.dtype)
+            if arrangement.shared:
+                return np.ascontiguousarray(new[0].reshape(value.shape))
+            rest = None if arrangement.is_whole else value
+            return np.ascontiguousarray(arrangement.to_native_axes(new.reshape(arrangement.shape), rest))
+
+        return change
+
+    def _run(
+        self, keys: tuple[str, ...], changes: _Changes = _NONE, *, pullback: bool = True
+    ) -> tuple[Run, Tensor | None, EmbgradError | None]:
+        """Run the model; return the run, the model's output, and the reason why there are no gradients."""
+        failure: EmbgradError | None = None
+        outputs: list[np.ndarray] = []
+
+        def read(named: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
+            outputs.extend(np.array(output) for output in named.values())
+            return ()
+
+        def attempt(
+            run: Callable[[Request], Run], asked: Request, *, reads: bool
+        ) -> tuple[Run, Tensor | None, EmbgradError | None]:
+            asked = replace(asked, override=changes.override, add=changes.add, edit=changes.edit)
+            for name in self._outputs if reads else ():
+                reading = replace(asked, objectives=(*asked.objectives, Callback(read, (name,))))
+                try:
+                    finished = self._finished(run(reading), outputs, failure)
+                except OutputError:  # there is no such output, or there are several; or the objective is wrong
+                    continue
+                self._outputs = (name,)
+                return finished
+            return self._finished(run(asked), [], failure)
+
+        if self._objective is not None and pullback and not self.bound.has_gradients:
+            failure = UnsupportedError(f"the backend {self.bound.backend.name!r} computes values only")
+        elif self._objective is not None and pullback:
+            question = Question(self.bound, self.batch, (self._objective,), GradientOptions(()), quiet=True)
+            try:
+                return attempt(question.run, question.request(keys, sized=True), reads=self.bound.supports("split"))
+            except (NoGradientError, ObjectiveError) as error:
+                failure = error
+        request = Request(keys, (), call=self.bound.call, pullback=False)
+        return attempt(lambda asked: self.bound.run(self.batch, asked), request, reads=True)
+
+    def _finished(
+        self, run: Run, outputs: Sequence[np.ndarray], failure: EmbgradError | None
+    ) -> tuple[Run, Tensor | None, EmbgradError | None]:
+        values = _final_values(outputs[-1], self.batch) if outputs else None
+        final = None if values is None else Tensor(FINAL, "", OUTPUT, 0, (), float("inf"), values)
+        return run, final, failure
+
+    def _reached(self) -> list[Point]:
+        seen = self.bound.points(self.batch)
+        try:
+            resolved = word_resolved(self.bound, self.batch, seen)
+        except AmbiguousPointError:  # then no lookup has the role `word`; the other roles are unaffected
+            resolved = [_without_word(point) for point in seen]
+        return with_certain_roles(self.bound, self.batch, seen, resolved)
+
+    def _axes_of_examples(self) -> Mapping[str, int]:
+        """Return, by key, which of the first two axes holds the examples, if there are as many examples as positions."""
+        examples, positions = self.batch.shape
+        if examples != positions or examples == 1:
+            return {}
+        fewer = self.bound.points(self.batch[:-1])
+        axes = {point.key: axis_of_examples(point.shape, examples - 1, positions) for point in fewer}
+        return {key: axis for key, axis in axes.items() if axis is not None}
+
+    def _arrangement(self, point: Point) -> Arrangement | None:
+        """Return the arrangement of a point's tensor; None where it does not hold features of examples and positions."""
+        axis = self._turned.get(point.key)
+        if point.lookup is None:
+            if not self._in_order:
+                return None
+            if self._is_flat(point):
+                shape, layout = (*self.batch.shape, point.shape[1]), Layout(self.batch.shape, transposed=False)
+                return Arrangement(point.shape, shape, self.batch.ids, is_batch=True, layout=layout)
+            found = of_module(point.name, point.shape, self.batch, axis, by_role=False, in_order=True)
+            examples = self.batch.shape[0]
+            return found if len(found.shape) > 1 and found.shape[0] == examples else None
+        try:
+            lookup = with_layout(self.bound, self.batch, point.lookup)
+            return of_lookup(
+                point.name, lookup, self.batch, None if lookup.layout else axis, by_role=True, in_order=self._in_order
+            )
+        except (UnsupportedError, AmbiguousPointError):  # a lookup of relative positions, for example
+            return self._of_decoder(point.lookup)
+
+    def _is_flat(self, point: Point) -> bool:
+        """Return whether a module's tensor has the positions of all examples one after another."""
+        return point.lookup is None and len(point.shape) == 2 and point.shape[0] == self.batch.ids.size
+
+    def _of_decoder(self, lookup: Lookup) -> Arrangement | None:
+        """Return the arrangement of a lookup of the decoder's ids, or of its positions, which all examples share; else None."""
+        for name, extra in self.batch.extras.items():
+            shape = np.shape(extra)
+            if not name.startswith("decoder") or len(shape) != 2:
+                continue
+            if lookup.indices.shape == shape:
+                return Arrangement(lookup.shape, lookup.shape, lookup.indices, is_batch=False)
+            if lookup.indices.size == shape[1]:
+                indices = np.broadcast_to(lookup.indices.reshape(1, -1), shape)
+                return Arrangement(lookup.shape, (*shape, lookup.dim), indices, is_batch=False, shared=True)
+        return None
+
+    def _tensor(self, key: str, read: PointValues) -> Tensor:
+        arrangement, point = self._arrangements[key], self.points[key]
+        gradient = read.gradients[0] if read.gradients else None
+        if gradient is not None and not arrangement.shared:
+            gradient = _as_features(arrangement.to_user_axes(gradient))
+        elif gradient is not None:  # the sum over the examples that share the tensor
+            gradient = None
+        return Tensor(
+            key=key,
+            path=point.path,
+            side=point.side,
+            number=split_name(key).occurrence or 0,
+            roles=point.roles,
+            time=float(point.time),
+            values=_as_features(arrangement.to_user_axes(read.activation)),
+            gradient=gradient,
+            ids=None if point.lookup is None else np.asarray(arrangement.ids),
+        )
+
+    def _weights(self) -> list[HeldWeight]:
+        if not self.bound.supports("weights"):
+            return []
+        ended = ends_of(self.points.values())
+        whole = max(ended.values(), default=0.0) + 1
+        spans = layer_spans(self.points)
+        named = list(weights_of(self.bound.model))
+        is_functional = not spans and any(weight.name in ended for weight in named)  # no layer is called in functions
+        held = []
+        for weight in named:
+            module = weight.name if weight.name in ended else caller_of(weight.module or weight.name, ended)
+            time = ended.get(module, whole)
+            layer = layer_at(spans, time)
+            if is_functional and (numbered := NUMBER.search(weight.name)) is not None:
+                layer = int(numbered[0])
+            held.append(HeldWeight(weight.name, module, weight.shape, weight.get, time / whole, layer))
+        return held
+
+
+def _is_of_batch(values: np.ndarray, batch: TokenBatch) -> bool:
+    """Return whether a tensor holds the ids, the mask or the types as floats, as Gluon passes them."""
+    parts = (part for part in (batch.ids, batch.mask, batch.types) if part is not None)
+    return any(
+        values.size == part.size and np.array_equal(np.sort(values, axis=None), np.sort(part, axis=None))
+        for part in parts
+    )
+
+
+def _as_addition(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda value: np.asarray(function(value) - value)
+
+
+def _as_features(values: np.ndarray) -> np.ndarray:
+    """Return a tensor as (example, position, feature); one without positions as (example, 1, feature)."""
+    return values.reshape(len(values), 1, -1) if values.ndim == 2 else values.reshape(*values.shape[:2], -1)
+
+
+def _final_values(output: np.ndarray, batch: TokenBatch) -> np.ndarray | None:
+    if output.ndim >= 2 and output.shape[0] == batch.shape[0]:
+        return _as_features(output)
+    return None
+
+
+def _class_names(model: Any) -> str:
+    parts = model if isinstance(model, (list, tuple)) else (model,)
+    return " + ".join(type(part).__qualname__ for part in parts)
+
+
+def _without_word(point: Point) -> Point:
+    return replace(point, roles=tuple(role for role in point.roles if role != WORD))
