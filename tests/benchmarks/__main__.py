@@ -25,7 +25,7 @@ from tests.benchmarks.table import page
 Figures = Mapping[str, Sequence[Mapping[str, Any]]]
 
 SIZE = ("examples", "positions")
-PARTS = ("modes", "overhead", "shares", "peaks", "growth", "language", "cold", "points", "tables", "long", "rivals")
+PARTS = ("modes", "overhead", "peaks", "growth", "language", "cold", "points", "tables", "long", "rivals")
 
 
 def main(arguments: list[str] | None = None) -> int:

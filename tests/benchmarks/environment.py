@@ -16,9 +16,6 @@ ROOT: Final = Path(__file__).parents[2]
 PINS: Final = Path(__file__).with_name("rivals.txt")
 RIVALS: Final = ROOT / ".tox" / "rivals"
 
-#: The rivals that ask for an older transformers than the others; see tests/benchmarks/search.py.
-ALONE: Final = ("nanogcg==0.3.0",)
-
 DISTRIBUTIONS: Final = {
     "torch": ("torch", "transformers", "keras", "keras-hub"),
     "tensorflow": ("tensorflow-cpu", "tf-keras", "transformers", "keras", "keras-hub"),
@@ -45,13 +42,13 @@ def rivals_python() -> str:
         RuntimeError: it cannot be built.
     """
     python, built = RIVALS / "bin" / "python", RIVALS / "built"
-    wanted = hashlib.sha256(PINS.read_bytes() + str((ALONE, ROOT)).encode()).hexdigest()
+    wanted = hashlib.sha256(PINS.read_bytes() + str(ROOT).encode()).hexdigest()
     if python.exists() and built.exists() and built.read_text(encoding="ascii") == wanted:
         return str(python)
     print(f"building the rivals' environment, {RIVALS.relative_to(ROOT)}", file=sys.stderr, flush=True)
     _do([sys.executable, "-m", "venv", "--clear", str(RIVALS)])
     _do([str(python), "-m", "pip", "install", "--quiet", "-r", str(PINS)])
-    _do([str(python), "-m", "pip", "install", "--quiet", "--no-deps", *ALONE, "-e", str(ROOT)])
+    _do([str(python), "-m", "pip", "install", "--quiet", "--no-deps", "-e", str(ROOT)])
     built.write_text(wanted, encoding="ascii")
     return str(python)
 

@@ -96,9 +96,6 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
             yield _worker(
                 f"a small call: {mode}", "overhead", mode, "times", cases=[small], seconds=seconds, alone=True
             )
-    if "shares" in options.parts:
-        for mode in plain:
-            yield _worker(f"our own share: {mode}", "shares", mode, "own_share", case=_case(_small(folder), (1, 8)))
     if "modes" in options.parts:
         for mode in modes:
             yield from _times(mode, _cases(mode, model, options), seconds)

@@ -80,11 +80,6 @@ def page(figures: Figures, *, quick: bool) -> str:
             _overhead_of_rivals(figures),
         ),
         _section(
-            "Where a small call's time goes",
-            "The same call in percent of its time, in turns with code by hand: each step without those inside it.",
-            _shares(figures),
-        ),
-        _section(
             "Growth", "2 layers × 128. Ratios to the first row of the mode, and to code by hand.", _growth(figures)
         ),
         _section(
@@ -261,13 +256,6 @@ def _overhead_of_rivals(figures: Figures) -> Iterator[Sequence[str]]:
         least = row["times"]
         over = [_over(least[whose], least["by hand"]) for whose in ("theirs", "ours")]
         yield (name, row["call"], row["note"], milliseconds(least["by hand"]), *over)
-
-
-def _shares(figures: Figures) -> Iterator[Sequence[str]]:
-    yield ("mode", "step", "%")
-    for row in figures.get("shares", ()):
-        for step, share in row["shares"].items():
-            yield (_mode(row), step, f"{100 * share:.1f}")
 
 
 def _growth(figures: Figures) -> Iterator[Sequence[str]]:

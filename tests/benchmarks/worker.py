@@ -18,7 +18,6 @@ from tests.benchmarks.cases import MODES, Case
 from tests.benchmarks.measuring import Mode, checked, in_turns, measured_peaks
 from tests.benchmarks.memory import long_stream
 from tests.benchmarks.points import prices
-from tests.benchmarks.shares import shares
 
 
 def main() -> None:
@@ -86,13 +85,6 @@ def first_call(mode: str, case: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**about, **figures}]
 
 
-def own_share(mode: str, case: dict[str, Any]) -> list[dict[str, Any]]:
-    about, built = _built(_maker(mode), mode, case)
-    figures, functions = checked(built)
-    by_hand = next(iter(built.by_hand.values()))
-    return [{**about, **figures, "shares": shares(functions["gradients"], by_hand, MODES[mode])}]
-
-
 def _built(make: Callable[[Case], Mode], mode: str, case: dict[str, Any]) -> tuple[dict[str, Any], Mode]:
     """Return the row's description of its case, and the mode's functions."""
     section = {name: value for name, value in case.items() if name == "section"}
@@ -121,7 +113,6 @@ JOBS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "together": together,
     "peaks": peaks,
     "first_call": first_call,
-    "own_share": own_share,
 }
 
 if __name__ == "__main__":

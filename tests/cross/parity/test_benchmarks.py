@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import jobs, measuring, shares, way, worker
+from tests.benchmarks import jobs, measuring, way, worker
 from tests.benchmarks.cases import MODES, PLAIN, Case, drawn_bert
 from tests.benchmarks.classifiers import KINDS
 from tests.benchmarks.jobs import LANGUAGE
@@ -36,15 +36,6 @@ def test_gradients_are_those_by_hand(mode: str, objective: str, checkpoint: str)
             functions[name]()
     assert "refused" not in found, found
     assert found["distance"] < 2e-5
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("mode", PLAIN)
-def test_a_small_call_takes_all_steps(mode: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares, "CALLS", 8)
-    found = worker.own_share(mode, asdict(Case(checkpoint, 1, 8)))[0]["shares"]
-    assert found.keys() == {*shares._steps_of(MODES[mode]), shares.ELSE}
-    assert sum(found.values()) == pytest.approx(1)
 
 
 @pytest.mark.sampled(1)

@@ -39,7 +39,7 @@ def test_sentences_hold_both_nouns_and_shares_have_their_interval() -> None:
 def test_the_command_writes_the_page(tmp_path: Path) -> None:
     model = drawn_bert(tmp_path / "model", layers=1, dim=8, vocab=3000)
     page, figures = tmp_path / "performance-figures.md", tmp_path / "figures.json"
-    options = f"--quick --seconds 0 --model {model} --frameworks reference --parts modes,overhead,shares,peaks,cold"
+    options = f"--quick --seconds 0 --model {model} --frameworks reference --parts modes,overhead,peaks,cold"
     command = [
         sys.executable,
         "-m",
@@ -58,10 +58,8 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     assert {row["mode"] for row in actual["sizes"]} == {"NumPy, the reference"}
     assert all(row["distance"] < 1e-6 and row["rounds"] >= 3 for row in actual["sizes"])
     assert actual["peaks"][0]["peaks"].keys() == actual["sizes"][0]["times"].keys()
-    assert sum(actual["shares"][0]["shares"].values()) == pytest.approx(1)
     headings = set(re.findall("^## (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE))
     assert headings >= {"At 4 × 64", "From small to large", "One position", "Our own overhead", "Cold start"}
-    assert "Where a small call's time goes" in headings
 
 
 def test_the_pages_are_generated_from_their_figures() -> None:
