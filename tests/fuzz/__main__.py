@@ -1,4 +1,4 @@
-"""Random right and broken calls of every public function: `python -m tests.fuzz --calls 10000 --seed 1`.
+"""Random right and broken calls of a model in each framework: `python -m tests.fuzz --calls 10000 --seed 1`.
 
 EMBGRAD_TEST_BACKENDS names the frameworks, as in the tests. The result of call N depends on the seed and N alone. The exit
 status is 1 if a call failed.

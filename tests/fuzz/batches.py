@@ -145,7 +145,7 @@ def _form(draw: Draw, framework: str, kind: str, ids: Any, mask: Any, types: Any
     return dict(reversed(inputs.items())) if draw.chance(0.2) else inputs
 
 
-def broken_batch(draw: Draw, framework: str, vocab: int, at: str = "gradients") -> tuple[str, Callable[[], Any]]:
+def broken_batch(draw: Draw, framework: str, vocab: int) -> tuple[str, Callable[[], Any]]:
     """Return the name of a kind of broken batch, and the function that makes it."""
     examples, positions = draw.integer(1, 3), draw.integer(1, 4)
     ids = draw.integers(0, vocab - 1, (examples, positions))
@@ -219,9 +219,8 @@ def broken_batch(draw: Draw, framework: str, vocab: int, at: str = "gradients") 
         ),
         "conventions": lambda: embgrad.TokenBatch(ids, convention=np.array(["ids", "tfhub"])),
         "an unknown convention": lambda: embgrad.TokenBatch(ids, convention=draw.choice(["hugingface", None, 3, []])),
+        "an id outside the table": lambda: native(draw, framework, with_id(vocab + draw.integer(0, 3))),
+        "a huge id": lambda: with_id(2**40),
     }
-    if at == "gradients":
-        kinds["an id outside the table"] = lambda: native(draw, framework, with_id(vocab + draw.integer(0, 3)))
-        kinds["a huge id"] = lambda: with_id(2**40)
     kind = draw.choice(list(kinds))
     return kind, kinds[kind]

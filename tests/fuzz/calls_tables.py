@@ -1,4 +1,4 @@
-"""Calls of `table_gradients`, `padding_report`, `parameter_gradients` and the functions of table gradients."""
+"""Calls of `table_gradients`, `padding_report` and `parameter_gradients`."""
 
 from __future__ import annotations
 
@@ -191,53 +191,3 @@ def parameter_names(draw: Draw, framework: str) -> Case:
     names = draw.choice(["Native", "canonical", "", None, 3, [], nonsense(draw)])
     text, run = _around(draw, problem, partial(embgrad.tables.parameter_gradients, names=names))
     return _case("parameter_gradients", problem, f"{text}\nnames: {names!r}", run, None, REFUSAL)
-
-
-def table_sums(draw: Draw, framework: str) -> Case:
-    """Draw norms, products and clipped sums of random tables."""
-    vocab, dim = draw.integer(1, 12), draw.integer(1, 4)
-    dtype = draw.choice([np.float32, np.float64])
-    tables, others = ([_table(draw, vocab, dim, dtype) for _ in range(draw.integer(1, 5))] for _ in range(2))
-    dense, dense_others = (
-        np.stack([table.to_dense().astype(np.float64) for table in group]) for group in (tables, others)
-    )
-    norms = np.sqrt((dense**2).sum((1, 2)))
-    name = draw.choice(["table_norms", "table_products", "clipped_table"])
-    tolerance = 1e-5 if dtype == np.float32 else 1e-12
-    text = f"tables of {vocab} × {dim}, rows {[table.rows.tolist() for table in tables]}, {np.dtype(dtype)}"
-    if draw.chance(0.35):
-        mixed = [[*tables, 3], [*tables, None]]
-        if name != "table_norms":  # its tables may have several shapes
-            mixed.append([*tables, _table(draw, vocab, dim + 1, dtype)])
-        wrong = draw.choice([None, "loud", {"a": 1}, np.ones((vocab, dim)), 0.5, tables[0], *mixed])
-        args = (wrong, 1.0) if name == "clipped_table" else (wrong,)
-        if name == "clipped_table" and draw.chance(0.5):
-            args = (tables, draw.choice([0, -1.0, float("nan"), "1", None, True, [1.0], 1j]))
-        return Case(
-            name, f"{text}\nbroken: {args!r}", lambda: getattr(embgrad.tables, name)(*args), None, REFUSAL, [], [tables]
-        )
-    most = float(draw.random.uniform(0.1, 3)) if draw.chance(0.9) else float("inf")
-    second = others if draw.chance(0.5) else None
-
-    def judge(actual: Any) -> None:
-        if name == "table_norms":
-            expect_close(actual, norms, 1e-9, name)
-        elif name == "table_products":
-            expect_close(actual, np.einsum("ivd,jvd->ij", dense, dense if second is None else dense_others), 1e-9, name)
-        else:
-            shares = np.minimum(1, most / np.maximum(norms, 1e-300))
-            expect_close(actual.to_dense(), (dense * shares[:, None, None]).sum(0), tolerance, name)
-
-    runs = {
-        "table_norms": lambda: embgrad.tables.table_norms(tables),
-        "table_products": lambda: embgrad.tables.table_products(tables, second),
-        "clipped_table": lambda: embgrad.tables.clipped_table(tables, most),
-    }
-    return Case(
-        name, f"{text}\nmax_norm {most}, others {second is not None}", runs[name], judge, (), [], [tables, others]
-    )
-
-
-def _table(draw: Draw, vocab: int, dim: int, dtype: Any) -> embgrad.results.RowSparse:
-    rows = np.flatnonzero(draw.random.random(vocab) < 0.5)
-    return embgrad.results.RowSparse(rows, draw.normal(len(rows), dim).astype(dtype), (vocab, dim))

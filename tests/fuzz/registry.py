@@ -7,16 +7,11 @@ from typing import Final
 
 from tests.fuzz import (
     calls_broken,
-    calls_checkpoints,
-    calls_commands,
-    calls_compare,
-    calls_files,
     calls_gradients,
     calls_kinds,
     calls_points,
     calls_stream,
     calls_tables,
-    calls_values,
 )
 from tests.fuzz.cases import Case
 from tests.fuzz.drawing import Draw
@@ -34,26 +29,11 @@ CALLS: Final[Mapping[Callable[[Draw, str], Case], float]] = {
     calls_tables.padding_report: 1.0,
     calls_tables.parameter_gradients: 1.5,
     calls_tables.broken_asking: 1.5,
-    calls_tables.table_sums: 1.0,
     calls_points.points: 1.0,
     calls_points.broken_points: 0.7,
     calls_points.native_points: 1.0,
     calls_points.capture: 1.5,
-    calls_values.token_batches: 1.5,
-    calls_values.encode: 1.0,
-    calls_values.objectives: 1.5,
-    calls_values.backends: 0.1,
-    calls_checkpoints.load_bert: 0.6,
-    calls_files.save_and_load: 1.2,
-    calls_files.load_broken: 1.5,
-    calls_files.golden: 0.7,
-    calls_files.no_path: 0.3,
-    calls_files.pages: 0.7,
-    calls_commands.commands: 1.5,
-    calls_compare.compare: 1.2,
-    calls_compare.bisect: 0.8,
     calls_stream.stream: 1.2,
-    calls_stream.broken_folder: 0.8,
 }
 
 
