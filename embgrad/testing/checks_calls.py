@@ -1,4 +1,4 @@
-"""The conformance checks of calls: what `call=` receives, extra inputs, models in parts, mistaken arguments, and `bisect`."""
+"""The conformance checks of calls: what `call=` receives, extra inputs, models in parts, and mistaken arguments."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.testing.examples import VOCAB, close, example_batch, example_weights, needs
-from embgrad.testing.harness import Harness
+from embgrad.testing.examples import VOCAB, close, example_batch, needs
 
-__all__ = ["BisectionChecks", "CallChecks", "PartChecks"]
+__all__ = ["CallChecks", "PartChecks"]
 
 IDS: Final = example_batch().ids
 MASK: Final = example_batch(masked=True).real.astype(np.int64)
@@ -87,13 +86,6 @@ class CallChecks:
         for values, factor in ((first, 4), (second, 4), (third, 7)):
             close(values, factor * plain, 1e-12)
 
-    def test_the_model_and_the_batch_swapped_are_refused(self, model: Any) -> None:
-        for batch in (IDS, {"input_ids": IDS}):
-            with pytest.raises(
-                embgrad.errors.BatchError, match="expected token ids there, the model first and the objective"
-            ):
-                embgrad.gradients(batch, model("mean"), embgrad.Sum())
-
     def test_a_model_that_returns_no_tensor_is_refused(self, model: Any) -> None:
         def call(built: Any, inputs: Any) -> None:
             built(inputs["input_ids"])
@@ -129,23 +121,3 @@ class PartChecks:
         for name, value in alone.items():
             np.testing.assert_array_equal(found[f"1.{name}"], value)
         assert not any(np.any(value) for name, value in found.items() if name.startswith("0."))
-
-
-@needs("modules", "weights")
-class BisectionChecks:
-    """The checks of `bisect` that a backend with the abilities "modules" and "weights" must pass."""
-
-    def test_a_copy_agrees(self, model: Any) -> None:
-        bisection = embgrad.bisect(model("layers"), model("layers"), example_batch(), OBJECTIVE)
-        assert bisection.agrees
-        assert bisection.first is None
-
-    def test_a_changed_weight_diverges_forward(self, harness: Harness, model: Any) -> None:
-        weights = example_weights()
-        weights["E2"] = weights["E2"] * 1.01
-        bisection = embgrad.bisect(model("layers"), harness.build("layers", weights), example_batch(), OBJECTIVE)
-        assert (bisection.first, bisection.direction) == ("position", "forward")
-
-    def test_a_wrong_backward_pass_diverges_backward(self, model: Any) -> None:
-        bisection = embgrad.bisect(model("mean"), model("broken"), example_batch(), OBJECTIVE)
-        assert (bisection.first, bisection.direction) == ("word", "backward")

@@ -1,4 +1,4 @@
-"""The conformance checks of objectives: outputs by name and role, positions, and native objectives."""
+"""The conformance checks of objectives: outputs by name and role, positions, native objectives, and values without gradients."""
 
 from __future__ import annotations
 
@@ -10,10 +10,36 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.testing.examples import CLASSES, EXAMPLES, POSITIONS, close, example_batch, example_weights, softmax
+from embgrad.testing.examples import (
+    CLASSES,
+    EXAMPLES,
+    POSITIONS,
+    SMOOTH,
+    close,
+    example_batch,
+    example_weights,
+    softmax,
+)
 from embgrad.testing.harness import Harness
 
-__all__ = ["OutputChecks"]
+__all__ = ["EvaluationChecks", "OutputChecks"]
+
+
+class EvaluationChecks:
+    """The checks of `evaluate` and `embedding_table` that every backend must pass."""
+
+    @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # `positions` cannot take a mask
+    @pytest.mark.parametrize("architecture", [name for name in SMOOTH if name != "two_tables"])
+    def test_evaluate_is_the_objective_of_gradients(self, model: Any, architecture: str) -> None:
+        batch, objective = example_batch(masked=architecture in ("masked", "positions")), embgrad.Logit(1)
+        expected = embgrad.gradients(model(architecture), batch, objective).objective
+        close(embgrad.evaluate(model(architecture), batch, objective), expected, 1e-12)
+        close(embgrad.evaluate(model(architecture), batch, objective, batch_size=2), expected, 1e-12)
+
+    @pytest.mark.parametrize("architecture", ["mean", "scaled", "flat", "time_major", "tied"])
+    def test_the_table_holds_the_outputs_of_the_lookup(self, model: Any, architecture: str) -> None:
+        table = embgrad.tables.embedding_table(model(architecture), example_batch())
+        np.testing.assert_array_equal(table, example_weights()["E"])
 
 
 class OutputChecks:

@@ -18,8 +18,7 @@ import pytest
 import embgrad
 from embgrad.backend.protocol import ABILITIES
 from embgrad.backend.registry import backend_named
-from embgrad.testing.checks_attribution import AttributionChecks, EvaluationChecks
-from embgrad.testing.checks_calls import BisectionChecks, CallChecks, PartChecks
+from embgrad.testing.checks_calls import CallChecks, PartChecks
 from embgrad.testing.checks_capture import CaptureChecks
 from embgrad.testing.checks_changes import ChangeChecks
 from embgrad.testing.checks_compile import CompileChecks
@@ -31,7 +30,7 @@ from embgrad.testing.checks_objectives import (
     SeveralInTrainingChecks,
     SeveralObjectiveChecks,
 )
-from embgrad.testing.checks_outputs import OutputChecks
+from embgrad.testing.checks_outputs import EvaluationChecks, OutputChecks
 from embgrad.testing.checks_perturbed import PerturbedChecks
 from embgrad.testing.checks_points import PointChecks
 from embgrad.testing.checks_tables import TableChecks
@@ -75,10 +74,8 @@ class ConformanceSuite(
     WeightChecks,
     CompileChecks,
     EvaluationChecks,
-    AttributionChecks,
     CallChecks,
     PartChecks,
-    BisectionChecks,
 ):
     """The checks that every backend must pass. A subclass defines the fixture `harness`."""
 
