@@ -1,7 +1,8 @@
 """Single wrong changes to a room's code, and whether its tests notice: `python -m tests.mutants --room inputs --seed 0`.
 
-The sample is of lines that the room's own tests execute; for each change the tests that execute its line run, in a process of
-its own, and nothing is written into the sources. mutmut changes copies in which every function is renamed and reached by way of
+The sample is of lines that the room's own tests execute, which are recorded once; for each change the tests that execute its
+line run, in a process of its own, and nothing is written into the sources. A test that fails counts if it passes without the
+change. mutmut changes copies in which every function is renamed and reached by way of
 another, which this library would see (it reads sources, and finds models' functions by their code), and takes no sample;
 cosmic-ray writes into the working tree and starts the whole test command for each change, which takes seconds in place of a
 fraction of one.
@@ -16,29 +17,23 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 
 from tests.mutants.changes import Change, changes_in, read_equivalents
-from tests.mutants.running import Record, record_tests, try_changes
+from tests.mutants.recording import Record, record_tests
+from tests.mutants.running import try_changes
 
 ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 
 
-def folders_of(room: str) -> tuple[Path, Path]:
-    """Return the folders of a room's sources and of its tests."""
+def folders_of(room: str) -> tuple[Path, list[Path]]:
+    """Return the folder of a room's sources and those of its tests; a framework's contract is among them."""
     if room.startswith("embgrad_"):
-        return ROOT / "backends" / room, ROOT / "tests" / "frameworks" / room.removeprefix("embgrad_")
-    return ROOT / "embgrad" / room, ROOT / "tests" / "unit" / room
-
-
-def digest_of(files: Iterable[Path]) -> str:
-    """Return a digest of the texts of files."""
-    made = hashlib.sha256()
-    for file in sorted(files):
-        made.update(f"{file}\0".encode() + file.read_bytes())
-    return made.hexdigest()[:16]
+        framework = room.removeprefix("embgrad_")
+        os.environ["EMBGRAD_TEST_BACKENDS"] = framework
+        return ROOT / "backends" / room, [ROOT / "tests" / "frameworks" / framework, ROOT / "tests" / "contract"]
+    return ROOT / "embgrad" / room, [ROOT / "tests" / "unit" / room]
 
 
 def draw(record: Record, sources: list[Path], number: int, seed: int) -> tuple[list[Change], int]:
@@ -65,7 +60,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0])
     parser.add_argument("--room", help="a folder of embgrad/, or a package of backends/")
     parser.add_argument("--sources", type=Path, help="a folder of sources, in place of a room's")
-    parser.add_argument("--tests", type=Path, help="a folder or file of tests, in place of a room's")
+    parser.add_argument(
+        "--tests", type=Path, nargs="+", default=[], help="folders or files of tests, in place of a room's"
+    )
     parser.add_argument("--number", type=int, default=40, help="number of changes")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--equivalent", type=Path, default=EQUIVALENT, help="list of changes that change nothing")
@@ -74,22 +71,19 @@ def main() -> int:
         "--seconds", type=float, default=math.inf, help="of the tests of a change run those of so many seconds"
     )
     options = parser.parse_args()
-    if options.room is None and (options.sources is None or options.tests is None):
+    if options.room is None and not (options.sources and options.tests):
         parser.error("name a --room, or --sources and --tests")
     begin = time.monotonic()
     sys.path[:0] = [str(ROOT), str(ROOT / "backends")]  # before the library that is installed
-    sources, tests = folders_of(options.room) if options.room else (options.sources.resolve(), options.tests)
-    tests = (options.tests or tests).resolve()
+    sources, tests = folders_of(options.room) if options.room else (options.sources.resolve(), [])
+    tests = [path.resolve() for path in options.tests] or tests
     root = ROOT if options.room else sources.parent
     os.chdir(root)
     files = sorted(sources.rglob("*.py"))
-    if not files or not tests.exists():
-        parser.error(f"there are no sources in {sources}, or no tests in {tests}")
-    helpers = [*ROOT.glob("embgrad/**/*.py"), *ROOT.glob("tests/support/*.py"), *ROOT.glob("tests/unit/*.py")]
-    digest = digest_of(
-        {*files, *([tests] if tests.is_file() else tests.rglob("*.py")), *helpers, *Path(__file__).parent.glob("*.py")}
-    )
-    record = record_tests(files, [str(tests)], root / ".cache" / "mutants" / f"{sources.name}-{digest}.json")
+    if not files or not all(path.exists() for path in tests):
+        parser.error(f"there are no sources in {sources}, or no tests in {', '.join(map(str, tests))}")
+    record = record_tests(files, tests, root / ".cache" / "mutants" / sources.name)
+    recorded = time.monotonic() - begin
     record.most = options.seconds
     changes, lines = draw(record, files, options.number, options.seed)
     known = read_equivalents(options.equivalent.read_text(encoding="utf-8"))
@@ -97,7 +91,7 @@ def main() -> int:
     names = [change.file.relative_to(root).as_posix() for change in changes]
     reasons = [known.get((name, *map(str.strip, text))) for name, text in zip(names, texts, strict=True)]
     tried = [change for change, reason in zip(changes, reasons, strict=True) if reason is None]
-    outcomes = iter(try_changes(record, [str(tests)], tried, options.fresh))
+    outcomes = iter(try_changes(record, tried, options.fresh))
     table: dict[str, Counter[str]] = {}
     survivors = list[str]()
     for change, name, text, reason in zip(changes, names, texts, reasons, strict=True):
@@ -113,7 +107,7 @@ def main() -> int:
     print(
         f"{options.room or sources.name}, seed {options.seed}: noticed {noticed} of {len(tried)} changes "
         f"({noticed / max(len(tried), 1):.0%}), {len(changes) - len(tried)} equivalent; one each of {len(changes)} of "
-        f"{lines} lines, {time.monotonic() - begin:.0f} s"
+        f"{lines} lines, {time.monotonic() - begin:.0f} s, of which {recorded:.0f} s of recording"
     )
     return 0
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.mutants.changes import Change, changes_in, read_equivalents
-from tests.mutants.running import Record
+from tests.mutants.processes import FAILED, NOT_HERE, PASSED
+from tests.mutants.recording import EXECUTED, Record, mark_statements
+from tests.mutants.running import Verdicts
 
 ROOT = Path(__file__).parents[3]
 SOURCE = """\
@@ -31,6 +35,10 @@ def unseen(number):
 TESTS = """\
 import pytest
 from tiny import checked
+
+
+def test_of_something_else():
+    assert checked(1, 3) == 3
 
 
 def test_the_limit():
@@ -61,12 +69,72 @@ def test_a_survivor_is_shown_and_an_equivalent_change_is_left_out(tmp_path: Path
     surroundings = {**os.environ, "PYTHONPATH": str(sources)}
     done = subprocess.run(command, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    header, counts, *_ = done.stdout.splitlines()
+    _, header, counts, *_ = done.stdout.splitlines()
     assert header.split() == ["file", "noticed", "survived", "equivalent"]
     assert counts.split() == ["tiny/tiny.py", "2", "1", "1"]
     assert "tiny/tiny.py:7\n-    if number > limit:\n+    if number >= limit:\n\n" in done.stdout
     assert "tiny, seed 0: noticed 2 of 3 changes (67%), 1 equivalent; one each of 4 of 4 lines" in done.stdout
+    left_out = "Tests that fail without any change are left out: tests/test_tiny.py::test_of_something_else\n"
+    assert done.stdout.startswith(left_out)
     assert (sources / "tiny.py").read_text() == SOURCE
+
+
+MARKED = """\
+'''A docstring.'''
+from __future__ import annotations
+
+def first(number):
+    "Another."
+    if number:
+        return "one"
+    else:
+        return "none"
+
+later = [
+    lambda: 1,
+    lambda: 2,
+]
+"""
+
+
+def test_each_statement_and_each_body_of_a_lambda_says_when_it_is_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    executed = list[int]()
+    monkeypatch.setattr(builtins, EXECUTED, lambda file, line: executed.append(line), raising=False)
+    namespace: dict[str, Any] = {}
+    exec(mark_statements(Path("x.py"), MARKED.encode()), namespace)
+    assert executed == [4, 11]
+    assert (namespace["__doc__"], namespace["first"].__doc__) == ("A docstring.", "Another.")
+    assert namespace["first"](0) == "none"
+    assert namespace["later"][1]() == 2
+    assert executed == [4, 11, 6, 9, 13]
+
+
+CHANGE = Change(Path("x.py"), line=3, statement=3, start=0, end=1, text=b"", loaded=False)
+
+
+@pytest.mark.parametrize(
+    ("without", "outcome", "attempts"),
+    [
+        ({}, FAILED, 2),  # the test passes without the change
+        ({"quick": (FAILED, "quick")}, PASSED, 3),  # it does not, and the other test passes with the change
+        ({"quick": (-9, None)}, NOT_HERE, 2),
+    ],
+)
+def test_a_failure_counts_where_the_test_passes_without_the_change(
+    without: dict[str, tuple[int, str | None]], outcome: int, attempts: int
+) -> None:
+    made = list[tuple[bool, list[str]]]()
+
+    def attempt(change: Change | None, tests: list[str]) -> tuple[int, str | None]:
+        made.append((change is not None, tests))
+        if change is None:
+            return without.get(tests[-1], (PASSED, None))
+        return (FAILED, "quick") if "quick" in tests else (PASSED, None)
+
+    record = Record({"quick": 1.0, "slow": 2.0}, {"x.py": {3: ["quick", "slow"]}})
+    assert Verdicts(record, attempt, set()).outcome(CHANGE) == outcome
+    assert made[:2] == [(True, ["quick", "slow"]), (False, ["quick"])]
+    assert len(made) == attempts
 
 
 @pytest.mark.parametrize(
@@ -97,9 +165,8 @@ def test_what_a_line_can_become(before: str, after: set[str]) -> None:
 )
 def test_the_quickest_tests_of_a_line_are_run_up_to_a_number_of_seconds(most: float, chosen: list[str]) -> None:
     seconds = {"slowest": 9.0, "quick": 2.0, "slow": 4.0, "other": 0.5}
-    change = Change(Path("x.py"), line=3, statement=3, start=0, end=1, text=b"", loaded=False)
     record = Record(seconds, {"x.py": {3: ["slow", "quick", "slowest"], 4: ["other"]}}, most)
-    assert record.tests_of(change) == chosen
+    assert record.tests_of(CHANGE) == chosen
 
 
 def test_a_moved_line_is_still_recognised() -> None:
