@@ -428,8 +428,14 @@ def test_saliencies_are_those_of_the_results() -> None:
         norm = f"{np.linalg.norm(saved.norm):.4g}"
         model_name = full.provenance["model"]
         assert repr(saved) == f"Saliencies({shape}, at 'word' of {model_name} (reference), norm {norm})"
-        for name in ("objective", "ids"):
+        for name in ("objective", "ids", "real"):
             np.testing.assert_array_equal(getattr(saved, name), getattr(full, name))
+
+
+def test_all_positions_of_saliencies_without_a_mask_are_real() -> None:
+    saved = embgrad.results.Saliencies.of(embgrad.gradients(model(), np.array([[1, 2], [3, 4]]), embgrad.Sum()))
+    assert saved.mask is None
+    np.testing.assert_array_equal(saved.real, [[True, True], [True, True]])
 
 
 def _scaled(self: Any, input_ids: np.ndarray, scale: Any = 1.0) -> Tensor:
