@@ -29,7 +29,7 @@ from embgrad.streaming.prefetch import Ahead
 from embgrad.streaming.sorting import expect_sortable
 from embgrad.streaming.source import Portion
 from embgrad.streaming.totals import Total, load_tables, save_tables
-from embgrad.streaming.writer import _lock, _text_bytes, _unlock, changes_between
+from embgrad.streaming.writer import _lock, _Pending, _text_bytes, _unlock, changes_between
 from tests.unit.refusals import refused
 from tests.unit.streams import model, texts, tokenizer
 
@@ -337,7 +337,12 @@ def test_a_shard_holds_a_countable_number_of_results() -> None:
 
 def test_the_text_of_a_part_is_counted_with_what_its_provenance_holds() -> None:
     part = SimpleNamespace(tokens=[["a", "é"]], provenance={"size": np.float32(1.5)})
-    assert _text_bytes(part) == len('[["a", "\\u00e9"]]') + len('{"size": "1.5"}')
+    text = len('[["a", "\\u00e9"]]') + len('{"size": "1.5"}')
+    assert _text_bytes(part) == text
+    arrays = {"values": np.zeros(3), "activations": None, "before": None, "tables": None}
+    whole = SimpleNamespace(**vars(part), **arrays)
+    pending = _Pending().with_stored({"word": whole}).with_stored({"word": whole, "layer.1": whole})
+    assert (pending.text, pending.bytes) == (3 * text, 3 * 24)
 
 
 def test_changes_of_what_a_run_was_made_of_are_named_inside_of_one_class() -> None:
