@@ -34,13 +34,20 @@ IDS: Final = np.array([[3, 5, 3, 8], [2, 9, 3, 2], [7, 7, 7, 7]])  # the same id
 DELTA: Final = np.random.default_rng(7).normal(size=(len(IDS), POSITIONS, DIM))
 
 
-def _after_a_step(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return E and W of the architecture "mean" after a step of gradient descent on a perturbed pass, by hand."""
-    pooled = (weights["E"][IDS] + DELTA).mean(1)
+def _gradients(weights: dict[str, np.ndarray], delta: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the gradients of the weights and the rows of the architecture "mean" in a perturbed pass, by hand."""
+    pooled = (weights["E"][IDS] + delta).mean(1)
     slope = (softmax(pooled @ weights["W"] + weights["b"]) - np.eye(CLASSES)[LABELS]) / len(IDS)
+    rows = np.repeat((slope @ weights["W"].T)[:, None] / POSITIONS, POSITIONS, axis=1)
     table = np.zeros_like(weights["E"])
-    np.add.at(table, IDS, np.repeat((slope @ weights["W"].T)[:, None] / POSITIONS, POSITIONS, axis=1))
-    return {"E": weights["E"] - RATE * table, "W": weights["W"] - RATE * pooled.T @ slope}
+    np.add.at(table, IDS, rows)
+    return {"E": table, "W": pooled.T @ slope, "b": slope.sum(0), "rows": rows}
+
+
+def _after_a_step(weights: dict[str, np.ndarray], delta: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the weights of the architecture "mean" after a step of gradient descent on a perturbed pass, by hand."""
+    gradients = _gradients(weights, delta)
+    return {name: weights[name] - RATE * gradients[name] for name in ("E", "W", "b")}
 
 
 @contextlib.contextmanager
@@ -76,11 +83,26 @@ class PerturbedChecks:
         assert perturbation.passes == 1
         for value in given:
             np.testing.assert_array_equal(value, weights["E"][IDS])
-        expected, tolerance = _after_a_step(weights), CLOSED_FORM[dtype]
+        expected, tolerance = _after_a_step(weights, DELTA), CLOSED_FORM[dtype]
         assert np.abs(expected["W"] - weights["W"]).max() > 100 * tolerance
         result = embgrad.gradients(built, IDS, embgrad.Projection(np.ones(CLASSES)))
         close(result.activations, expected["E"][IDS], tolerance)
         close(result.values[0, 0], expected["W"].sum(1) / POSITIONS, tolerance)
+
+    def test_closed_form_of_steps_of_adversarial_training(self, harness: Harness, model: Any) -> None:
+        """The fast gradient method: a pass whose gradient is captured, and a step on one that is perturbed along it."""
+        built, weights = model("mean"), example_weights()
+        for _ in range(2):
+            with embgrad.capture(built) as tap:
+                harness.step(built, IDS, LABELS, 0.0)
+            close(tap.steps[0].values, _gradients(weights, np.zeros_like(DELTA))["rows"], 1e-12)
+            delta = tap.steps[0].values / np.linalg.norm(tap.steps[0].values, axis=(1, 2), keepdims=True)
+            with embgrad.perturbed(built, {"word": delta}):
+                harness.step(built, IDS, LABELS, RATE)
+            weights = _after_a_step(weights, delta)
+        result = embgrad.gradients(built, IDS, embgrad.Projection(np.ones(CLASSES)))
+        close(result.activations, weights["E"][IDS], 1e-12)
+        close(result.values[0, 0], weights["W"].sum(1) / POSITIONS, 1e-12)
 
     @pytest.mark.parametrize("at", ["word", "layer.1", "embeddings", "position"])
     def test_zeros_change_no_bit(self, harness: Harness, model: Any, at: str) -> None:
