@@ -1,8 +1,8 @@
 """Which tests execute which lines of a room, and how long they take: recorded once for each file of tests.
 
 Statements of the room call a function as they run, which a tracer would do for every call of every framework. An interrupted
-recording goes on where it stopped, and a changed file of tests is recorded alone; a changed source, or helper of the tests, has
-all of them recorded again.
+recording goes on where it stopped, and a changed file of tests is recorded alone; a changed source has all of them recorded
+again, and a helper those in its folder.
 """
 
 from __future__ import annotations
@@ -179,9 +179,14 @@ def digest_of(files: Iterable[Path], begin: str = "") -> str:
 def record_tests(sources: list[Path], tests: list[Path], cache: Path) -> Record:
     """Return the record of the tests in files and folders, which is kept in a folder, a file for each of tests."""
     inside = {file for path in tests for file in ([path] if path.is_file() else path.rglob("*.py"))}
-    own = {file for file in inside if file.name.startswith("test_")}
-    common = digest_of({*sources, *(inside - own), Path(__file__)})
-    kept = {os.path.relpath(file): cache / f"{file.stem}-{digest_of([file], common)}.json" for file in sorted(own)}
+    common, helpers = digest_of({*sources, Path(__file__)}), defaultdict[Path, set[Path]](set)
+    own = sorted(file for file in inside if file.name.startswith("test_"))
+    for file in inside.difference(own):
+        helpers[file.parent].add(file)
+    kept = {
+        os.path.relpath(file): cache / f"{file.stem}-{digest_of({file, *helpers[file.parent]}, common)}.json"
+        for file in own
+    }
     missing = [file for file, place in kept.items() if not place.exists()]
     if missing:
         cache.mkdir(parents=True, exist_ok=True)
@@ -206,7 +211,8 @@ def record_tests(sources: list[Path], tests: list[Path], cache: Path) -> Record:
         code = in_child(work, LIMIT)
         if left := [file for file, place in kept.items() if not place.exists()]:
             raise SystemExit(
-                f"The recording ended at one of {left}, with the exit code {code}: python -m pytest {left[0]}"
+                f"The recording ended with the exit code {code} before the end of {left[0]} and {len(left) - 1} more: begin it "
+                f"again, or see python -m pytest {left[0]}"
             )
     record, failed = Record(), list[str]()
     for place in kept.values():
