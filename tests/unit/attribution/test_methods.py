@@ -81,15 +81,6 @@ def test_integrated_gradients_of_a_quadratic_form(rule: str, baseline: Any) -> N
     np.testing.assert_allclose(found.delta, found.scores.sum(1) - (end**2 - start**2) / 2, atol=1e-12)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_the_weights_of_a_rule_sum_to_one(rule: str) -> None:
-    for steps in (1, 2, 5):
-        nodes, weights = nodes_and_weights(rule, steps)
-        assert weights.sum() == pytest.approx(1)
-        assert nodes.min() >= 0
-        assert nodes.max() <= 1
-
-
 def test_integrated_gradients_are_complete_at_a_hidden_state() -> None:
     method = embgrad.methods.IntegratedGradients(40)
     found = embgrad.attribute(curved(), BATCH, LOGIT, method, at="block")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import itertools
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import embgrad
 from embgrad.attribution import discretized
 from embgrad.attribution.discretized import NearestRows
 from embgrad.attribution.quadrature import RULES, nodes_and_weights
-from embgrad.attribution.shapley import exact_values, sample_coalitions
+from embgrad.attribution.shapley import sample_coalitions
 from embgrad.methods import (
     DiscretizedIntegratedGradients,
     GradientShap,
@@ -27,7 +26,6 @@ from embgrad.methods import (
     SequentialIntegratedGradients,
     SmoothGrad,
 )
-from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.attribution.models import BATCH, DIM, IDS, MASK, HalfSquare, Tokenizer, curved, linear
 from tests.unit.refusals import refused
 
@@ -174,59 +172,6 @@ def test_discretized_paths_are_made_of_rows_of_the_table_whatever_the_pieces(mon
     monkeypatch.setattr(discretized, "MOST_NUMBERS", 1)
     again = embgrad.attribute(curved(), BATCH, embgrad.Logit(0), method, tokenizer=Tokenizer())
     np.testing.assert_allclose(again.scores, found.scores)
-
-
-def with_modes() -> ReferenceModel:
-    """Return a model that computes with the opposite sign in training mode."""
-
-    def forward(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
-        rows = lookup(model["E"], input_ids) * Tensor(np.asarray(attention_mask)[..., None] * 1.0)
-        return rows.tanh().sum(1) @ model["W"] * (-1.0 if model.training else 1.0)
-
-    return ReferenceModel(forward, {name: curved()[name].value for name in ("E", "W")})
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        Saliency(),
-        InputXGradient(),
-        IntegratedGradients(steps=4),
-        SequentialIntegratedGradients(steps=3, baseline="zero"),
-        SmoothGrad(samples=2),
-        GradientShap(BASELINES, samples=3),
-        Occlusion(replacement="zero"),
-        Lime(samples=20),
-        KernelShap(samples=20),
-    ],
-    ids=lambda method: type(method).__name__,
-)
-def test_an_attribution_in_training_mode_is_of_the_model_in_training_mode(method: Any) -> None:
-    plain, trained = (
-        embgrad.attribute(with_modes(), BATCH, embgrad.Logit(0), method, tokenizer=Tokenizer(), training=training)
-        for training in (False, True)
-    )
-    np.testing.assert_allclose(trained.objective, -plain.objective)
-    if plain.values is not None:
-        np.testing.assert_allclose(trained.values, -plain.values, atol=1e-12)
-    np.testing.assert_allclose(np.abs(trained.scores), np.abs(plain.scores), atol=1e-8)
-    if plain.baseline_objective is not None:
-        np.testing.assert_allclose(trained.baseline_objective, -plain.baseline_objective, atol=1e-12)
-
-
-@pytest.mark.parametrize("members", [1, 2, 3, 4])
-def test_shapley_values_are_the_means_of_contributions_over_all_orders(members: int) -> None:
-    coalitions = sample_coalitions(members, 2**members, np.random.default_rng(0))
-    assert len({row.tobytes() for row in coalitions}) == len(coalitions) == 2**members
-    assert not coalitions[0].any()
-    values = np.random.default_rng(1).normal(size=len(coalitions))
-    by_set = {frozenset(np.flatnonzero(row).tolist()): value for row, value in zip(coalitions, values, strict=True)}
-    expected = np.zeros(members)
-    orders = list(itertools.permutations(range(members)))
-    for order in orders:
-        for place, member in enumerate(order):
-            expected[member] += by_set[frozenset(order[: place + 1])] - by_set[frozenset(order[:place])]
-    np.testing.assert_allclose(exact_values(coalitions, values), expected / len(orders))
 
 
 def test_coalitions_are_drawn_in_pairs_after_the_empty_and_the_whole_one() -> None:

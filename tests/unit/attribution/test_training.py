@@ -27,6 +27,7 @@ METHODS = (
     embgrad.methods.SequentialIntegratedGradients(2, "zero"),
     embgrad.methods.Occlusion("zero"),
     embgrad.methods.KernelShap(32, "zero"),
+    embgrad.methods.Lime(60, "zero", ridge=0.0),
 )
 
 
@@ -109,13 +110,6 @@ CALLS: dict[str, Callable[[Any, bool], Any]] = {
     ),
     "sensitivity": lambda model, mode: embgrad.metrics.sensitivity(
         model, BATCH, LOGIT, embgrad.methods.InputXGradient(), training=mode, samples=3
-    ),
-    "substitutions": lambda model, mode: embgrad.substitutions(model, BATCH, LOGIT, training=mode, top=3).scores,
-    "hotflip": lambda model, mode: (
-        embgrad.search(model, BATCH, LOGIT, embgrad.methods.HotFlip(steps=2), training=mode).history.objective
-    ),
-    "gcg": lambda model, mode: (
-        embgrad.search(model, BATCH, LOGIT, embgrad.methods.GCG(steps=2, candidates=4), training=mode).history.objective
     ),
 }
 

@@ -8,11 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-import embgrad
-from tests.unit.cli.commands import ASK, TEXTS, child, expected, refused
+from tests.unit.cli.commands import TEXTS, child, refused
 
 
 def tokens(done: Any) -> list[list[str]]:
@@ -68,13 +66,6 @@ def test_other_files_of_texts_are_refused(
     assert re.search(said, done.err)
 
 
-def test_a_file_of_pairs(command: Any, directory: Path) -> None:
-    (directory / "t.txt").write_text("a\tfilm\n")
-    assert tokens(command("gradients", *TEXTS, "--file", "t.txt", "--pairs", "--json")) == [
-        ["[CLS]", "a", "[SEP]", "film", "[SEP]"]
-    ]
-
-
 def test_truncation_is_a_warning(command: Any) -> None:
     done = command("gradients", *TEXTS, "-t", "a gripping film", "--max-length", "4", "--json")
     assert tokens(done) == [["[CLS]", "a", "grip", "[SEP]"]]
@@ -86,36 +77,6 @@ def test_a_tokenizer_from_a_python_file(command: Any) -> None:
         "gradients", "-m", "models.py:build", "--tokenizer", "models.py:tokenizer", "-t", "a bb ccc", "--json"
     )
     assert [item["id"] for item in json.loads(done.out)["results"]["word"]["examples"][0]["tokens"]] == [2, 3, 4]
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("[" * 100_000, "not valid JSON"),
-        ('{"ids": [[1]], "mask": [[2]]}', "mask"),
-        ("[[1, 2.5]]", "2.5"),
-        ("[[1, 99]]", "99"),
-        ("[]", "ids"),
-    ],
-)
-def test_other_files_of_ids_are_refused(command: Any, directory: Path, content: str, said: str) -> None:
-    (directory / "bad.json").write_text(content)
-    assert said in refused(command("gradients", "-m", "models.py:build", "--ids", "bad.json"))
-
-
-def test_ids_of_different_lengths_are_padded_with_a_note(command: Any, directory: Path) -> None:
-    (directory / "ids.json").write_text("[[4, 5, 6], [7, 8]]")
-    done = command("gradients", *ASK, "--labels", "0,2", "-o", "g.safetensors")
-    assert "shorter ones are padded with zeros on the right and masked there" in done.err
-    np.testing.assert_array_equal(embgrad.load("g.safetensors").values, expected().values)
-
-
-def test_ids_in_a_known_convention(command: Any, directory: Path) -> None:
-    (directory / "ids.json").write_text(
-        '{"input_ids": [[4, 5, 6], [7, 8, 0]], "attention_mask": [[1, 1, 1], [1, 1, 0]]}'
-    )
-    command("gradients", *ASK, "--labels", "0,2", "-o", "g.safetensors")
-    np.testing.assert_array_equal(embgrad.load("g.safetensors").values, expected().values)
 
 
 def test_a_missing_package_tokenizers(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:

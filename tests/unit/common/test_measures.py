@@ -226,6 +226,12 @@ def test_the_shortest_time_of_each_function_counts_after_a_round_without_a_clock
         ("a" * 48, "a" * 48),
         ("a" * 49, "a" * 48 + "… (49 characters)"),
         ("a\nb", "a\\nb"),
+        ("\x00\x1b[31m", "\\x00\\x1b[31m"),
+        ("\u202eevil", "\\u202eevil"),
+        ("e\u0301", "e\u0301"),
+        ("👩\u200d🔬", "👩\u200d🔬"),
+        ("\u200d", "\\u200d"),
+        ("\ud800", "\\ud800"),
     ],
 )
 def test_tokens_are_never_empty_and_not_too_long(token: str, shown: str) -> None:

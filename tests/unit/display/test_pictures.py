@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-import embgrad
 from embgrad.display import pictures
 from embgrad.display.colours import LEVELS, PALETTES, step
 from embgrad.display.lines import Line, Piece, TokenMatrix
-from embgrad.results.attribution import Attributions
-from tests.unit.results.attributed import attribution_of
 
 matplotlib.use("Agg")
 
@@ -216,18 +213,6 @@ def test_lines_by_steps_have_a_legend_where_it_says_something(examples: int, sho
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_xscale(), ax.get_yscale()) == ("steps", "|delta|", "log", "log")
     assert [text.get_text() for text in ax.get_xticklabels()] == ["5"]
     assert [line.get_label() for line in ax.lines] == [f"example {example}" for example in range(examples)]
-
-
-def test_a_picture_of_methods_names_each_row_by_its_method() -> None:
-    attribution = attribution_of(embgrad.TokenBatch([[7, 8, 9]]))
-    both = Attributions({"first": attribution, "second": replace(attribution, scores=attribution.scores * 2)})
-    assert [label.get_text() for label in both.plot().get_yticklabels()] == ["first", "second"]
-
-
-def test_the_text_of_an_attribution_has_its_error_where_there_is_one() -> None:
-    batch = embgrad.TokenBatch([[7, 8, 9]])
-    assert ", |delta| ≤ 0.01)" in repr(attribution_of(batch))
-    assert "delta" not in repr(attribution_of(batch, method="Saliency"))
 
 
 def test_the_steps_of_a_search_are_whole_numbers() -> None:

@@ -532,27 +532,6 @@ def test_a_certificate_is_right_up_to_its_tolerances(right: Any, wrong: Any, mes
 
 
 @pytest.mark.parametrize(
-    ("kink", "stairs", "own", "random"),
-    [
-        (0.0, False, 0.0, 0.0),
-        (0.5, False, 10 * 0.5 * 3 / 4, 10 * 0.5 / 4),  # an own direction of 9 entries may lie across a kink wholly
-        (0.5, True, 2.0, 3.0),  # as far as the slopes are apart
-    ],
-)
-def test_kinks_and_stairs_excuse_slopes_that_do_not_hold(kink: float, stairs: bool, own: float, random: float) -> None:
-    slopes = [slope_of(6.0), slope_of(1.0, direction="random 1"), slope_of(4.0, direction="random 2")]
-    lines = [check._Line(slope, True, 0.0, False) for slope in slopes]
-    still = check._Line(slope_of(9.0, direction="random 3"), False, kink, stairs)  # counts, and is no test
-    judged = check._judge([*lines, still], 9, PRECISION["float64"])
-    wider = [
-        replace(s, uncertainty=0.1 + m, tolerance=1 + 4 * m) for s, m in zip(slopes, (own, random, 0), strict=True)
-    ]
-    assert judged == [replace(slope, uncertainty=pytest.approx(slope.uncertainty)) for slope in wider]
-    assert check._excuse(lines, judged) == [], "there is a direction of its own"
-    assert check._excuse([*lines[1:], still], judged[1:]) == judged[1 : 2 if own else 1]
-
-
-@pytest.mark.parametrize(
     ("chosen", "expected", "share", "values", "sizes", "kinks"),
     [
         (None, [12], [56**0.5], [29], [6], [0]),

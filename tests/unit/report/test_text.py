@@ -6,11 +6,10 @@ import re
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embgrad.common.token_text import direction, token_text
+from embgrad.common.token_text import token_text
 from embgrad.report import render_page
 from tests.unit.pages import SENTENCE, read, result
 
@@ -51,39 +50,6 @@ def test_any_token_is_shown(tokens: list[str]) -> None:
         assert shown.text.isprintable() or set("\u200c\u200d") & set(shown.text) or any(c.isspace() for c in shown.text)
         assert shown.text.strip(), "never invisible"
     render_page(gradient).encode("utf-8")
-
-
-@pytest.mark.parametrize(
-    ("token", "shown"),
-    [
-        ("", "∅"),
-        (" ", "␣"),
-        ("  ", "␣␣"),
-        ("\n\t", "\\n\\t"),
-        ("\x00\x1b[31m", "\\x00\\x1b[31m"),
-        ("\u202eevil", "\\u202eevil"),
-        ("\ud800", "\\ud800"),
-        ("\u200b", "\\u200b"),
-        ("\u0301", "◌\u0301"),
-        ("e\u0301", "e\u0301"),
-        ("👩\u200d🔬", "👩\u200d🔬"),
-        ("\u200d", "\\u200d"),
-        ("\U000e0001", "\\U000e0001"),
-        ("שלום", "שלום"),
-        ("x" * 48, "x" * 48),
-        ("x" * 5000, "x" * 48 + "… (5000 characters)"),
-    ],
-)
-def test_the_text_of_a_token(token: str, shown: str) -> None:
-    assert token_text(token) == shown
-
-
-@pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [(["1", ",", "שלום", "abc"], "rtl"), (["مرحبا"], "rtl"), (["abc", "שלום"], "ltr"), ([], "ltr"), (["1"], "ltr")],
-)
-def test_direction(tokens: list[str], expected: str) -> None:
-    assert direction(tokens) == expected
 
 
 def test_a_sentence_runs_in_its_direction() -> None:

@@ -144,16 +144,6 @@ def test_axes_of_the_user_are_drawn_on_and_pyplot_is_left_alone(plt: Any) -> Non
     assert dict(matplotlib.rcParams) == before
 
 
-def test_words_are_drawn_as_they_are_and_cut_where_they_are_long(plt: Any) -> None:
-    texts = ["$x_1$", "\\frac", "a" * 99, "line\nend", "\x1b[31m"]
-    found = by_words(["".join(texts)], [texts], [[1, 2, 3, 4, 5]])
-    ax = found.plot(by="spans")
-    assert labels(ax) == ["$x_1$", "\\frac", "a" * 39 + "…", "line end", "\\x1b[31m"]
-    ax.figure.canvas.draw()
-    map_of = by_words(["".join(texts)] * 2, [texts] * 2, [[1, 2, 3, 4, 5]] * 2).plot(by="spans")
-    map_of.figure.canvas.draw()
-
-
 def test_scores_that_are_not_finite_have_no_bar_and_no_colour(plt: Any) -> None:
     found = by_words(["a b c d"], [["a", "b", "c", "d"]], [[np.nan, np.inf, 0.0, 2.0]])
     assert [float(np.nan_to_num(bar.get_width(), nan=-1)) for bar in found.plot().patches] == [-1, -1, 0, 2]
@@ -404,14 +394,6 @@ def test_long_texts_are_shown_in_a_time_that_grows_with_their_length() -> None:
     assert long.to_html().count('title="+1, position ') == len(tokens)
     assert len(long.sentences()[0]) == len(tokens)
     assert time.perf_counter() - start < 20  # minutes where each piece goes over all pieces
-
-
-def test_many_texts_are_drawn_without_words(plt: Any) -> None:
-    many = by_words(["a b"] * 400, [["a", "b"]] * 400, 1.0)
-    ax = many.plot()
-    assert len(ax.texts) == 0
-    assert ax.images[0].get_array().shape == (400, 2, 3)
-    assert ax.figure.get_size_inches()[1] <= 40
 
 
 def test_other_axes_several_examples_of_several_methods_and_a_missing_matplotlib(monkeypatch: Any) -> None:

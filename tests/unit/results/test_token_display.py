@@ -11,10 +11,8 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
 
 import embgrad
-from embgrad.display.colours import LEVELS, step
 from tests.unit.refusals import refused
 from tests.unit.results.attributed import byte_level, encoder_decoder, token_attribution_of
 
@@ -237,21 +235,6 @@ def test_outputs_that_are_not_there_are_refused() -> None:
         PADDED.of_output(0, decoder=True)
 
 
-def test_a_picture_has_a_cell_for_each_score_on_one_scale(plt: Any) -> None:
-    ax = ATTRIBUTION.plot()
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["gh", "ro", "se"]
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["<s>", "The", "dou", "gh", "ro", "se"]
-    cells = ax.images[0].get_array()
-    assert to_hex(cells[2, 4]) == step("light", "p", LEVELS).background
-    assert to_hex(cells[1, 3]) == step("light", "m", LEVELS // 2).background
-    assert to_hex(cells[1, 2]) == step("light", "p", LEVELS // 4).background
-    assert to_hex(cells[1, 0]) == "#ffffff"
-    assert cells[0, 3].tolist() == [0.93] * 3
-    assert ax.figure.axes[1].get_ylim() == (-16, 16)
-    assert ax.figure.axes[1].get_ylabel() == "score by InputXGradient"
-    ax.figure.canvas.draw()
-
-
 def test_the_axes_of_the_user_and_a_line_between_encoder_and_decoder(plt: Any) -> None:
     figure = matplotlib.figure.Figure()
     ax = figure.subplots()
@@ -259,18 +242,6 @@ def test_the_axes_of_the_user_and_a_line_between_encoder_and_decoder(plt: Any) -
     assert ax.get_xlabel() == "input: of the encoder, then of the decoder"
     assert [line.get_xdata() for line in ax.lines] == [[2.5, 2.5]]
     assert plt.get_fignums() == []
-
-
-def test_a_large_picture_has_all_cells_and_fewer_labels(plt: Any) -> None:
-    batch = embgrad.TokenBatch(np.arange(400)[None], tokens=[[f"Ġ{number}" for number in range(400)]])
-    ax = token_attribution_of(batch, [range(200, 400)], 1.0).plot()
-    assert ax.images[0].get_array().shape == (200, 400, 3)
-    labels = [int(label.get_text()) for label in ax.get_xticklabels()]
-    assert labels == list(range(0, 400, labels[1]))
-    assert 1 < labels[1] < 20
-    width, height = ax.figure.get_size_inches()
-    assert width <= 18
-    assert height <= 20
 
 
 def test_scores_that_are_not_finite_are_marked(plt: Any, capsys: Any, monkeypatch: Any) -> None:

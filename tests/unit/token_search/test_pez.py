@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.engine.embedding_table import TableReader
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
-from embgrad.token_search import PEZ, pez
-from embgrad.token_search.pez import nearest_ids
+from embgrad.token_search import PEZ
 from embgrad.token_search.search import problem_of
 from tests.unit.token_search.trigger_models import VOCAB, Tokenizer, batch
 
@@ -109,34 +107,6 @@ def test_an_example_that_met_the_rule_is_left_alone() -> None:
     assert (some.history.gradients[-1][done] == 0).all()
     np.testing.assert_array_equal(some.batch.ids[done], batch().ids[done])
     assert (some.history.gradients[-1][~done] > 0).all()
-
-
-def test_the_nearest_rows_are_those_of_a_dense_computation(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = np.random.default_rng(3)
-    table = random.normal(size=(50, 6)).astype(np.float32)
-    table[7], table[20] = 0, 3 * table[11]
-    embeddings = random.normal(size=(23, 6))
-    embeddings[4] = 0
-    reader = TableReader(50, 6, lambda indices: table[indices])
-    allowed = np.flatnonzero(np.arange(50) % 3 != 1)
-    wide = table.astype(np.float64)
-    lengths = np.linalg.norm(wide, axis=1)
-    dense = (embeddings @ wide.T) / np.where(lengths == 0, 1, lengths)
-    expected = allowed[dense[:, allowed].argmax(1)]
-    for rows, columns in ((4096, 1024), (5, 4)):
-        monkeypatch.setattr(pez, "ROWS", rows)
-        monkeypatch.setattr(pez, "EMBEDDINGS", columns)
-        np.testing.assert_array_equal(nearest_ids(embeddings, reader, allowed), expected)
-    parallel = nearest_ids(2 * wide[[20]], reader, np.arange(50))
-    assert np.allclose(wide[parallel] / lengths[parallel, None], wide[[11]] / lengths[[11], None])
-
-
-def test_rows_of_nan_are_nearest_to_nothing_and_hide_no_others() -> None:
-    table = np.random.default_rng(3).normal(size=(50, 6))
-    embeddings = table[[10, 20]].copy()
-    table[[3, 7]] = np.nan
-    nearest = nearest_ids(embeddings, TableReader(50, 6, lambda indices: table[indices]), np.arange(50))
-    np.testing.assert_array_equal(nearest, [10, 20])
 
 
 ERRORS = {
