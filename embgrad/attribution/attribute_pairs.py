@@ -202,7 +202,6 @@ def _in_all_directions(encoders: Sequence[Encoder], at_once: bool) -> Iterator[_
     """Yield each pair, from the contributions to all numbers of its encodings; a text in several pairs is run once.
 
     Args:
-        encoders: those of both sides.
         at_once: whether all texts are run together, and not in blocks.
     """
     count = len(encoders[0].batch)

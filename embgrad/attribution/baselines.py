@@ -81,8 +81,6 @@ def check_baselines(baseline: Any, name: str = "baseline", *, auto: bool = False
     """Check a baseline, or each of several.
 
     Args:
-        baseline: the user's value.
-        name: the argument's name.
         auto: whether the method can choose a baseline itself, "auto".
 
     Raises:

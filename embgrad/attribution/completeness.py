@@ -39,7 +39,6 @@ def find_missed(
         delta: the errors of completeness, (example,).
         difference: the size of the difference that they should sum to, (example,).
         before: L at the baseline, (example,).
-        most: the share.
     """
     allowed = most * np.abs(difference) + passes.rounding * (np.abs(passes.state.objective) + np.abs(before))
     return np.flatnonzero(np.abs(delta) > allowed)

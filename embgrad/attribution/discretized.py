@@ -131,7 +131,6 @@ def paths_of(nearest: NearestRows, starts: np.ndarray, end: int, steps: int, str
 
     Args:
         nearest: the nearest rows of the table.
-        starts: the ids of tokens.
         end: the id of the baseline.
         steps: the number of points.
         strategy: "greedy" or "maxcount".

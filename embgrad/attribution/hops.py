@@ -42,7 +42,6 @@ def intermediate_tokens(through: Any, wanted: Targets, batch: TokenBatch, tokeni
 
     Args:
         through: names them as `targets_of` takes outputs; None for those that are generated.
-        wanted: the outputs.
         batch: the ids in which positions count.
         tokenizer: see `targets_of`; so is `start`.
         start: the first position that was generated.

@@ -154,9 +154,7 @@ def choose_method(method: Any, base: type[Any], known: Mapping[str, type[M]], ex
     """Return a method, or the method of a name with its defaults.
 
     Args:
-        method: the user's value.
         base: the base class of the methods.
-        known: the methods by name.
         example: a method as the user would write it, for the message.
 
     Raises:

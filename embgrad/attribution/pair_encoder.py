@@ -268,7 +268,6 @@ class Encoder:
         """Return the contributions of the positions of texts in directions, float64, (direction, text, position).
 
         Args:
-            texts: the indices of texts.
             directions: the directions, (direction, number), or those of each text, (direction, text, number).
         """
         own, origin = self.passes.inputs[texts], self.origins[texts]

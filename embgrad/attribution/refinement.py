@@ -67,7 +67,6 @@ class Line(Protocol):
         Args:
             examples: the examples, (row,).
             places: the places of the steps, (step, row).
-            weights: their weights, likewise.
         """
 
 
@@ -104,7 +103,6 @@ def refine(
     that by little, is short, or when its example could take more than `most` steps if the others were halved once more.
 
     Args:
-        line: the lines.
         examples: the examples to refine, which have taken `steps` steps before.
         ends: L at the beginning and at the end of each line, (example, output).
         allowed: how large the error of the whole line may be, (example, output).

@@ -98,7 +98,6 @@ def answers_in_turn(request: Request, answer_of: Callable[[Respond | NativeObjec
     Without a pullback all are asked at once.
 
     Args:
-        request: the request.
         answer_of: returns the answer of one objective, such as `answer_objective` does.
     """
     count = len(request.objectives)

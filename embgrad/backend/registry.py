@@ -69,7 +69,6 @@ def backend_named(name: str, also: Sequence[str] = ()) -> Backend:
     """Return the backend with this name, whose framework is installed.
 
     Args:
-        name: the name.
         also: names that are no backends, but are also valid where the name comes from, for messages.
 
     Raises:

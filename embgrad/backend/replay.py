@@ -34,7 +34,6 @@ def with_functions(request: Request, replacement: Callable[[str, str, Change], C
     """Return the request with other functions at its points.
 
     Args:
-        request: the request.
         replacement: takes an option ("override", "add" or "edit"), a point's key and the function there; returns the new one.
         others: further fields of the request to replace.
     """

@@ -53,7 +53,6 @@ class TraceMaker(Protocol[Trace]):
         """Return a new trace, for any lengths unless `exact`.
 
         Args:
-            request: the request.
             exact: make the trace for this batch's lengths alone.
 
         Raises:

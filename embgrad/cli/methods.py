@@ -35,8 +35,6 @@ def instances_of(names: Sequence[str], arguments: Sequence[str], known_methods: 
     """Return the methods of --method by name, with the arguments of --set; each argument is for all methods that have it.
 
     Args:
-        names: the values of --method.
-        arguments: the values of --set.
         known_methods: the methods by their names on the command line.
 
     Raises:

@@ -39,7 +39,6 @@ def result_lines(
 
     Args:
         result: the result; gradients have a vector for each position.
-        terminal: the terminal.
         words: whether the tokens of each word are merged.
         kind: the kind of saliency of gradients, "norm" or "dot".
         by: the unit of attributions of output tokens, see `TokenAttribution.matrix`; None for what `words` says.

@@ -87,8 +87,6 @@ def write_results(path: str, results: Mapping[str, Any], by: str) -> None:
     """Write the table of saved results; that of several has their names in a column.
 
     Args:
-        path: the file.
-        results: the results by name.
         by: "tokens" or "words", for results with a score for each token.
 
     Raises:

@@ -65,7 +65,6 @@ def shade(figure: float, largest: float, signed: bool) -> tuple[str, int]:
     """Return the scale and the level of a figure: "n" for a magnitude, "p" and "m" for above and below zero, and 0 to LEVELS.
 
     Args:
-        figure: the figure.
         largest: the size of a figure that has full colour, as larger ones have.
         signed: whether figures may be below zero.
 

@@ -26,7 +26,6 @@ def depth_picture(depth: Depth, *, inline: bool) -> Html | None:
     """Return the plot as SVG, or None where there are fewer than two points.
 
     Args:
-        depth: the differences.
         inline: whether each element has its own style, as in a notebook; a page has a style sheet.
     """
     if len(depth.names) < 2:

@@ -76,7 +76,6 @@ def rows_html(head: str, rows: Sequence[FigureRow], caption: str = "", *, inline
 
     Args:
         head: the heading of the first column.
-        rows: the rows.
         caption: the table's caption; "" for none.
         inline: whether each cell has its own style, as in a notebook; a page has a style sheet.
     """
@@ -144,7 +143,6 @@ def picture(
 
     Args:
         lines: for each result, the figures at its points.
-        bounds: the tolerances to draw.
         first: the name of the result that these are compared with.
         inline: as in `rows_html`.
     """

@@ -59,7 +59,6 @@ def tag(name: str, /, *content: Any, **attributes: Any) -> Html:
     """Return an element.
 
     Args:
-        name: its name.
         content: its content, see `join`.
         attributes: its attributes; "_" stands for "-", at the end for nothing. True writes the name alone; None and False write
             nothing.
@@ -111,7 +110,6 @@ def cell(*content: Any, heading: str = "", summary: str = "", notes: Sequence[st
     """Return content for a notebook's cell, which does not affect what is around it.
 
     Args:
-        content: the content.
         heading: what is shown, in bold letters; "" for nothing.
         summary: more of it, after the heading.
         notes: sentences at the end.

@@ -63,7 +63,6 @@ def matrices_html(matrices: Sequence[TokenMatrix], name: str, note: str = "") ->
     """Return the matrices as HTML that does not affect the surrounding page.
 
     Args:
-        matrices: the matrices.
         name: its id, a name that nothing else on the page has.
         note: a sentence at the end.
     """

@@ -112,7 +112,6 @@ def _colour_scale(ax: Any, largest: float, signed: bool, label: str) -> None:
     """Draw the scale of the colours beside axes.
 
     Args:
-        ax: the axes.
         largest: the score of full colour; 0 where all scores are zero.
         signed: whether the scale goes below zero.
         label: what stands beside the scale.
@@ -140,7 +139,6 @@ def matrix_picture(matrix: TokenMatrix, ax: Any) -> Any:
     """Return axes with a cell for each score, the outputs beside the rows and the inputs under the columns.
 
     Args:
-        matrix: the matrix.
         ax: the axes, or None for a new figure.
     """
     rows, columns = matrix.scores.shape

@@ -42,10 +42,7 @@ def explain_errors(
     them, and so may a function as objective that holds labels of all.
 
     Args:
-        bound: the model.
-        batch: the whole batch.
         size: the number of examples of a sub-batch; None where the whole batch is run.
-        objectives: the objectives.
 
     Raises:
         BatchError: a probe has shown the cause; the original error is its `__cause__`.

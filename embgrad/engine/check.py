@@ -110,7 +110,6 @@ def _expect_right(name: str, certificate: Certificate, tolerance: float, excused
 
     Args:
         name: the name of the point.
-        certificate: the figures.
         tolerance: the tolerance for the table's own gradient.
         excused: for a gradient of zeros the slopes that a kink has excused.
     """

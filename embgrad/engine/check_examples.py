@@ -220,10 +220,6 @@ def rerun(
     """Return the figures of one point's result, and the reasons of tests that were not run.
 
     Args:
-        question: the question.
-        located: the point.
-        name: its name.
-        result: its result.
         far: the relative difference from which on a gradient is another.
         run_question: see `embgrad.engine.run`.
     """

@@ -47,7 +47,6 @@ def with_roles_of_text(
     are remembered.
 
     Args:
-        bound: the model.
         batch: the batch of the pass.
         reached: the points that the pass reached.
         resolved: the same points, with "word" resolved.
@@ -77,7 +76,6 @@ def with_roles_of_user_pass(
     """Return the points that a pass of the user reached as `with_roles_of_text` does.
 
     Args:
-        reached: the points.
         names: the names that are to be located.
         arguments: the names of the integer arguments of the pass.
 

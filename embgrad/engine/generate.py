@@ -32,8 +32,6 @@ def generate_tokens(bound: BoundModel, batch: TokenBatch, options: Any, tokenize
     `generate` expects.
 
     Args:
-        bound: the model.
-        batch: the prompts.
         options: the number of new tokens, for greedy search, or the arguments of the method.
         tokenizer: knows the ids at which a continuation ends; None where there is none.
 
@@ -103,7 +101,6 @@ def _expect_plain(batch: TokenBatch, encoder_decoder: bool, *, starts: bool = Fa
     """Refuse prompts with inputs that the continuation would need as well.
 
     Args:
-        batch: the prompts.
         encoder_decoder: whether the model is an encoder-decoder, which keeps the encoder's inputs.
         starts: whether the method continues the decoder's ids that the batch has.
 

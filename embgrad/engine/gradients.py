@@ -185,7 +185,6 @@ def results_of_each(
     """Return for each objective of a question the results by the points' names, see `results_of`.
 
     Args:
-        question: the question.
         batch_size: see `gradients`; so is `progress`.
 
     Raises:

@@ -78,7 +78,6 @@ def prepare(
         option: "override", "add" or "edit".
         name: the point's name as the user gave it.
         change: a function or an array in the axes that the user sees; the array may be a `BroadcastArray`.
-        arrangement: the point's arrangement.
         examples: the examples of the whole batch that are run; an array with an example axis is sliced likewise.
         count: the number of examples in the whole batch; None where it is not split.
 

@@ -60,7 +60,6 @@ def generate_by_keras_hub(bound: BoundModel, batch: TokenBatch, options: Any) ->
     random numbers, and its compiled function.
 
     Args:
-        bound: the model.
         batch: the prompts; in an encoder-decoder the encoder's ids, and the ids with which the decoder starts, if they are not
             those of the model's preprocessor.
         options: the number of new tokens, for greedy search, or keras-hub's options, for the sampler of the model.
@@ -183,8 +182,6 @@ def _generate(
     """Return the ids that the model's compiled function returns, and which of them belong to the texts.
 
     Args:
-        bound: the model.
-        batch: the user's batch.
         ids: the ids to continue, padded to the maximal length.
         real: which of them are given.
         stops: the ids that end a text.

@@ -180,8 +180,6 @@ def locate_in_pass(
     """Return the points by their names, from the record of a pass, and remember what the names mean.
 
     Args:
-        bound: the model.
-        names: the names.
         batch: the batch of the pass.
         reached: the points that the pass reached.
 
@@ -309,7 +307,6 @@ def _arrange(
     """Return the points that names mean with their arrangement.
 
     Args:
-        bound: the model.
         named: the points, and whether their names are roles.
         batch: the batch of the pass.
         points: all points that the pass reached, or at least its lookups.

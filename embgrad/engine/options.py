@@ -136,7 +136,6 @@ def expect_one_name(at: Any, instead: str) -> None:
     """Refuse a value of `at` that is not the name of one point.
 
     Args:
-        at: the value.
         instead: the end of the message, which says what to do for several points.
 
     Raises:

@@ -47,7 +47,6 @@ def learn_axes(
     """Add to what is known of the outputs what an objective has to know, from a probe; the pass can then be repeated.
 
     Args:
-        bound: the model.
         batch: the batch that was run.
         layouts: what is known of the outputs, which the objective reads.
         decode: returns a batch with the ids of its decoder, see `embgrad.engine.encoder_decoders.with_decoder`.
@@ -79,10 +78,7 @@ def expect_examples_first(
     Where the lengths do not show it, a pass of another number of examples does, once for a model and output.
 
     Args:
-        bound: the model.
         batch: the batch that was run.
-        name: the output's name.
-        shape: its shape.
         layouts: what is known of the outputs.
         decode: see `learn_axes`.
 

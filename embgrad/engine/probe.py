@@ -220,8 +220,6 @@ def order_of(bound: BoundModel, batch: TokenBatch, points: Sequence[Point]) -> O
     whether each index follows the id at its own example and position. Without such a lookup nothing contradicts the order.
 
     Args:
-        bound: the model.
-        batch: the batch.
         points: the points that a forward pass on the batch reached.
     """
     lookups = [point.lookup for point in points if point.lookup is not None]

@@ -160,8 +160,6 @@ class Question:
 
         Args:
             located: the points that the question names.
-            run: the run.
-            own: the objective's values.
 
         Raises:
             PointNotReachedError: the lookup may be none of embeddings.
@@ -231,7 +229,6 @@ class Question:
         """Return the provenance of the results of a run, without their points.
 
         Args:
-            run: the run.
             index: which of the objectives the results are of.
         """
         options, shape = self.options, run.objectives[index].shape

@@ -185,7 +185,6 @@ def objective_with(
     """Return the objective's values with an array added at one point, without a backward pass.
 
     Args:
-        question: the question.
         located: all points that the question names.
         key: the key of the point.
         change: returns the array to add, in the tensor's own axes.
@@ -209,7 +208,6 @@ def run_located(question: Question, reduce: Reduce | None = None) -> tuple[Run, 
     """Return the run of a question, and the points that it names.
 
     Args:
-        question: the question.
         reduce: applied to each gradient when it arrives, see `Request.reduce`, in the axes that users see where the point is
             known before the run; its result may have another length on the last axis. See `reduce_run`.
 

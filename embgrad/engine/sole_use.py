@@ -35,10 +35,8 @@ def expect_sole_use(
     such as by Python's numbers. A forward pass with other ids, and the lookup's values as they were, shows which.
 
     Args:
-        bound: the model.
         batch: the batch that was run.
         word: the lookup that is "word".
-        own: the objective's values.
         compute_dtype: the dtype in which the model computed them.
         evaluate: returns the objective's values of a batch of other ids, where the lookup's values are those of the batch.
 

@@ -255,7 +255,6 @@ def expect_one_model(model: Any, instead: str) -> None:
     """Refuse a sequence of parts.
 
     Args:
-        model: the user's.
         instead: what happens to a model's calls, and what to open for each part.
 
     Raises:
@@ -283,7 +282,6 @@ def only_children_called(model: str, paths: Collection[str], when: str, verb: st
 
     Args:
         model: the name of the model's class.
-        paths: the children's paths.
         when: the time in which they were called, in words.
         verb: what the user does with a model.
         call: how the user does it, with braces for a path.

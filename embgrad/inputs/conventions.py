@@ -66,7 +66,6 @@ def as_batch(batch: Any, model: Any = None) -> TokenBatch:
     """Return a TokenBatch from a TokenBatch, a dict in a known convention, gluonnlp's triple or an array of ids.
 
     Args:
-        batch: the batch.
         model: the model, by whose own names of inputs a dict may give them; None for known conventions alone.
 
     Raises:

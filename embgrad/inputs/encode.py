@@ -252,7 +252,6 @@ def as_example(text: Any, number: int) -> tuple[str, ...]:
     """Return a text or a pair of texts as a tuple.
 
     Args:
-        text: the text or pair.
         number: the example's index in the batch, for the message.
 
     Raises:

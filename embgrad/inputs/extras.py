@@ -27,7 +27,6 @@ def mask_of_further(extras: Mapping[str, Any], ids: np.ndarray) -> np.ndarray | 
     """Return the mask that belongs, by its name, to the further input that equals these ids; None where there is none.
 
     Args:
-        extras: the further inputs.
         ids: the indices of a lookup, (example, position).
     """
     names = [name for name, value in extras.items() if "ids" in name and equals(value, ids)]

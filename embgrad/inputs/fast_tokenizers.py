@@ -187,7 +187,6 @@ def _without_limits(tokenizer: Any, limited: bool) -> Iterator[Any]:
     """Yield the tokenizer without padding and truncation: a copy, or the tokenizer itself where it cannot be copied.
 
     Args:
-        tokenizer: the tokenizer.
         limited: whether it may have padding or truncation, or will get them; if not, it is yielded as it is.
     """
     if not limited:

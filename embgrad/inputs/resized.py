@@ -58,7 +58,6 @@ def resize(
     date, and so are copies of the mask and the types. A version whose real positions are its example's keeps all inputs.
 
     Args:
-        batch: the batch.
         examples: the index of the example that each text is a version of, int64, shape (text,).
         ids: the ids of the texts, shape (text, position).
         real: true at their real positions, bool, likewise.
@@ -123,9 +122,6 @@ def input_after_move(name: str, value: Any, batch: TokenBatch, real: np.ndarray)
     """Return a further input without an axis of positions, after the positions of each example were moved.
 
     Args:
-        name: its name.
-        value: the input.
-        batch: the batch before.
         real: true at real positions after the move, bool, (example, position).
 
     Raises:
@@ -165,8 +161,6 @@ class _Texts:
         """Return a further input of the texts.
 
         Args:
-            name: its name.
-            value: that of the batch.
             instead: what the message proposes.
 
         Raises:
@@ -248,7 +242,6 @@ class _Texts:
         """Return whether an input describes another one that is no part of the text, as `doc_lengths` describes `doc_ids`.
 
         Args:
-            name: its name.
             most: the largest number in it, where it may be a length.
         """
         unspecific = (LENGTH, POSITION, CATEGORY, GENERAL)
@@ -264,9 +257,7 @@ class _Texts:
         """Return an array, list or number in an input for the texts; None where it stays.
 
         Args:
-            name: the input's name.
             words: those of the name, and of the keys in the input.
-            leaf: the array.
 
         Raises:
             _UnknownError: it may describe the text, and what it is for the texts is not known.

@@ -22,7 +22,6 @@ def text_lines(data: bytes, name: str) -> tuple[list[tuple[int, str]], int]:
     may be part of a text.
 
     Args:
-        data: the file's bytes.
         name: the file's name, for messages.
 
     Raises:

@@ -38,8 +38,6 @@ def read_texts(
     """Return the texts of --text, of --pair and of the file, in this order; without any of them, the texts piped to stdin.
 
     Args:
-        texts: the texts of --text.
-        pairs: the pairs of --pair.
         file: the value of --file; "-" for stdin.
         tabs: whether each line of the file is a pair, separated by a TAB.
         note: the function that reports skipped lines.

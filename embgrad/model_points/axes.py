@@ -49,7 +49,6 @@ class Arrangement:
         """Return an array of the users' axes in the tensor's own axes: the inverse of `to_user_axes`.
 
         Args:
-            array: the array.
             rest: an array in the tensor's own axes, from which entries are taken that users do not see; None for zeros.
         """
         if self.layout is None:
@@ -140,7 +139,6 @@ def of_lookup(
 
     Args:
         name: the point's name, for the message.
-        lookup: the lookup.
         batch: the batch that the model was run on.
         example_axis: which of the indices' two axes holds the examples, where both axes are equally long; else None.
         by_role: whether users see the point as (example, position, dim), as they do for roles.

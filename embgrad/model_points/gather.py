@@ -46,7 +46,6 @@ def gather_of(read: Read, batch: TokenBatch, lookup: Lookup) -> np.ndarray | Non
 
     Args:
         read: runs a pass.
-        batch: the batch.
         lookup: the lookup, in a pass on the batch, whose indices hold the ids.
     """
     for fixed in _draw_fixed(batch, lookup):
@@ -162,8 +161,6 @@ def _complete(
         gather: the numbers for ids that changed, and -1 for the others.
         fixed: the positions whose ids stayed as they are.
         rest: the numbers of the indices that did not change.
-        lookup: the lookup.
-        batch: the batch.
     """
     missing = gather < 0
     if (missing & ~fixed & batch.real).any():

@@ -113,7 +113,6 @@ class Calls:
         """Return whether a call consists only of dropout, norms and the like: of modules so named, or that return their input.
 
         Args:
-            number: the call's index.
             apart: the indices of calls that may be inside it as well.
         """
         if apart:
@@ -210,7 +209,6 @@ def find_stacks(calls: Calls, marked: Collection[int] = ()) -> tuple[list[Stack]
     """Find the stacks of at least two blocks, and the calls that may be a model's only layer.
 
     Args:
-        calls: the calls.
         marked: calls that look up ids, positions or types. They are not layers, though they may be listed with layers.
 
     Returns:

@@ -35,7 +35,6 @@ def points_of(
 
     Args:
         batch: the batch that the model was run on.
-        lookups: the pass's lookups.
         calls: the pass's module calls, with tokens.
         foreign: the indices of the calls that do not compute the text's layers, such as those of an image.
         apart: the keys of lookups by position or type that do not lead to the text's layers.
@@ -403,8 +402,6 @@ def _embeddings(
     If only dropout, norms and the like stand between the two, they belong to the block, and it is the first layer's input too.
 
     Args:
-        lookups: the lookups.
-        reading: the calls.
         layers: the indices of the calls that are layers, or may be.
         added: the lookups by position and type.
         is_entered: whether the first of `layers` is known to be the first layer.

@@ -54,7 +54,6 @@ class _OfOneRow(Objective):
         """Return the argument for each row, (row, entry).
 
         Args:
-            rows: the rows.
             shared: whether one axis means one number for each entry, the same for all examples; otherwise one for each example.
 
         Raises:

@@ -242,7 +242,6 @@ def index_of(entry: Any, name: str, known: Mapping[str, list[int]]) -> int:
     """Return the index of a class by its name; whole numbers are returned as they are.
 
     Args:
-        entry: the class.
         name: the name of the argument, for messages.
         known: see `names_of_classes`.
 

@@ -265,9 +265,7 @@ def with_columns(rows: pa.Table, results: Iterable[tuple[np.ndarray, Block, Any]
     """Return the rows in their order, with new columns.
 
     Args:
-        rows: the rows.
         results: the gradients or attributions of some rows at a time: their indices, the rows by themselves, and the result.
-        wanted: the requested columns.
 
     Raises:
         EmbgradError: a new column has the name of an existing one.

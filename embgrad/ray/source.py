@@ -180,7 +180,6 @@ def json_table(content: bytes, path: str) -> pa.Table:
     Python reads the objects, and not Arrow, which rounds long numbers, takes texts for times and names no line.
 
     Args:
-        content: the file's bytes.
         path: the file's name in messages.
 
     Raises:

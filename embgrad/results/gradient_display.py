@@ -93,7 +93,6 @@ def describe(
     Args:
         result: the result that has these tokens.
         example: the index of the example.
-        pieces: its tokens.
         figures: figures of positions by name, (example, position).
         more: a further phrase for each position; none where it is empty.
     """

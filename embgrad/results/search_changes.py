@@ -50,7 +50,6 @@ def changes_of(before: TokenBatch, batch: TokenBatch, resized: bool) -> list[lis
     insertions, and reversals", 1966).
 
     Args:
-        before: the texts before.
         batch: the texts after, with as many examples.
         resized: whether tokens may have been inserted and deleted.
     """

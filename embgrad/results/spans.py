@@ -57,7 +57,6 @@ def spans_of(
     Tokens that share a character are one span.
 
     Args:
-        text: the user's text.
         offsets: the characters of each token, (position, 2).
         parts: the index of the text that they count in, (position,), -1 for none.
         real: true at real positions, (position,).
@@ -84,9 +83,7 @@ def places_in_text(
 
     Args:
         wanted: the characters, without white space around them.
-        text: the user's text.
         offsets: see `spans_of`; so are `parts`.
-        real: the real positions.
     """
     found = []
     for part, whole in enumerate(parts_of(text)):

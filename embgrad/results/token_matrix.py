@@ -22,12 +22,10 @@ def matrix_of(attribution: Any, example: Any, by: Unit | None, special: bool, fa
     """Return the matrix of one example of a `TokenAttribution`.
 
     Args:
-        attribution: the attribution.
         example: the index of the example.
         by: the unit of both axes, see `lines_of`; None for the first of `fallback` that the attribution has. The decoder of an
             encoder-decoder has words where those are the unit and its tokens are known, else tokens.
         special: whether special tokens are among the inputs.
-        fallback: some of the units.
 
     Raises:
         EmbgradError: there is no such example or unit, the attribution does not have it, the example has no outputs or no inputs
@@ -61,11 +59,9 @@ def pair_matrix_of(attribution: Any, pair: Any, by: Unit | None, special: bool, 
     """Return the matrix of one pair of a `PairAttribution`.
 
     Args:
-        attribution: the attribution.
         pair: the index of the pair.
         by: the unit of both axes, see `lines_of`; None for the first of `fallback` that both sides have.
         special: whether special tokens are among them.
-        fallback: some of the units.
 
     Raises:
         EmbgradError: there is no such pair or unit, or a text has no tokens to show.

@@ -39,7 +39,6 @@ def is_special(result: Any, example: int, position: int) -> bool:
     Where the offsets of tokens are not known, as in gradients, return whether its text looks so; `OF_TEXT` does not.
 
     Args:
-        result: an attribution, or gradients.
         example: the index of the example.
         position: the position of the token.
     """
@@ -76,7 +75,6 @@ def words_of_examples(
     """Return the words of each example, at real positions.
 
     Args:
-        tokens: the tokens' texts.
         numbers: for each position the number of its word, -1 for none; None groups tokens by their marks.
         real: true at real positions, shape (example, position).
         scores: the scores of positions, likewise.

@@ -108,7 +108,6 @@ def identity(
     """Return the identity of a run by option, as values that JSON can hold, equal for the same run in every process.
 
     Args:
-        bound: the model.
         options: the options of each batch.
         source: the source; its items are identified by the digests of the shards.
         objectives: the objectives of the batches.

@@ -23,7 +23,6 @@ def expect_window(options: GradientOptions, source: Source, objective: Any) -> N
 
     Args:
         options: the options of each batch.
-        source: the source.
         objective: the argument of `stream`, for the whole source or to be made for each batch.
 
     Raises:

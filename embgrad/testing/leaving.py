@@ -108,7 +108,6 @@ class Trial:
 
         Args:
             ending: the way in which the call ends, for messages.
-            call: the call.
             run: makes the call.
             ended: the place and the error at which the user's actions in the call end early; None if they complete.
         """

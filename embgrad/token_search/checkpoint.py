@@ -99,7 +99,6 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
 
         Args:
             steps: the number of steps.
-            state: the state after them.
             history: returns the course until then, or until later.
         """
         if self._path is None:

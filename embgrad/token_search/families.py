@@ -41,7 +41,6 @@ def families(batch: TokenBatch, examples: np.ndarray, places: tuple[np.ndarray, 
     Texts with padding before or between their real positions are in none.
 
     Args:
-        batch: the texts.
         examples: the example that each text is a version of, shape (text,).
         places: the rows that the objective reads, as (texts, positions), see `Objective.places`.
     """

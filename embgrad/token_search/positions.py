@@ -21,7 +21,6 @@ def searched_positions(positions: Any, batch: TokenBatch, tokenizer: Any = None)
         positions: None for every real position but those of special tokens, where the batch or a tokenizer shows which those are;
             a position, or a list of them, that each example has; a slice of the positions up to an example's last real one; or a
             bool array, (example, position). A negative number counts back from an example's last real position.
-        batch: the batch.
         tokenizer: knows the ids of special tokens; None where there is none.
 
     Raises:

@@ -88,7 +88,6 @@ def expect_callable(call: Any, name: str = "call") -> None:
     """Check that the option `call` is None or a function of two arguments.
 
     Args:
-        call: the option's value.
         name: the option's name in messages.
 
     Raises:
