@@ -14,6 +14,7 @@ from tests.cross.ports.faults import FAULTS, LISTED
 from tests.cross.ports.own_fault import PORTS
 from tests.cross.ports.own_more_ports import MORE_FAULTS, MORE_PAIRS, MORE_RIGHT
 from tests.cross.ports.own_ports import OWN_FAULTS, OWN_PAIRS, OWN_RIGHT
+from tests.cross.ports.own_third_ports import THIRD_FAULTS, THIRD_PAIRS, THIRD_RIGHT
 from tests.cross.ports.pairs_of_faults import PAIRS
 from tests.cross.ports.right_ports import RIGHT_PORTS
 from tests.cross.ports.twins import TWIN_FAULTS
@@ -51,8 +52,10 @@ def test_sites_are_modules_of_the_reference(architecture: str) -> None:
 
 
 def test_ports_written_by_hand_have_faults_with_names_of_their_own_and_known_causes() -> None:
-    faults = (*OWN_FAULTS, *MORE_FAULTS)
-    listed = [entry.name for entry in (*faults, *OWN_PAIRS, *MORE_PAIRS, *OWN_RIGHT, *MORE_RIGHT)]
+    faults = (*OWN_FAULTS, *MORE_FAULTS, *THIRD_FAULTS)
+    listed = [
+        entry.name for entry in (*faults, *OWN_PAIRS, *MORE_PAIRS, *THIRD_PAIRS, *OWN_RIGHT, *MORE_RIGHT, *THIRD_RIGHT)
+    ]
     assert len(set(listed)) == len(listed)
     assert {cause for fault in faults for cause in fault.causes} <= set(CAUSES)
     assert {fault.port for fault in faults} == set(PORTS)
@@ -61,7 +64,7 @@ def test_ports_written_by_hand_have_faults_with_names_of_their_own_and_known_cau
 @pytest.mark.parametrize("name", PORTS)
 def test_sites_of_faults_in_ports_written_by_hand_are_modules_of_the_reference(name: str) -> None:
     paths = [path for path, _ in PORTS[name].reference().named_modules()]
-    for fault in (*OWN_FAULTS, *MORE_FAULTS):
+    for fault in (*OWN_FAULTS, *MORE_FAULTS, *THIRD_FAULTS):
         if fault.port == name:
             assert any(re.search(fault.site, path) for path in paths), fault.name
 
