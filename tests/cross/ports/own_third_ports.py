@@ -242,6 +242,6 @@ THIRD_RIGHT: Final = (
     OwnRight("loose-minilm", "compiled", {"run": "compiled"}),
     OwnRight("loose-minilm", "traced", {"run": "traced"}),
     OwnRight("packed-minilm", "no-key-bias", {"unbiased": ("attention.self.key",)}),
-    OwnRight("packed-minilm", "mean-over-length", {"pooling": "length"}),
+    OwnRight("packed-minilm", "unit-of-another-mean", {"pooling": "length"}),
     OwnRight("meta-cohere", "positions-from-5", {"start": 5}),
 )
