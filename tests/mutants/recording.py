@@ -8,14 +8,13 @@ again, and a helper those in its folder.
 from __future__ import annotations
 
 import ast
-import builtins
 import hashlib
 import itertools
 import json
 import math
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
@@ -28,8 +27,11 @@ import pytest
 from tests.mutants.changes import Change
 from tests.mutants.processes import in_child, run_pytest
 
-#: What the statements of a room call, among the built-in functions.
+#: The name by which the statements of a room call `executed`, and what gives it to them.
 EXECUTED = "__executed__"
+IMPORT = f"from {__name__} import executed as {EXECUTED}"
+#: What each statement that is executed is reported to; nothing in the processes of Ray, to which code is sent.
+LISTENERS: list[Callable[[str, int], None]] = []
 #: How long a recording may take, in seconds.
 LIMIT = 4 * 3600
 
@@ -47,7 +49,7 @@ class Record:
     most: float = math.inf
 
     def tests_of(self, change: Change) -> list[str]:
-        """Return the tests that execute the line of the change, quickest first.
+        """Return the tests that execute the line of the change: the quickest of each file, then the next of each, and so on.
 
         For what runs as the module is imported these are all: first those that execute a line of the module. None do where no
         test executes one.
@@ -57,7 +59,11 @@ class Record:
         owners = {*(itertools.chain.from_iterable(lines.values()) if change.loaded else of_line)}
         tests = {test for test in self.seconds if test in owners or file_of(test) in owners}
         chosen = [*self.seconds] if change.loaded and tests else tests
-        return self.within(sorted(chosen, key=lambda test: (test not in tests, self.seconds[test])))
+        ranks, earlier = dict[str, int](), Counter[str]()
+        for test in sorted(chosen, key=lambda test: (test not in tests, self.seconds[test])):
+            ranks[test] = earlier[file_of(test)]
+            earlier[file_of(test)] += 1
+        return self.within(sorted(chosen, key=lambda test: (test not in tests, ranks[test], self.seconds[test])))
 
     def within(self, ordered: list[str]) -> list[str]:
         """Return the first of some tests, as many as take `most` seconds together."""
@@ -69,6 +75,12 @@ class Record:
         ]
 
 
+def executed(file: str, line: int) -> None:
+    """Report a statement that is executed."""
+    for listener in LISTENERS:
+        listener(file, line)
+
+
 def file_of(test: str) -> str:
     return test.partition("::")[0]
 
@@ -76,15 +88,17 @@ def file_of(test: str) -> str:
 def mark_statements(file: Path, source: bytes) -> CodeType:
     """Return the code of a source in which each statement, and the body of each lambda, says that it is executed."""
     tree = ast.parse(source)
+    first = _length_of_head(tree.body)
     for node in list(ast.walk(tree)):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
             if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
                 said = [(ast.Expr(_mark(file, statement)), statement) for statement in block]
-                first = _length_of_head(block) if name == "body" else 0
-                setattr(node, name, [*block[:first], *itertools.chain.from_iterable(said[first:])])
+                head = _length_of_head(block) if name == "body" else 0
+                setattr(node, name, [*block[:head], *itertools.chain.from_iterable(said[head:])])
         if isinstance(node, ast.Lambda):
             node.body = ast.BoolOp(ast.Or(), [_mark(file, node.body), node.body])
+    tree.body.insert(first, ast.parse(IMPORT).body[0])
     code: CodeType = compile(ast.fix_missing_locations(tree), str(file), "exec", dont_inherit=True)
     return code
 
@@ -129,7 +143,7 @@ class Recorder:
             return mark_statements(path, path.read_bytes()) if loader.path in sources else get_code(loader, name)
 
         SourceFileLoader.get_code = marked_code  # type: ignore[method-assign, assignment]
-        setattr(builtins, EXECUTED, lambda file, line: self.places[self.owner].add((file, line)))
+        LISTENERS.append(lambda file, line: self.places[self.owner].add((file, line)))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
@@ -176,25 +190,26 @@ def digest_of(files: Iterable[Path], begin: str = "") -> str:
     return made.hexdigest()[:16]
 
 
+def _digest(tests: Path, begin: str) -> str:
+    """Return a digest of a file of tests and of the helpers in its folder."""
+    return digest_of({tests, *(file for file in tests.parent.glob("*.py") if not file.name.startswith("test_"))}, begin)
+
+
 def record_tests(sources: list[Path], tests: list[Path], cache: Path) -> Record:
     """Return the record of the tests in files and folders, which is kept in a folder, a file for each of tests."""
-    inside = {file for path in tests for file in ([path] if path.is_file() else path.rglob("*.py"))}
-    common, helpers = digest_of({*sources, Path(__file__)}), defaultdict[Path, set[Path]](set)
-    own = sorted(file for file in inside if file.name.startswith("test_"))
-    for file in inside.difference(own):
-        helpers[file.parent].add(file)
+    own = sorted({file for path in tests for file in ([path] if path.is_file() else path.rglob("test_*.py"))})
+    common = digest_of({*sources, Path(__file__)})
     kept = {
-        os.path.relpath(file): cache / f"{file.stem}-{digest_of({file, *helpers[file.parent]}, common)}.json"
-        for file in own
+        os.path.relpath(file): cache / f"{file.parent.name}.{file.stem}-{_digest(file, common)}.json" for file in own
     }
     missing = [file for file, place in kept.items() if not place.exists()]
     if missing:
         cache.mkdir(parents=True, exist_ok=True)
-        for old in {*cache.iterdir()} - {*kept.values()}:
-            old.unlink()
 
         def keep(file: str, recorded: dict[str, Any]) -> None:
             if file in missing:
+                for old in cache.glob(f"{kept[file].name.rpartition('-')[0]}-*"):
+                    old.unlink()
                 kept[file].with_suffix(".part").write_text(json.dumps(recorded))
                 kept[file].with_suffix(".part").rename(kept[file])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 
 from tests.mutants.changes import Change, changes_in, read_equivalents
 from tests.mutants.processes import FAILED, NOT_HERE, PASSED
-from tests.mutants.recording import EXECUTED, Record, mark_statements
+from tests.mutants.recording import Record, mark_statements
 from tests.mutants.running import Verdicts
 
 ROOT = Path(__file__).parents[3]
@@ -99,7 +98,7 @@ later = [
 
 def test_each_statement_and_each_body_of_a_lambda_says_when_it_is_executed(monkeypatch: pytest.MonkeyPatch) -> None:
     executed = list[int]()
-    monkeypatch.setattr(builtins, EXECUTED, lambda file, line: executed.append(line), raising=False)
+    monkeypatch.setattr("tests.mutants.recording.LISTENERS", [lambda file, line: executed.append(line)])
     namespace: dict[str, Any] = {}
     exec(mark_statements(Path("x.py"), MARKED.encode()), namespace)
     assert executed == [4, 11]
@@ -167,6 +166,12 @@ def test_the_quickest_tests_of_a_line_are_run_up_to_a_number_of_seconds(most: fl
     seconds = {"slowest": 9.0, "quick": 2.0, "slow": 4.0, "other": 0.5}
     record = Record(seconds, {"x.py": {3: ["slow", "quick", "slowest"], 4: ["other"]}}, most)
     assert record.tests_of(CHANGE) == chosen
+
+
+def test_the_quickest_test_of_each_file_is_run_before_the_next_of_any() -> None:
+    seconds = {"a::1": 1.0, "a::2": 2.0, "a::3": 3.0, "b::1": 9.0, "b::2": 4.0, "c::1": 0.5}
+    record = Record(seconds, {"x.py": {3: ["a", "b"], 4: ["c"]}})
+    assert record.tests_of(CHANGE) == ["a::1", "b::2", "a::2", "b::1", "a::3"]
 
 
 def test_a_moved_line_is_still_recognised() -> None:

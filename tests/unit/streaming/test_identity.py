@@ -22,6 +22,7 @@ import pytest
 import embgrad
 from embgrad.errors import BatchError, EmbgradError, FileFormatError, UnsupportedError
 from embgrad.streaming.digest import UnreadableError, digest_of, name_of
+from embgrad.streaming.run_identity import Names
 from tests.unit.streams import model, texts, tokenizer
 
 COUNT = 23
@@ -240,6 +241,7 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "a random generator": lambda n: np.random.default_rng(n),
     "a function of a package": lambda n: np.linalg.norm if n == 1 else np.linalg.inv,
     "a class": lambda n: Other if n == 1 else Private,
+    "keys of two types": lambda n: {"a": n, 2: 0},
 }
 
 
@@ -247,6 +249,15 @@ KINDS: dict[str, Callable[[int], Any]] = {
 def test_values_differ_by_what_they_hold(make: Callable[[int], Any]) -> None:
     assert digest_of(make(1)) == digest_of(make(1))
     assert digest_of(make(1)) != digest_of(make(2))
+
+
+def test_an_objective_is_named_by_its_whole_description_up_to_200_characters() -> None:
+    whole = embgrad.Logit([1, *range(10), *range(100, 127), 2])
+    text = repr(whole.describe())
+    assert len(text) == 200
+    assert Names(None).of_objective(whole) == f"{text} {digest_of(whole.describe())}"
+    longer = embgrad.Logit([1, *range(10), *range(100, 127), 20])
+    assert Names(None).of_objective(longer) == f"{repr(longer)[:200]} {digest_of(longer.describe())}"
 
 
 def test_a_value_that_holds_itself_has_no_digest() -> None:

@@ -15,9 +15,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import embgrad
-from embgrad.errors import BatchError, EmbgradError, FileFormatError, ObjectiveError, PointError, UnsupportedError
+from embgrad.errors import (
+    BatchError,
+    EmbgradError,
+    EmbgradWarning,
+    FileFormatError,
+    ObjectiveError,
+    PointError,
+    UnsupportedError,
+)
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.streams import (
     CLASSES,
@@ -360,6 +369,24 @@ def test_a_stream_that_its_own_source_uses_is_refused(what: str, ahead: int) -> 
     assert list(stream) == []
 
 
+def test_a_source_that_asks_for_a_result_while_nobody_waits_for_one_is_refused() -> None:
+    def source() -> Iterator[str]:
+        yield from texts(2)
+        free.wait(20)
+        try:
+            yield from next(stream)
+        finally:
+            asked.set()
+
+    free, asked = threading.Event(), threading.Event()
+    stream: Any = embgrad.stream(model(), source(), embgrad.Logit(0), tokenizer=tokenizer, batch_size=2, ahead=1)
+    assert len(next(stream).values) == 2
+    free.set()
+    assert asked.wait(20)
+    with pytest.raises(EmbgradError, match="the stream is asked for its next result from within the model"):
+        next(stream)
+
+
 def test_a_source_that_is_read_ahead_may_close_its_stream_between_results() -> None:
     taken, closed = threading.Event(), threading.Event()
 
@@ -407,6 +434,15 @@ def test_the_sum_of_a_stream_is_the_table_of_all_examples(window: int | None) ->
     assert actual.values.dtype == np.float32
     np.testing.assert_allclose(actual.to_dense(), whole.to_dense(), rtol=1e-5, atol=1e-6)
     assert list(stream(rows(5), at=["word"]).table()) == ["word"]
+
+
+def test_a_special_token_that_a_text_has_already_is_a_warning() -> None:
+    made = Tokenizer(models.WordLevel({"[PAD]": 0, "[CLS]": 1, "film": 2}))
+    made.add_special_tokens(["[CLS]"])
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 1)])
+    with pytest.warns(EmbgradWarning, match=r"adds '\[CLS\]' to a text that begins with it already"):
+        list(stream(["film", "[CLS] film"], embgrad.Sum(), tokenizer=made))
 
 
 def test_a_sum_without_results_already_taken_is_refused() -> None:

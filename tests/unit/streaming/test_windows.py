@@ -380,6 +380,21 @@ def test_sub_batches_without_padding_do_not_hide_that_padding_counts(side: Any) 
             list(embgrad.stream(maskless, source, embgrad.Logit(0), window=6, **asked))
 
 
+@pytest.mark.filterwarnings("ignore:the model .* mask", "ignore:the mask is 0")
+def test_a_text_without_tokens_is_no_probe() -> None:
+    class Plain(Right):
+        def encode_batch(self, given: list[str]) -> list[Any]:
+            encoded = super().encode_batch(given)
+            for each in encoded:
+                for name in ("ids", "tokens", "type_ids", "word_ids", "sequence_ids"):
+                    setattr(each, name, getattr(each, name)[1:-1])
+            return encoded
+
+    maskless = ReferenceModel(_maskless, weights(with_positions()))
+    with pytest.raises(UnsupportedError, match="example 1 of the source has other results alone than with 5 positions"):
+        list(embgrad.stream(maskless, ["", "a", "abcdef"], embgrad.Logit(0), tokenizer=Plain(), batch_size=3, window=3))
+
+
 def slotted() -> ReferenceModel:
     random = np.random.default_rng(0)
     drawn = {"E": random.normal(size=(VOCAB, DIM)), "S": random.normal(size=(DIM, 5 * DIM))}
