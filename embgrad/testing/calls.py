@@ -146,6 +146,21 @@ def _perturb(arguments: Asked) -> Any:
     return perturbation.passes
 
 
+def _use(function: Callable[..., Any], **options: Any) -> Callable[[Asked], Any]:
+    """Return what makes a call of `function` with a user's `call=` and `options`, of which a function gets the arguments."""
+
+    def make(arguments: Asked) -> Any:
+        values = {name: option(arguments) if callable(option) else option for name, option in options.items()}
+        return function(arguments.model, **arguments.list_arguments(call=arguments.call, **values))
+
+    return make
+
+
+def _size(arguments: Asked) -> int:
+    """Return the number of examples; some of the models take no other."""
+    return len(arguments.batch)
+
+
 def _stream(arguments: Asked, **options: Any) -> Any:
     kwargs = arguments.list_arguments(
         objective=embgrad.PerBatch(lambda batch: _ReportingObjective(arguments.labels)), **options
@@ -221,20 +236,18 @@ def _dump(arguments: Asked) -> Any:
         return embgrad.dump(arguments.model, arguments.batch, path, objective, call=arguments.call)
 
 
-def _removing(arguments: Asked) -> dict[str, Any]:
-    """Return the options of calls that remove tokens; some of the models take no other number of examples and positions."""
-    scores = np.arange(arguments.batch.ids.size, dtype=float).reshape(arguments.batch.shape)
-    return {
-        "attribution": scores,
-        "remove": 1,
-        "keep_special": False,
-        "call": arguments.call,
-        "batch_size": len(arguments.batch),
-    }
-
+#: The options of calls that remove tokens.
+_REMOVING: Final[Mapping[str, Any]] = {
+    "attribution": lambda arguments: np.arange(arguments.batch.ids.size, dtype=float).reshape(arguments.batch.shape),
+    "remove": 1,
+    "keep_special": False,
+    "batch_size": _size,
+}
 
 _BOTH: Final = frozenset({"forward", "backward"})
 _OBJECTIVE: Final = _BOTH | {"objective"}
+_CALLED: Final = _OBJECTIVE | {"call"}
+_OUTPUTS: Final = _CALLED - {"backward"}
 _CHANGED: Final = _OBJECTIVE | {"override", "add", "edit"}
 _ARGUMENTS: Final = frozenset({"batch", "objective"})
 _OPTIONS: Final = _ARGUMENTS | {"at", "override", "edit"}
@@ -298,12 +311,7 @@ CALLS: Final[Mapping[str, PublicCall]] = {
         frozenset({"forward", "call"}),
         frozenset({"batch"}),
     ),
-    "evaluate": PublicCall(
-        "evaluate",
-        lambda arguments: embgrad.evaluate(arguments.model, **arguments.list_arguments(call=arguments.call)),
-        frozenset({"forward", "objective", "call"}),
-        _ARGUMENTS,
-    ),
+    "evaluate": PublicCall("evaluate", _use(embgrad.evaluate), _OUTPUTS, _ARGUMENTS),
     "embedding_table": PublicCall(
         "embedding_table",
         lambda arguments: embgrad.tables.embedding_table(
@@ -312,95 +320,47 @@ CALLS: Final[Mapping[str, PublicCall]] = {
         frozenset({"forward", "call"}),
         frozenset({"batch"}),
     ),
-    "substitutions": PublicCall(
-        "substitutions",
-        lambda arguments: embgrad.substitutions(
-            arguments.model, **arguments.list_arguments(call=arguments.call, top=3)
-        ),
-        _OBJECTIVE | {"call"},
-        _ARGUMENTS,
-    ),
+    "substitutions": PublicCall("substitutions", _use(embgrad.substitutions, top=3), _CALLED, _ARGUMENTS),
     "attribute": PublicCall(
         "attribute",
-        lambda arguments: embgrad.attribute(
-            arguments.model,
-            **arguments.list_arguments(
-                call=arguments.call,
-                method=embgrad.methods.IntegratedGradients(2, baseline=1, tolerance=1e3),
-                batch_size=len(arguments.batch),  # some of the models take no other number of examples
-            ),
+        _use(
+            embgrad.attribute,
+            method=embgrad.methods.IntegratedGradients(2, baseline=1, tolerance=1e3),
+            batch_size=_size,
         ),
-        _OBJECTIVE | {"call"},
+        _CALLED,
         _ARGUMENTS | {"at"},
         ("override",),
     ),
     "faithfulness": PublicCall(
-        "faithfulness",
-        lambda arguments: embgrad.metrics.faithfulness(
-            arguments.model, **arguments.list_arguments(**_removing(arguments))
-        ),
-        frozenset({"forward", "objective", "call"}),
-        _ARGUMENTS,
-        ("override",),
+        "faithfulness", _use(embgrad.metrics.faithfulness, **_REMOVING), _OUTPUTS, _ARGUMENTS, ("override",)
     ),
     "infidelity": PublicCall(
-        "infidelity",
-        lambda arguments: embgrad.metrics.infidelity(
-            arguments.model, **arguments.list_arguments(**_removing(arguments), samples=2)
-        ),
-        frozenset({"forward", "objective", "call"}),
-        _ARGUMENTS,
-        ("override",),
+        "infidelity", _use(embgrad.metrics.infidelity, samples=2, **_REMOVING), _OUTPUTS, _ARGUMENTS, ("override",)
     ),
     "sensitivity": PublicCall(
         "sensitivity",
-        lambda arguments: embgrad.metrics.sensitivity(
-            arguments.model,
-            **arguments.list_arguments(call=arguments.call, method=embgrad.methods.Saliency(), samples=1),
-        ),
-        _OBJECTIVE | {"call"},
+        _use(embgrad.metrics.sensitivity, method=embgrad.methods.Saliency(), samples=1),
+        _CALLED,
         _ARGUMENTS | {"at"},
         ("override",),
     ),
     "search": PublicCall(
         "search",
-        lambda arguments: embgrad.search(
-            arguments.model,
-            **arguments.list_arguments(
-                call=arguments.call,
-                method=embgrad.methods.HotFlip(
-                    steps=1, candidates=1
-                ),  # some of the models take no other number of examples
-                batch_size=len(arguments.batch),
-            ),
-        ),
-        _OBJECTIVE | {"call"},
+        _use(embgrad.search, method=embgrad.methods.HotFlip(steps=1, candidates=1), batch_size=_size),
+        _CALLED,
         _ARGUMENTS,
     ),
     "table_gradients": PublicCall(
-        "table_gradients",
-        lambda arguments: embgrad.tables.table_gradients(
-            arguments.model, **arguments.list_arguments(call=arguments.call)
-        ),
-        _OBJECTIVE | {"call"},
-        _ARGUMENTS | {"at"},
-        ("tables",),
+        "table_gradients", _use(embgrad.tables.table_gradients), _CALLED, _ARGUMENTS | {"at"}, ("tables",)
     ),
     "parameter_gradients": PublicCall(
-        "parameter_gradients",
-        lambda arguments: embgrad.tables.parameter_gradients(
-            arguments.model, **arguments.list_arguments(call=arguments.call)
-        ),
-        _OBJECTIVE | {"call"},
-        _ARGUMENTS,
-        ("parameters",),
+        "parameter_gradients", _use(embgrad.tables.parameter_gradients), _CALLED, _ARGUMENTS, ("parameters",)
     ),
     "padding_report": PublicCall(
         "padding_report",
-        lambda arguments: embgrad.metrics.padding_report(
-            arguments.model, **arguments.list_arguments(batch=arguments.padded, call=arguments.call)
-        ),
-        _OBJECTIVE | {"call"},
+        _use(embgrad.metrics.padding_report, batch=lambda arguments: arguments.padded),
+        _CALLED,
         _ARGUMENTS | {"at"},
         ("tables",),
     ),
