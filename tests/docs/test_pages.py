@@ -158,3 +158,11 @@ def test_the_links_of_the_readme_exist() -> None:
         if heading:
             titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
             assert heading in {title.lower().replace(" ", "-") for title in titles}, f"{file}#{heading}"
+
+
+def test_each_common_task_names_its_test() -> None:
+    text = (DOCS / "seeds.md").read_text(encoding="utf-8")
+    named = re.findall(r"`tests/cross/seeds/(test_seed_\w+\.py)`", text)
+    files = (DOCS.parent / "tests" / "cross" / "seeds").glob("test_seed_*.py")
+    assert sorted(named) == sorted(path.name for path in files)
+    assert len(named) == len(re.findall(r"^## ", text, flags=re.MULTILINE))
