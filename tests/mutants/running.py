@@ -28,11 +28,13 @@ class Verdicts:
 
     Attributes:
         sound: the tests that have passed without a change in such an attempt.
+        ends: whether tests have ended the process without a change, or waited for ever, as JAX does in a forked process.
     """
 
     record: Record
     attempt: Attempt
     sound: set[str]
+    ends: bool = False
 
     def outcome(self, change: Change) -> int:
         """Return PASSED, FAILED, or NOT_HERE if the tests end the process without the change as well."""
@@ -46,6 +48,7 @@ class Verdicts:
                 self.sound.update(until)
                 return FAILED
             if failed_without is None:
+                self.ends = True
                 return NOT_HERE
             del self.record.seconds[failed_without]
         return PASSED
@@ -94,7 +97,7 @@ class Trials:
 
         verdicts = Verdicts(self.record, attempt, set())
         for index, change in enumerate(self.changes):
-            self.report(index, verdicts.outcome(change))
+            self.report(index, NOT_HERE if verdicts.ends else verdicts.outcome(change))
         return True
 
 

@@ -18,7 +18,9 @@ from embgrad.engine.weights import weights_of
 from tests.support.keras_bert_outputs import keras_outputs
 from tests.support.loaded_bert import BATCH, DescribedBert, LoadedBert, by_hand, checkpoint
 
-INPUTS = {name: jnp.asarray(value) for name, value in BATCH.to_huggingface().items()}
+
+def inputs() -> dict[str, Any]:
+    return {name: jnp.asarray(value) for name, value in BATCH.to_huggingface().items()}
 
 
 class TestJax(DescribedBert):
@@ -26,7 +28,7 @@ class TestJax(DescribedBert):
 
     def outputs(self, model: Any) -> tuple[np.ndarray, np.ndarray]:
         assert type(model) is Bert
-        outputs = model(**INPUTS)
+        outputs = model(**inputs())
         return np.asarray(outputs["last_hidden_state"]), np.asarray(outputs["pooler_output"])
 
 
@@ -40,7 +42,7 @@ class TestKerasOnJax(LoadedBert):
 def test_masks_and_types_may_be_omitted(tmp_path: Path) -> None:
     checkpoint(tmp_path)
     model = embgrad.zoo.load_bert(tmp_path, "jax")
-    ids = INPUTS["input_ids"]
+    ids = inputs()["input_ids"]
     expected = model(ids, jnp.ones_like(ids), jnp.zeros_like(ids))["pooler_output"]
     np.testing.assert_array_equal(model(ids)["pooler_output"], expected)
 
@@ -48,7 +50,7 @@ def test_masks_and_types_may_be_omitted(tmp_path: Path) -> None:
 def test_it_can_be_compiled(tmp_path: Path) -> None:
     weights = checkpoint(tmp_path)
     model = embgrad.zoo.load_bert(tmp_path, "jax")
-    pooled = nnx.jit(lambda model, inputs: model(**inputs)["pooler_output"])(model, INPUTS)
+    pooled = nnx.jit(lambda model, inputs: model(**inputs)["pooler_output"])(model, inputs())
     np.testing.assert_allclose(pooled, by_hand(weights)[1], atol=2e-5)
 
 
@@ -56,9 +58,9 @@ def test_dropout_acts_in_training_alone(tmp_path: Path) -> None:
     weights = checkpoint(tmp_path, hidden_dropout_prob=0.4)
     model = embgrad.zoo.load_bert(tmp_path, "jax")
     model.train()
-    assert not np.allclose(model(**INPUTS)["pooler_output"], by_hand(weights)[1], atol=1e-2)
+    assert not np.allclose(model(**inputs())["pooler_output"], by_hand(weights)[1], atol=1e-2)
     model.eval()
-    np.testing.assert_allclose(model(**INPUTS)["pooler_output"], by_hand(weights)[1], atol=2e-5)
+    np.testing.assert_allclose(model(**inputs())["pooler_output"], by_hand(weights)[1], atol=2e-5)
 
 
 def test_every_activation_is_the_one_that_its_name_means() -> None:

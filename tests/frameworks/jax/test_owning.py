@@ -34,8 +34,12 @@ def module() -> Any:
     return nnx.Embed(4, 2, rngs=nnx.Rngs(0))
 
 
-PARAMETERS = {"table": jnp.asarray(TABLE)}
-VARIABLES = {"params": {"table": {"embedding": jnp.asarray(TABLE)}}}
+def parameters() -> Any:
+    return {"table": jnp.asarray(TABLE)}
+
+
+def variables() -> Any:
+    return {"params": {"table": {"embedding": jnp.asarray(TABLE)}}}
 
 
 @pytest.mark.parametrize("build", [module, lambda: equinox.nn.Embedding(4, 2, key=jax.random.key(0))])
@@ -45,57 +49,57 @@ def test_a_module_with_its_arrays_is_a_model(build: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("build", "message"),
     [
         (
-            Linen(),
+            Linen,
             r"a Flax Linen module, which holds no weights\. Pass \(module, variables\) with call=lambda parts, inputs",
         ),
         (
-            jax.jit(function),
+            lambda: jax.jit(function),
             r"a function under jit, which holds no weights\. Pass the module that it calls, or its param",
         ),
         (
-            nnx.jit(function),
+            lambda: nnx.jit(function),
             r"a function under jit, which holds no weights\. Pass the module that it calls, or its param",
         ),
         (
-            nnx.split(module())[0],
+            lambda: nnx.split(module())[0],
             r"an nnx\.GraphDef, a module without its variables\. Pass .* nnx\.merge\(graphdef, state",
         ),
         (
-            function,
+            lambda: function,
             "in place of a function that builds a model, pass what it returns, and in place of a function of JAX",
         ),
         (
-            jnp.zeros(3),
+            lambda: jnp.zeros(3),
             "it is from the same package as a JAX function, but is not one; the backend 'jax' expects a model",
         ),
     ],
     ids=["linen", "jit", "nnx.jit", "graphdef", "function", "array"],
 )
-def test_an_object_without_arrays_is_no_model(model: Any, message: str) -> None:
-    assert not is_model(model)
+def test_an_object_without_arrays_is_no_model(build: Any, message: str) -> None:
+    assert not is_model(build())
     with pytest.raises(embgrad.errors.BackendError, match=message):
-        embgrad.gradients(model, IDS, embgrad.Sum())
+        embgrad.gradients(build(), IDS, embgrad.Sum())
 
 
 @pytest.mark.parametrize(
-    ("model", "call"),
+    ("build", "call"),
     [
-        ((Linen(), VARIABLES), lambda parts, inputs: parts[0].apply(parts[1], inputs)),
-        ((function, PARAMETERS), lambda parts, inputs: parts[0](parts[1], inputs)),
-        ((jax.jit(function), PARAMETERS), lambda parts, inputs: parts[0](parts[1], inputs)),
-        (PARAMETERS, lambda parameters, inputs: function(parameters, inputs)),
+        (lambda: (Linen(), variables()), lambda parts, inputs: parts[0].apply(parts[1], inputs)),
+        (lambda: (function, parameters()), lambda parts, inputs: parts[0](parts[1], inputs)),
+        (lambda: (jax.jit(function), parameters()), lambda parts, inputs: parts[0](parts[1], inputs)),
+        (parameters, lambda parameters, inputs: function(parameters, inputs)),
         (
-            TrainState(0, Linen().apply, VARIABLES["params"], None, None),
+            lambda: TrainState(0, Linen().apply, variables()["params"], None, None),
             lambda state, inputs: state.apply_fn({"params": state.params}, inputs),
         ),
     ],
     ids=["linen", "function", "jit", "parameters", "train state"],
 )
-def test_what_the_messages_advise_works(model: Any, call: Any) -> None:
-    result = embgrad.gradients(model, IDS, embgrad.Sum(), call=call)
+def test_what_the_messages_advise_works(build: Any, call: Any) -> None:
+    result = embgrad.gradients(build(), IDS, embgrad.Sum(), call=call)
     np.testing.assert_array_equal(result.activations, TABLE[IDS])
     np.testing.assert_allclose(result.values, np.full((2, 3, 2), 1 / 3), rtol=1e-6)
 

@@ -131,7 +131,9 @@ def test_a_failure_counts_where_the_test_passes_without_the_change(
         return (FAILED, "quick") if "quick" in tests else (PASSED, None)
 
     record = Record({"quick": 1.0, "slow": 2.0}, {"x.py": {3: ["quick", "slow"]}})
-    assert Verdicts(record, attempt, set()).outcome(CHANGE) == outcome
+    verdicts = Verdicts(record, attempt, set())
+    assert verdicts.outcome(CHANGE) == outcome
+    assert verdicts.ends is (outcome == NOT_HERE)
     assert made[:2] == [(True, ["quick", "slow"]), (False, ["quick"])]
     assert len(made) == attempts
 
