@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from embgrad_jax.fingerprint import Fingerprint
 from flax import nnx
 
 import embgrad
@@ -190,3 +191,24 @@ def test_a_partial_function_made_anew_for_each_call_keeps_its_trace() -> None:
     for _ in range(20):
         both(parameters, call=functools.partial(call, factor=3.0))
     assert next(traces) == 20 + 2  # the plain passes, the model's of the first trace, and that trace
+
+
+class Alike:
+    """An object that equals all others of its class."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Alike)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def test_sets_are_compared_by_numbers_and_texts_and_by_the_identity_of_objects() -> None:
+    def fingerprint(value: Any) -> Fingerprint:
+        nothing: Any = types.SimpleNamespace(structure=None, leaves=())
+        return Fingerprint(nothing, (), value)
+
+    kept, other = Alike(), Alike()
+    assert fingerprint({int("1000000"), kept}).is_that_of(fingerprint({int("1000000"), kept}))
+    assert not fingerprint({int("1000000"), kept}).is_that_of(fingerprint({int("1000001"), kept}))
+    assert not fingerprint({kept}).is_that_of(fingerprint({other}))
