@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from hypothesis import settings
 
@@ -15,3 +18,14 @@ settings.load_profile("core")
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write a shard for every three results of a stream."""
     monkeypatch.setattr(writer, "MOST_RESULTS", 3)
+
+
+@pytest.fixture
+def plt() -> Iterator[Any]:
+    """Draw without a screen, and close all figures afterwards."""
+    import matplotlib.pyplot
+
+    matplotlib.use("Agg")
+    matplotlib.pyplot.close("all")
+    yield matplotlib.pyplot
+    matplotlib.pyplot.close("all")

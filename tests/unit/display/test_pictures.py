@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
@@ -15,16 +13,7 @@ from embgrad.display import pictures
 from embgrad.display.colours import LEVELS, PALETTES, step
 from embgrad.display.lines import Line, Piece, TokenMatrix
 
-matplotlib.use("Agg")
-
-
-@pytest.fixture(autouse=True)
-def plt() -> Iterator[Any]:
-    import matplotlib.pyplot
-
-    matplotlib.pyplot.close("all")
-    yield matplotlib.pyplot
-    matplotlib.pyplot.close("all")
+pytestmark = pytest.mark.usefixtures("plt")
 
 
 def line_of(*words: str, example: int = 0, label: str = "") -> Line:

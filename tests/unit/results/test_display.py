@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,8 +25,6 @@ from tests.unit.inputs.test_offsets import wordpiece
 from tests.unit.refusals import refused
 from tests.unit.results.attributed import attribution_of, by_words, byte_level
 
-matplotlib.use("Agg")
-
 TOKENS = ["[CLS]", "Knead", "the", "dough", "[SEP]"]
 ONE = by_words(["Knead  the dough"], [TOKENS], [[9.0, -2.0, 0.5, 4.0, -9.0]])
 SALIENCY = by_words(["Knead  the dough"], [TOKENS], [[9.0, 2.0, 0.5, 40.0, 9.0]], "Saliency")
@@ -41,15 +38,6 @@ IDS = attribution_of(embgrad.TokenBatch([[7, 8, 9]]))
 
 #: Text that HTML, LaTeX, Matplotlib's formulas, terminals or Rich would read as something else.
 HOSTILE = "<script>alert('1')</script> & $x_1^2$ \\input{~} #%`\" [red]no[/red] \x1b[31m"
-
-
-@pytest.fixture
-def plt() -> Iterator[Any]:
-    import matplotlib.pyplot
-
-    matplotlib.pyplot.close("all")
-    yield matplotlib.pyplot
-    matplotlib.pyplot.close("all")
 
 
 def labels(ax: Any) -> list[str]:

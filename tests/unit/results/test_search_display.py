@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 
@@ -20,23 +18,12 @@ from tests.unit.hostile import TEXTS, expect_harmless
 from tests.unit.refusals import refused
 from tests.unit.results.searched import search_of
 
-matplotlib.use("Agg")
-
 BEFORE = [["[CLS]", "a", "grip", "##ping", "film", "."], ["[CLS]", "fine", "."]]
 AFTER = [["[CLS]", "a", "bor", "##ing", "film", "."], ["[CLS]", "fine", "."]]
 SEARCH = search_of(BEFORE, AFTER, until=0.0)
 RESIZED = search_of(
     [["a", "film", "again", "."]], [["a", "poor", "film", "again"]], method={"delete": True}, until=None
 )
-
-
-@pytest.fixture
-def plt() -> Iterator[Any]:
-    import matplotlib.pyplot
-
-    matplotlib.pyplot.close("all")
-    yield matplotlib.pyplot
-    matplotlib.pyplot.close("all")
 
 
 class Marks(HTMLParser):

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 
 import matplotlib
 import numpy as np
-import pytest
 
 import embgrad
+from tests.unit.display.test_html import Parsed
 from tests.unit.refusals import refused
 from tests.unit.results.attributed import byte_level, encoder_decoder, token_attribution_of
-
-matplotlib.use("Agg")
 
 TOKENS = ["<s>", "The", "Ġdou", "gh", "Ġro", "se"]
 SCORES = np.array([[[90, 1, -2, 0, 0, 0], [0, 3, 4, -8, 0, 0], [0, 1, 1, 1, 16, 0]]], float)
@@ -35,15 +31,6 @@ PADDED = token_attribution_of(
 )
 
 ESCAPED = "<script>alert('1')</script> & $x_1^2$ \\input{~} [red]no[/red] \x1b[31m \u202eabc"
-
-
-@pytest.fixture
-def plt() -> Iterator[Any]:
-    import matplotlib.pyplot
-
-    matplotlib.pyplot.close("all")
-    yield matplotlib.pyplot
-    matplotlib.pyplot.close("all")
 
 
 def texts(pieces: Any) -> list[str]:
@@ -254,25 +241,22 @@ def test_scores_that_are_not_finite_are_marked(plt: Any, capsys: Any, monkeypatc
     assert "The(?)" in capsys.readouterr().out
 
 
-class Reader(HTMLParser):
-    """Collects the elements."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, _: Any) -> None:
-        self.tags.append(tag)
-
-
 def test_html_and_latex_are_escaped_and_load_nothing() -> None:
     batch = embgrad.TokenBatch([[1, 2]], tokens=[[ESCAPED, ESCAPED]])
     attribution = token_attribution_of(batch, [[1]], np.ones((1, 1, 2)))
     attribution.provenance["method"]["class"] = "<b>&"  # type: ignore[index]
     page = attribution.to_html()
     allowed = {"html", "head", "meta", "title", "style", "body", "div", "span", "b", "i", "br", "input", "label"}
-    assert {*Reader(page).tags} <= allowed | {"details", "summary", "table", "thead", "tbody", "tr", "th", "td"}
+    assert {name for name, _ in Parsed(page).tags} <= allowed | {
+        "details",
+        "summary",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+    }
     assert not {"\x1b", "\u202e"} & {*page}
     assert not re.search(r"https?:|url\(|@import|<script|<img|<link", page)
     body = attribution.to_latex()
