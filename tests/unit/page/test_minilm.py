@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import embgrad
-from embgrad.cli.demo import TEXTS
+from embgrad.cli.demo import TEXTS, example_batch
 from embgrad.loading.minilm import minilm_folder
-from tests.cross.parity.table import measure
 from tests.unit.page.browser import Browser, Page
 
 FRAMEWORKS = ("torch", "tensorflow", "gluon")
@@ -33,7 +32,11 @@ COLOURS = """(async () => {
 
 
 def test_three_frameworks_on_one_page(browser: Browser, opened: Callable[..., Page]) -> None:
-    results = measure(minilm_folder(), FRAMEWORKS, POINTS)
+    batch, objective = example_batch(minilm_folder()), embgrad.Sum(output="pooled")
+    results = {
+        name: embgrad.gradients(embgrad.zoo.load_bert(minilm_folder(), name), batch, objective, at=list(POINTS))
+        for name in FRAMEWORKS
+    }
     comparisons = {name: embgrad.compare(results["torch"], results[name]) for name in FRAMEWORKS[1:]}
     page = opened(results, comparisons, title="One BERT in three frameworks")
     text = page.evaluate("document.body.innerText")
