@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
+import safetensors.numpy
 
 import embgrad
 from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.row_sparse import scatter
+from tests.unit.refusals import refused
 
 IDS = np.array([[3, 5, 5], [3, 7, 0]])
 MASK = np.array([[1, 1, 1], [1, 1, 0]])
@@ -119,3 +123,17 @@ def expect_restored(first: Any, second: Any) -> None:
             expect_restored(value, again)
         else:
             assert again == value
+
+
+def expect_change_refused(stored: Any, change: Any, message: str) -> None:
+    """Expect that the file of a result is refused after a change of its arrays and its description by hand."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "changed.safetensors"
+        stored.save(path)
+        arrays = safetensors.numpy.load_file(path)
+        with safetensors.safe_open(str(path), "numpy") as file:
+            entry = json.loads(file.metadata()["embgrad"])
+        change(arrays, entry)
+        safetensors.numpy.save_file(arrays, path, {"embgrad": json.dumps(entry)})
+        with refused(embgrad.errors.FileFormatError, message):
+            embgrad.load(path)

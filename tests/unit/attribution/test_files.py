@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import safetensors
-import safetensors.numpy
 
 import embgrad
 from embgrad import methods
-from embgrad.errors import EmbgradError, FileFormatError, GoldenError, PointError
+from embgrad.errors import EmbgradError, GoldenError, PointError
 from tests.unit.attribution.models import BATCH, DIM, IDS, curved, linear
+from tests.unit.stored import expect_change_refused
 
 LOGIT = embgrad.Logit(0)
 FIELDS = ("scores", "values", "objective", "baseline_objective", "delta", "error", "ids", "mask", "types", "words_of")
@@ -104,16 +101,8 @@ def test_a_long_array_in_a_method_is_described_by_its_digest() -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_file_changed_by_hand_is_refused(tmp_path: Path, change: Any, message: str) -> None:
-    path = tmp_path / "a.safetensors"
-    attributed().save(path)
-    arrays = safetensors.numpy.load_file(path)
-    with safetensors.safe_open(str(path), "numpy") as file:
-        entry = json.loads(file.metadata()["embgrad"])
-    change(arrays, entry)
-    safetensors.numpy.save_file(arrays, path, {"embgrad": json.dumps(entry)})
-    with pytest.raises(FileFormatError, match=re.escape(message)):
-        embgrad.load(path)
+def test_a_file_changed_by_hand_is_refused(change: Any, message: str) -> None:
+    expect_change_refused(attributed(), change, message)
 
 
 def test_equal_attributions_agree_across_dtypes_and_padding() -> None:

@@ -142,7 +142,9 @@ def test_a_mapping_of_one_comes_back_as_a_mapping() -> None:
         ),
         (
             3,
-            "results is of type int: expected a result of .*, embgrad.check_port or embgrad.tables.influence, or",
+            "results is of type int: expected a result of embgrad.gradients, embgrad.attribute, embgrad.attribute_tokens, "
+            "embgrad.attribute_pairs, embgrad.substitutions, embgrad.search, embgrad.check_port or embgrad.tables.influence, "
+            "or a mapping",
         ),
         ([1], "results is of type list"),
         ({"a": 3}, "results holds 'a': int: expected a result"),

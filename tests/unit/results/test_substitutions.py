@@ -16,7 +16,7 @@ import embgrad
 from embgrad.display.html import SMALL
 from embgrad.results.substitutions import Substitutions
 from tests.unit.refusals import refused
-from tests.unit.stored import expect_restored
+from tests.unit.stored import expect_change_refused, expect_restored
 
 MADE = Substitutions(
     ids=np.array([[[-1, -1], [5, 3]], [[-1, -1], [3, -1]]]),
@@ -63,16 +63,8 @@ def test_substitutions_are_restored_bit_for_bit(tmp_path: Path, made: Substituti
         (lambda arrays, entry: entry["provenance"].update(objective={}), "holds the objective None: expected"),
     ],
 )  # fmt: skip
-def test_a_file_changed_by_hand_is_refused(tmp_path: Path, change: Any, message: str) -> None:
-    path = tmp_path / "s.safetensors"
-    MADE.save(path)
-    arrays = safetensors.numpy.load_file(path)
-    with safetensors.safe_open(str(path), "numpy") as file:
-        entry = json.loads(file.metadata()["embgrad"])
-    change(arrays, entry)
-    safetensors.numpy.save_file(arrays, path, {"embgrad": json.dumps(entry)})
-    with refused(embgrad.errors.FileFormatError, message):
-        embgrad.load(path)
+def test_a_file_changed_by_hand_is_refused(change: Any, message: str) -> None:
+    expect_change_refused(MADE, change, message)
 
 
 def test_the_terminal_shows_the_best_replacements_of_each_position(capsys: pytest.CaptureFixture[str]) -> None:
