@@ -100,15 +100,13 @@ def evaluate(
     return values if is_list else values[0]
 
 
-def evaluate_question(
-    question: Question, batch_size: int | None = None, progress: Progress | bool | None = None
-) -> np.ndarray:
+def evaluate_question(question: Question, batch_size: int | None = None) -> np.ndarray:
     """Return the objective of each example, float64, (example,), from sub-batches of at most `batch_size` examples.
 
     Raises:
         EmbgradError: as `evaluate` raises.
     """
-    return evaluate_each(question, batch_size, progress)[0]
+    return evaluate_each(question, batch_size)[0]
 
 
 def evaluate_each(

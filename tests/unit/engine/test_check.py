@@ -288,10 +288,9 @@ def test_detached_parts_and_straight_through_estimators_do_not_pass(forward: Any
         certificate(forward, dtype=dtype)
 
 
-@pytest.mark.parametrize("at", ["word", "position"])
-def test_a_wrong_gradient_by_the_positions_is_found(at: str) -> None:
-    with pytest.raises(embgrad.errors.CertificationError, match=f"the gradient at '{at}' is wrong"):
-        certificate(lambda model, input_ids: layered(model, input_ids, lambda g: 1.1 * g), at=at)
+def test_a_wrong_gradient_by_the_positions_is_found() -> None:
+    with pytest.raises(embgrad.errors.CertificationError, match="the gradient at 'position' is wrong"):
+        certificate(lambda model, input_ids: layered(model, input_ids, lambda g: 1.1 * g), at="position")
 
 
 def looked_up(table: Tensor, ids: np.ndarray, change: Wrong) -> Tensor:
