@@ -59,6 +59,7 @@ class KerasParts:
             _expect_built(part)
         tables = keras_layers.table_paths(self._variables)
         seen: Counter[str] = Counter()
+        self._loose = keras_layers.find_loose(self._variables)
         self.leaves: Sequence[Leaf] = [
             self._leaf(node, prefix, table, seen) for (node, prefix), table in zip(variables, tables, strict=True)
         ]
@@ -82,6 +83,8 @@ class KerasParts:
             variable.assign,
             may_be_state(node.owner, trainable=bool(variable.trainable)),
             keras_layers.padding_row(node.owner),
+            alone=id(variable) in self._loose,
+            path=None if keras_layers.is_of_library(node.owner) else node.path,
         )
 
     @contextlib.contextmanager

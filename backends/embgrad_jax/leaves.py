@@ -27,7 +27,8 @@ class Leaf:
         get: returns the value that it has in the model now.
         put: replaces its value in the model.
         state: whether a pass may write to it, see `may_be_state`.
-        alone: whether no module owns it, as in a dict of parameters.
+        alone: whether products with it are points; None where the number of its module's matrices decides.
+        path: its attribute path, by which they are, if its name is another.
         padding: the row that its owner declares as padding; None where it declares none.
     """
 
@@ -41,7 +42,13 @@ class Leaf:
     put: Callable[[Any], Any] = field(repr=False)
     state: bool = False
     padding: int | None = None
-    alone: bool = False
+    alone: bool | None = None
+    path: str | None = None
+
+    @property
+    def point(self) -> str:
+        """Return the name by which products with it are points."""
+        return self.path or self.name
 
     @property
     def floating(self) -> bool:

@@ -340,12 +340,12 @@ class _Surveyor(Walker[Cell]):
         assert leaf is not None, "the caller has checked"
         if not leaf.alone or any(lookup.path == leaf.table for lookup in watch.lookups):
             return result
-        if not (watch.lists or leaf.name in watch.modules):
-            if leaf.name in watch.counted:
-                watch.count(leaf.name)
+        if not (watch.lists or leaf.point in watch.modules):
+            if leaf.point in watch.counted:
+                watch.count(leaf.point)
             return result
         self.survey.weighted[number] = turned > 0
-        key = watch.enter(leaf.name, PRODUCT, given, given.shape)
+        key = watch.enter(leaf.point, PRODUCT, given, given.shape)
         given = given if key is None else self._point(-number, key, given)
         result = Cell(result.shape, result.dtype, None, given.mask | weight.mask, result.sources)
         shape = (*result.shape[turned:], *result.shape[:turned])
@@ -378,7 +378,7 @@ class _Surveyor(Walker[Cell]):
         """Return whether one of the values is a weight of no module, whose products are points."""
         watch = self._watch
         leaves = [value.weight for value in values if value.weight is not None and len(value.shape) >= axes]
-        if any(leaf.alone and (watch.lists or leaf.name in watch.modules) for leaf in leaves):
+        if any(leaf.alone and (watch.lists or leaf.point in watch.modules) for leaf in leaves):
             self.survey.opened.add(number)
         return number in self.survey.opened
 

@@ -83,6 +83,7 @@ def _weight(leaf: Leaf) -> Weight:
         lambda: to_numpy(leaf.get()),
         lambda indices: to_numpy(leaf.get()[indices]),
         put,
+        path=leaf.path,
     )
 
 

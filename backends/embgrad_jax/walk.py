@@ -175,7 +175,8 @@ class Structure:
         self.leaves = [leaf for family in self.families for leaf in family.leaves]
         matrices = Counter(leaf.module for leaf in self.leaves if leaf.trainable and leaf.array.ndim > 1)
         self.leaves = [
-            replace(leaf, alone=leaf.alone or matrices[leaf.module] > 1 or not leaf.module) for leaf in self.leaves
+            replace(leaf, alone=matrices[leaf.module] > 1 or not leaf.module) if leaf.alone is None else leaf
+            for leaf in self.leaves
         ]
         self.structure = (
             tuple(family.structure for family in self.families),
@@ -331,7 +332,7 @@ class TreePart:
         trainable = not is_state and bool(jnp.issubdtype(array.dtype, jnp.floating))
         random = bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
         get, put = lambda: jnp.asarray(_value_at(part, keys)), lambda new: _put(part, keys, new)
-        alone = not linen and not self._modules
+        alone = None if linen or self._modules else True
         return Leaf(name, module, table, trainable, random, array, get, put, alone=alone)
 
     @contextlib.contextmanager

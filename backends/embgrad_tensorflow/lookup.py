@@ -33,6 +33,7 @@ from embgrad_tensorflow.operations import (
     properties_of,
     writes_of,
 )
+from embgrad_tensorflow.products import PARTS, Products
 from embgrad_tensorflow.slices import first_row
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.walk import Tables, handle_of
@@ -98,6 +99,8 @@ class Watcher:
         self._handlers |= dict.fromkeys({*MAKING, *KEEPING} - {*SAME_TABLE}, self._one_hots.follow)
         self._handlers |= dict.fromkeys(PRODUCTS, self._multiply)
         self._handlers[SPARSE_PRODUCT] = self._multiply_sparse
+        weighs = points is not None and watch.needs_modules
+        self._products = Products(watch, tables, points.replace, self._handle) if weighs else None
         self._comparisons = Comparisons()
         self._handlers |= dict.fromkeys(COMPARISONS, self._comparisons.record)
 
@@ -134,8 +137,8 @@ class Watcher:
             stack.enter_context(_recorded.by(self._forget_tables))
             for operation, interception in FUNCTIONS.items():
                 stack.enter_context(interception.by(functools.partial(self._function, operation)))
-            if self.points is not None and self.points.replaces:
-                stack.enter_context(self._replacing.active())
+            if self._products is not None or (self.points is not None and self.points.replaces):
+                stack.enter_context(self._replacing.active(self._run_operation))
             yield
 
     def perform(self, operation: str, operands: Sequence[Any], run: Callable[[], Any]) -> Any:
@@ -149,6 +152,12 @@ class Watcher:
             if operation in LOOKUPS and self._is_active() and tf.executing_eagerly():
                 self._failed.append((operation, operands))
             raise
+
+    def _run_operation(self, run: Callable[..., Any], *args: Any) -> Any:
+        """Run an operation as TensorFlow's function does, and record a product with a weight of no module."""
+        if self._products is None or not self._is_active() or not tf.executing_eagerly():
+            return run(*args)
+        return self._products.run(run, *args)
 
     def _function(self, operation: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a lookup in place of TensorFlow's function."""
@@ -175,6 +184,8 @@ class Watcher:
             self.recomputed = pywrap_tfe.TFE_Py_TapeSetIsStopped()
         try:
             self._replacing.expect_done(outputs)
+            if self._products is not None and name in PARTS:
+                self._products.follow(inputs, outputs)
             handler = self._handlers.get(name)
             if handler is not None:
                 handler(name, inputs, attrs, outputs)
@@ -424,6 +435,7 @@ class Replacing:
 
     def __init__(self) -> None:
         self._due: tuple[Any, Callable[[Any], Any]] | None = None
+        self._runs: list[Callable[..., Any]] = []
 
     def promise(self, tensor: Any, make: Callable[[Any], Any]) -> None:
         """Have the result of `make` go on in place of a tensor that an operation has just given, or of an earlier result."""
@@ -457,14 +469,27 @@ class Replacing:
             )
 
     @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Replace what this thread's operations give."""
+    def active(self, run: Callable[..., Any]) -> Iterator[None]:
+        """Replace what this thread's operations give.
+
+        Args:
+            run: called with TensorFlow's function that runs operations, and its arguments; so is that of each open context.
+        """
 
         def through(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return self.going_on(original(*args, **kwargs))
 
-        with _fast_path.by(through), _slice.by(through):
-            yield
+        def through_all(original: Callable[..., Any], *args: Any) -> Any:
+            for inner in self._runs:
+                original = functools.partial(inner, original)
+            return self.going_on(original(*args))
+
+        self._runs.append(run)
+        try:
+            with _fast_path.by(through_all), _slice.by(through):
+                yield
+        finally:
+            self._runs.remove(run)
 
 
 def is_cast_below_point(tensor: Any, cast: Any) -> bool:

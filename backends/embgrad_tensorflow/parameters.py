@@ -16,6 +16,7 @@ from embgrad.backend import Weight
 from embgrad.checkpoints import WeightTarget, keras_checkpoint
 from embgrad.errors import UnsupportedError, quote
 from embgrad.keras import is_keras
+from embgrad.keras import layers as keras_layers
 from embgrad.toolkit import MemoryMeter, as_parts, copy_owned, model_lock
 from embgrad_tensorflow.state import expect_eager, other_tapes_paused
 from embgrad_tensorflow.walk import Node, handle_of, has_base, is_saved, native_variable, walk
@@ -232,7 +233,8 @@ def _weight(name: str, node: Node | None, native: Any) -> Weight:
 
     shape = tuple(map(int, native.shape))
     owner = "" if node is None else _owner(node, native)
-    return Weight(name, owner, shape, str(native.dtype.name), get, rows, writer(native))
+    path = None if node is None or keras_layers.is_of_library(node.owner) else node.path
+    return Weight(name, owner, shape, str(native.dtype.name), get, rows, writer(native), path=path)
 
 
 def _owner(node: Node, native: Any) -> str:

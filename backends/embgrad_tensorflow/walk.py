@@ -208,6 +208,15 @@ class Tables:
         self._parts = parts
         self._paths: dict[int, tuple[Any, str]] = {}
         self._nodes: dict[int, Node] = {}
+        self._loose: dict[int, str] | None = None
+
+    def loose(self, handle: Any) -> str | None:
+        """Return the path of a variable by which products with it are points; None where they are none."""
+        if self._loose is None:
+            self.path(handle)
+            self._loose = keras_layers.find_loose(self._nodes.values())
+        node = self._nodes.get(id(handle))
+        return None if node is None else self._loose.get(id(node.value))
 
     def path(self, handle: Any) -> str:
         """Return the attribute path of the table's layer, or of a bare variable; `UNNAMED_TABLE` outside of the model."""
@@ -267,6 +276,7 @@ class Tables:
         named = zip(pairs, learned["tables"], strict=True)
         self._paths = {id(pair[0]): (pair[0], path) for pair, path in named if pair[0] is not None}
         self._nodes = {id(known): node for known, node in pairs if known is not None}
+        self._loose = None
 
 
 def _table_path(node: Node) -> str:

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from embgrad.backend import PRODUCT, UNNAMED_TABLE, PassRecorder, layout_of
 from embgrad.errors import UnsupportedError
+from embgrad.toolkit import order_of_product
 from embgrad_torch.inputs import PLAIN, Head, dtype_name, has_values, is_quantised, is_transformed
 from embgrad_torch.readers import READERS, Read, Selection, indices_of, ones_of, padding_row
 from embgrad_torch.state import ACCUMULATING, is_running
@@ -113,7 +114,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         new = tensor if key is None else self.at.tensor(key, tensor, aliased=True)
         watch.replace_tensor(tensor, new)
         product = self._handle(func, (*args[:given], new, *args[given + 1 :]), kwargs)
-        order = _order_of(args[0], given < place) if func is torch.einsum else None
+        order = order_of_product(args[0], weight_last=given < place) if func is torch.einsum else None
         turned = product if order is None else product.permute(order)
         key = watch.leave(turned, turned.shape)
         if key is not None:
@@ -383,21 +384,6 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             table, rows = read.table.data, read.indices.unique()
             self._scaled.append((table, rows, table[rows]))
             torch.embedding_renorm_(table, read.indices.contiguous(), read.max_norm, read.norm_type)
-
-
-def _order_of(equation: Any, given_first: bool) -> list[int] | None:
-    """Return the axes of a product's result with the weight's last; None where they are, or where that is not known.
-
-    Args:
-        equation: the einsum's, of two factors.
-        given_first: whether the weight is the second factor.
-    """
-    if not isinstance(equation, str) or "." in equation or "->" not in equation:
-        return None
-    terms, _, result = equation.replace(" ", "").partition("->")
-    given, weight = terms.split(",")[:: 1 if given_first else -1]
-    order = [result.index(letter) for letter in dict.fromkeys(given + weight) if letter in result]
-    return None if order == sorted(order) else order
 
 
 def _holds_any_frozen(inputs: Any) -> bool:

@@ -7,6 +7,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from embgrad.backend import WORD, ParameterValues, Request, TableRest, Weight, split_name
 from embgrad.checkpoints import keras_checkpoint
 from embgrad.errors import UnsupportedError, quote
+from embgrad.keras import layers as keras_layers
 from embgrad.keras import value_of
 from embgrad.toolkit import MemoryMeter, as_parts, copy_owned, held
 from embgrad_torch.inputs import dtype_name, is_quantised
@@ -163,11 +165,13 @@ def weights(model: Any) -> list[Weight]:
         id(variable.value): target for variable, target in keras_checkpoint(list(map(original, as_parts(model))))
     }
     by_memory: dict[Any, Weight] = {}
-    owners = {id(node.value): node.owner_path for node in walked.variables}
+    nodes = {id(node.value): node for node in walked.variables}
     for name, variable in keras_variables(walked):
         tensor = value_of(variable)
         if _has_values(tensor) and memory_key(tensor) not in by_memory:
-            weight = _weight(name, owners.get(id(variable), ""), tensor, None)
+            node = nodes.get(id(variable))
+            path = None if node is None or keras_layers.is_of_library(node.owner) else node.path
+            weight = replace(_weight(name, "" if node is None else node.owner_path, tensor, None), path=path)
             target = of_keras.get(id(tensor))
             by_memory[memory_key(tensor)] = weight if target is None else target.with_name(weight)
     for path, module in walked:

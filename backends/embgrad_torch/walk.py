@@ -356,6 +356,9 @@ class TablePaths:
                 for name, value in matrices
                 if (storage := storage_of(value)) is not None
             }
+            loose = keras_layers.find_loose(self._walked.variables)
+            of_keras = [(loose.get(id(node.value)), value_of(node.value)) for node in self._walked.variables]
+            self._alone |= {storage_of(value): path for path, value in of_keras if path is not None}
         return self._alone
 
     def of(self, table: Any) -> str | None:

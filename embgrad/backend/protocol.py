@@ -207,6 +207,8 @@ class Weight:
             gradient buffer.
         canonical: in a BERT's encoder the name of the corresponding checkpoint weight, as `load_bert` reads it; else None.
         transposed: whether it is the transpose of the checkpoint weight.
+        path: its attribute path, by which products with it are points, if its name is another and its owner is no layer of a
+            library; else None.
     """
 
     name: str
@@ -218,6 +220,7 @@ class Weight:
     put: Callable[[np.ndarray], None] = field(repr=False)
     canonical: str | None = None
     transposed: bool = False
+    path: str | None = None
 
     @property
     def is_matrix(self) -> bool:

@@ -280,15 +280,18 @@ class LiveSide:
         whole = max(ended.values(), default=0.0) + 1
         spans = layer_spans(self.points)
         named = list(weights_of(self.bound.model))
-        is_functional = not spans and any(weight.name in ended for weight in named)  # no layer is called in functions
+        is_functional = not spans and any(
+            (weight.path or weight.name) in ended for weight in named
+        )  # no layer is called in functions
         held = []
         for weight in named:
-            module = weight.name if weight.name in ended else caller_of(weight.module or weight.name, ended)
+            name = weight.path or weight.name
+            module = name if name in ended else caller_of(weight.module or name, ended)
             time = ended.get(module, whole)
             layer = layer_at(spans, time)
-            if is_functional and (numbered := NUMBER.search(weight.name)) is not None:
+            if is_functional and (numbered := NUMBER.search(name)) is not None:
                 layer = int(numbered[0])
-            held.append(HeldWeight(weight.name, module, weight.shape, weight.get, time / whole, layer))
+            held.append(HeldWeight(name, module, weight.shape, weight.get, time / whole, layer))
         return held
 
 

@@ -21,7 +21,9 @@ __all__ = [
     "errors_unchanged",
     "evaluating",
     "find_hidden",
+    "find_loose",
     "further_names",
+    "is_of_library",
     "padding_row",
     "restore_declared_order",
     "table_path",
@@ -36,6 +38,9 @@ GRAPH: Final = frozenset({"_functional", "_operations", "_operations_by_depth"})
 
 #: The order in which a walk takes what it meets: reached by public attributes, by private ones, or by what names no part.
 PUBLIC, PRIVATE, NAMELESS = range(3)
+
+#: The libraries whose layers are points, and what they multiply by is theirs.
+LIBRARIES: Final = frozenset({"keras", "keras_hub", "tensorflow", "tf_keras"})
 
 #: PyTorch's parameters, which a layer holds once more for the layers inside it.
 PARAMETERS: Final = "_torch_params"
@@ -185,6 +190,28 @@ def table_path(node: Node) -> str:
     attribute = node.path.removeprefix(f"{node.owner_path}.")
     is_embedding = any(base.__qualname__ == "Embedding" for base in type(node.owner).__mro__)
     return node.owner_path if is_embedding and attribute.lstrip("_") == "embeddings" and node.owner_path else node.path
+
+
+def is_of_library(layer: Any) -> bool:
+    """Return whether a layer's class is one of Keras's or TensorFlow's own."""
+    return type(layer).__module__.partition(".")[0] in LIBRARIES
+
+
+def find_loose(nodes: Iterable[Node]) -> dict[int, str]:
+    """Return by identity the paths of the matrices that products are points by: those of no module of their own.
+
+    Such are the matrices of what is never called, and of modules with several. A layer with one is a point itself.
+
+    Args:
+        nodes: the variables.
+    """
+    held = [node for node in nodes if len(node.value.shape) > 1 and not is_of_library(node.owner)]
+    counts = Counter(id(node.owner) for node in held)
+    return {
+        id(node.value): node.path
+        for node in held
+        if counts[id(node.owner)] > 1 or not node.owner_path or not callable(node.owner)
+    }
 
 
 def restore_declared_order(module: Any, returned: Any) -> Any:

@@ -56,6 +56,11 @@ def test_the_same_values_on_each_backend(results: dict[str, Path], backend: str,
         assert embgrad.compare(first, other).agrees, role
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_products_of_a_layer_with_several_matrices_are_points(backend: str) -> None:
+    run(backend, "products")
+
+
 @pytest.mark.parametrize("name", ["BertTextClassifier", "GPT2CausalLM", "GemmaCausalLM"])
 def test_the_weights_make_the_difference(results: dict[str, Path], name: str) -> None:
     """Models that share no weights differ by far more than the limit, so that the comparison could fail."""

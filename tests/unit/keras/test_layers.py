@@ -127,3 +127,33 @@ def test_the_outputs_of_a_functional_model_have_their_declared_order() -> None:
         "pooled",
         "sequence",
     ]
+
+
+class Matrix:
+    def __init__(self, *shape: int) -> None:
+        self.shape = shape
+
+
+class Called:
+    def __call__(self) -> None: ...
+
+
+class Own(Called):
+    __module__ = "keras_hub.src.layers"
+
+
+def test_matrices_of_no_module_of_their_own() -> None:
+    """They are those of modules with several, of what is never called, and of the model, and none of a library's layers."""
+    root, called, several, uncalled, own = Called(), Called(), Called(), Matrix(0), Own()
+    nodes = [
+        Node("table", Matrix(5, 4), "variable", root, ""),
+        Node("bias", Matrix(4), "variable", root, ""),
+        Node("called.w", Matrix(4, 4), "variable", called, "called"),
+        Node("called.bias", Matrix(4), "variable", called, "called"),
+        *(Node(f"several.{name}", Matrix(4, 2, 2), "variable", several, "several") for name in "qk"),
+        Node("uncalled.w", Matrix(4, 4), "variable", uncalled, "uncalled"),
+        *(Node(f"own.{name}", Matrix(4, 4), "variable", own, "own") for name in "qk"),
+    ]
+    found = keras_layers.find_loose(nodes)
+    assert list(found.values()) == ["table", "several.q", "several.k", "uncalled.w"]
+    assert found[id(nodes[0].value)] == "table"

@@ -47,6 +47,7 @@ OWN = {
         "flattening": "a SavedModel's graph calls functions, which TensorFlow's inliner writes out before it is cut",
         "onehot": "Keras's models look up by products with one-hot vectors",
         "operations": "eager passes and graphs find lookups by the same operations of TensorFlow",
+        "products": "TensorFlow runs products of variables below its own functions, where their results are replaced",
         "slices": "Keras slices the table of positions, in eager execution, in traces and in saved graphs",
         "scopes": "the layers that an operation was in are written in its name",
         "stretches": "the operations between two points of a graph of TensorFlow run as a graph",

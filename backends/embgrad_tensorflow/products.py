@@ -1,0 +1,100 @@
+"""Products with weights of no module of their own are points by the names of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import tensorflow as tf
+
+from embgrad.backend import PRODUCT, PassRecorder
+from embgrad.toolkit import ModuleCalls, order_of_product
+from embgrad_tensorflow.modules import is_floating
+from embgrad_tensorflow.onehot import ByTensor
+from embgrad_tensorflow.operations import PRODUCTS
+from embgrad_tensorflow.walk import Tables
+
+__all__ = ["PARTS", "Products"]
+
+#: The operations whose results are parts of a weight, or the whole in another form.
+PARTS: Final = ("Cast", "Identity", "Reshape", "Slice", "Split", "Squeeze", "StridedSlice", "Transpose", "Unpack")
+
+
+class Products:
+    """The products of a forward pass with weights of no module.
+
+    Args:
+        watch: what takes the products down.
+        tables: what names the weights.
+        replace: takes a point's key and a tensor, and returns what goes on in its place.
+        read: returns the resource whose value a tensor is; None for another tensor.
+    """
+
+    def __init__(
+        self, watch: PassRecorder, tables: Tables, replace: Callable[[str, Any], Any], read: Callable[[Any], Any]
+    ) -> None:
+        self._watch = watch
+        self._calls = ModuleCalls(watch, is_floating, replace)
+        self._tables = tables
+        self._read = read
+        self._parts: ByTensor[Any] = ByTensor()
+
+    def follow(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Record the parts that an operation has made of a weight, which need not be its first operand."""
+        source = next((handle for operand in inputs if (handle := self._handle(operand)) is not None), None)
+        if source is not None:
+            for output in outputs:
+                self._parts[output] = source
+
+    def run(self, run: Callable[..., Any], context: Any, operation: str, name: Any, *args: Any) -> Any:
+        """Return the result of an operation; a product is recorded as a call of a module of the weight's name.
+
+        Args:
+            run: TensorFlow's function that runs operations; the other arguments are its own.
+            context: TensorFlow's context.
+            operation: the operation's name.
+            name: a name or None.
+            args: the operands, and the names and values of the attributes.
+        """
+        if operation not in PARTS and operation not in PRODUCTS:
+            return run(context, operation, name, *args)
+        args = tuple(map(_read_variables, args))  # TensorFlow would read them itself, where no callback sees it
+        if operation in PARTS:
+            return run(context, operation, name, *args)
+        is_sum = operation == "Einsum"  # its factors are in a list
+        factors, attributes = (args[0], args[1:]) if is_sum else (args[:2], args[2:])
+        paths = [self._path(factor) for factor in factors]
+        if len(factors) != 2 or (paths[0] is None) == (paths[1] is None):
+            return run(context, operation, name, *args)
+        place = 0 if paths[1] is None else 1
+        path, given = paths[place], factors[1 - place]
+        if path is None or not is_floating(given):
+            return run(context, operation, name, *args)
+        order = order_of_product(attributes[1], weight_last=place == 1) if is_sum else None
+
+        def product(given: Any) -> Any:
+            both = [given, factors[1]] if place else [factors[0], given]
+            result = run(context, operation, name, *([both] if is_sum else both), *attributes)
+            return result if order is None else tf.transpose(result, order)
+
+        result = self._calls.around(product, path, PRODUCT, (given,), {})
+        return result if order is None else tf.transpose(result, [order.index(axis) for axis in range(len(order))])
+
+    def _path(self, factor: Any) -> str | None:
+        """Return the path of a weight of no module, in which nothing was looked up; None for another factor."""
+        handle = self._handle(factor)
+        path = None if handle is None else self._tables.loose(handle)
+        looked_up = path is not None and any(lookup.path == self._tables.path(handle) for lookup in self._watch.lookups)
+        return None if looked_up else path
+
+    def _handle(self, operand: Any) -> Any:
+        handle = self._read(operand)
+        return self._parts.get(operand) if handle is None else handle
+
+
+def _read_variables(operand: Any) -> Any:
+    """Return the values of an operand, or of several in a list, that are variables of TensorFlow or Keras 3."""
+    if isinstance(operand, list):
+        return list(map(_read_variables, operand))
+    is_variable = isinstance(operand, tf.Variable) or hasattr(operand, "__tf_tensor__")
+    return tf.convert_to_tensor(operand) if is_variable else operand
