@@ -250,8 +250,7 @@ class Tables:
 
     def paths(self) -> list[str]:
         """Return the paths of what may be a table."""
-        if not self._nodes:
-            self.learn(walk(self._parts))
+        self.learn(walk(self._parts))
         matrices = (number for number, node in self._nodes.items() if len(node.value.shape) == 2)
         return list(dict.fromkeys(self._paths[number][1] for number in matrices))
 

@@ -120,6 +120,10 @@ def test_a_lookup_that_cannot_be_replaced_is_an_error() -> None:
     close(embgrad.gradients(model, IDS, OBJECTIVE).values, slope(model.table.numpy()[IDS]))
     with pytest.raises(embgrad.errors.UnsupportedError, match="cannot be replaced"):
         embgrad.gradients(model, IDS, OBJECTIVE, override={"word": NEW})
+    with embgrad.capture(model) as tap, tf.GradientTape() as tape:  # which replaces nothing
+        loss = tf.reduce_sum(model(tf.constant(IDS, tf.int32)) * VECTOR)
+        tape.gradient(loss, model.table)
+    close(tap.steps[0].values, slope(model.table.numpy()[IDS]))
 
 
 def test_the_lookup_of_hugging_face() -> None:

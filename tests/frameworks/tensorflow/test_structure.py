@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 from embgrad_tensorflow.fingerprint import Fingerprint, structure
-from embgrad_tensorflow.walk import walk
+from embgrad_tensorflow.walk import is_the_users, walk
 
 import embgrad
 from tests.frameworks.tensorflow.savedmodels import saved
@@ -39,6 +39,13 @@ class Model(tf.Module):
         rows = tf.gather(self.table, ids)
         first, inner = self.layers_[0], self.layers_[1]["inner"]  # type: ignore[index]
         return self.by_name["a"](self.function(inner(first(rows)) * self.plain.scale))  # type: ignore[operator]
+
+
+def test_functions_of_libraries_are_not_the_users() -> None:
+    assert is_the_users(closed_over)
+    assert is_the_users(tf.function(closed_over))
+    assert not is_the_users(tf.zeros_like)
+    assert not is_the_users(Path.read_text)
 
 
 def described(parts: list[Any]) -> list[tuple[Any, ...]]:
