@@ -358,3 +358,18 @@ def test_a_mask_that_keras_makes_itself_is_no_warning() -> None:
         embgrad.EmbgradWarning, match=r"makes its own, 0 where the id is 0, which differs from it at 1 pos"
     ):
         embgrad.gradients(model, other, embgrad.Logit(0))
+
+
+def test_points_are_those_of_evaluation_mode() -> None:
+    class Net(nnx.Module):
+        def __init__(self) -> None:
+            self.table, self.more = nnx.Embed(11, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 4, rngs=nnx.Rngs(1))
+            self.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(2))
+
+        def __call__(self, ids: Any) -> Any:
+            rows = self.table(ids)
+            return self.drop(rows if self.drop.deterministic else self.more(rows)).sum(1)
+
+    model = Net()
+    model.train()
+    assert [point.name for point in embgrad.points(model, IDS)] == ["table#0", "drop#0"]
