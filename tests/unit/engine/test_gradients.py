@@ -541,8 +541,6 @@ def test_an_object_that_holds_a_model_and_a_tokenizer() -> None:
     other = embgrad.gradients(holder, ["cab", "b"], objective, tokenizer=lambda text: letters(text)[::-1])
     assert other.ids.tolist() == [[2, 1, 3], [2, 0, 0]]  # what is given goes first
     np.testing.assert_array_equal(embgrad.gradients(holder, IDS, objective).ids, IDS)
-    with pytest.raises(embgrad.errors.BatchError, match="raw text, and a model reads token ids: pass tokenizer="):
-        embgrad.gradients(held, ["cab"], objective)
     with pytest.raises(embgrad.errors.BackendError, match=r"takes a model of type .*Holder"):
         embgrad.gradients(Holder(3), IDS, objective)
 

@@ -15,9 +15,8 @@ import embgrad
 from embgrad.comparison.verdicts import Verdict
 from embgrad.display.figures import FigureRow
 from embgrad.display.lines import MOST_PIECES, Line, Piece
-from embgrad.errors import EmbgradError
 from embgrad.report import render_page, write_page
-from embgrad.report.arguments import comparable, comparisons_by_point, flat, of_own_page, points_of, results_by_label
+from embgrad.report.arguments import comparable, comparisons_by_point, flat, points_of, results_by_label
 from embgrad.report.page import (
     Origin,
     _findings_html,
@@ -30,7 +29,6 @@ from embgrad.report.page import (
 from embgrad.report.sentences import Example, Panel, _summary, sentences
 from tests.unit.pages import SENTENCE, read, result, times
 from tests.unit.results.attributed import attribution_of
-from tests.unit.results.searched import search_of
 
 ROW = FigureRow("word", True, 0.5, 1.0, 0.9)
 VERDICT = Verdict(
@@ -227,13 +225,6 @@ def test_results_are_compared_with_the_first_in_its_order() -> None:
     assert {label: list(by_point) for label, by_point in found.items()} == {"b": ["layer.0", "word"], "c": ["word"]}
     found = comparisons_by_point(three, {"c": given, "b": {"layer.0": given}}, ["word"], restricted=True)
     assert {label: list(by_point) for label, by_point in found.items()} == {"c": ["word"]}
-
-
-def test_the_kind_of_a_result_with_a_page_of_its_own_is_named() -> None:
-    search = search_of([["a", "b"]], [["a", "c"]])
-    with pytest.raises(EmbgradError, match=r"results holds 3 results, and one of embgrad\.search among them"):
-        of_own_page({"a": search, "b": {"word": RESULT, "c": RESULT}})
-    assert of_own_page([]) is None
 
 
 def test_attributions_by_other_methods_need_not_be_equal() -> None:

@@ -348,7 +348,7 @@ def test_other_results_are_refused(results: Any, message: str) -> None:
 
 def test_a_search_has_a_page_by_itself() -> None:
     assert of_own_page({"a": {"b": SEARCH}}) is of_own_page(SEARCH) is SEARCH
-    assert of_own_page({"a": RESULT, "b": {"word": RESULT}}) is None
+    assert of_own_page({"a": RESULT, "b": {"word": RESULT}}) is of_own_page([]) is None
     with pytest.raises(EmbgradError, match=r"results holds 2 results, and one of embgrad\.search among them"):
         of_own_page({"a": {"word": RESULT}, "b": SEARCH})
 
