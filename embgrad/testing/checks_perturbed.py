@@ -197,14 +197,8 @@ class PerturbedChecks:
                 {"word": np.zeros((2, POSITIONS, DIM))},
                 r"add\['word'\] has the shape \(2, 4, 5\): expected .* \(3, 4, 5\)",
             ),
-            ({"layer.1": np.zeros((POSITIONS, 9))}, r"add\['layer.1'\] has the shape \(4, 9\)"),
-            ({"word": lambda value: value[:2, :2]}, r"add\['word'\] has the shape \(2, 2, 5\)"),
-            ({"word": np.full(DIM, np.nan)}, r"add\['word'\] is NaN in 60 of 60 entries"),
+            ({"layer.1": lambda value: value[:2, :2]}, r"add\['layer.1'\] has the shape \(2, 2, 5\)"),
             ({"layer.7": 0.0}, r"no point 'layer\.7'"),
-            (
-                {"word": 0.0, "word#0": 0.0},
-                r"add names one point several times, as 'word', 'word#0'|as 'word#0', 'word'",
-            ),
         ],
     )
     def test_arrays_that_do_not_fit(self, harness: Harness, model: Any, add: dict[str, Any], message: str) -> None:

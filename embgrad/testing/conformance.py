@@ -286,20 +286,10 @@ class ConformanceSuite(
                 embgrad.gradients(built, ids, embgrad.Sum())
             expect_same(harness.state(built), before)
 
-    def test_a_model_without_a_lookup_of_the_ids_is_an_error(self, model: Any) -> None:
-        with pytest.raises(embgrad.errors.PointNotReachedError, match="no lookup whose indices are the batch's ids"):
-            embgrad.gradients(model("no_lookup"), example_batch(), embgrad.Sum())
-
-    def test_an_unknown_point_is_an_error_with_a_hint(self, model: Any) -> None:
+    def test_an_occurrence_that_is_not_reached_is_an_error(self, model: Any) -> None:
         path = embgrad.points(model("mean"), example_batch())[0].path
-        with pytest.raises(embgrad.errors.UnknownPointError, match="Did you mean 'word'"):
-            embgrad.gradients(model("mean"), example_batch(), embgrad.Sum(), at="wrod")
         with pytest.raises(embgrad.errors.UnknownPointError, match="reached 1 time"):
             embgrad.gradients(model("mean"), example_batch(), embgrad.Sum(), at=f"{path}#4")
-
-    def test_an_objective_that_does_not_depend_on_the_lookup_is_an_error(self, model: Any) -> None:
-        with pytest.raises(embgrad.errors.NoGradientError, match="does not depend on the point 'word'"):
-            embgrad.gradients(model("detached"), example_batch(), embgrad.Sum())
 
     def test_a_gradient_of_zero_is_a_result(self, model: Any) -> None:
         result = embgrad.gradients(model("hidden"), example_batch(), embgrad.Projection(np.zeros(CLASSES)))
