@@ -106,6 +106,8 @@ def test_a_heat_map_has_a_row_for_each_text_on_one_scale(plt: Any) -> None:
 
 
 def test_several_methods_side_by_side_each_on_its_own_scale(plt: Any) -> None:
+    of_the_first = Attributions({"a": TWO, "b": TWO}).plot()
+    assert [text.get_text() for text in of_the_first.texts] == TOKENS * 2
     ax = BOTH.plot()
     assert labels(ax) == ["integrated", "gradient"]
     (image,) = ax.images

@@ -130,6 +130,8 @@ def test_the_page_has_every_point_and_escapes_names() -> None:
     assert ["head", "", "without a partner", ""] in page.rows
     assert "All 6 points" in page.seen
     assert "in 1.8 s" in page.seen
+    assert "Without a known cause" not in page.seen
+    assert "Without a known cause: a, b." in Reader(report(unexplained=("a", "b")).to_html()).seen
     hostile = "".join(HOSTILE)
     plain = report().to_html()
     named = replace(EPSILON, text=hostile, sites=(hostile,))
