@@ -100,7 +100,7 @@ class Watcher:
         self._handlers |= dict.fromkeys(PRODUCTS, self._multiply)
         self._handlers[SPARSE_PRODUCT] = self._multiply_sparse
         weighs = points is not None and watch.needs_modules
-        self._products = Products(watch, tables, points.replace, self._handle) if weighs else None
+        self._products = Products(watch, tables, points.replace, self._handle, self._one_hots) if weighs else None
         self._comparisons = Comparisons()
         self._handlers |= dict.fromkeys(COMPARISONS, self._comparisons.record)
 

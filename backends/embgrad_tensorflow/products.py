@@ -10,14 +10,17 @@ import tensorflow as tf
 from embgrad.backend import PRODUCT, PassRecorder
 from embgrad.toolkit import ModuleCalls, order_of_product
 from embgrad_tensorflow.modules import is_floating
-from embgrad_tensorflow.onehot import ByTensor
-from embgrad_tensorflow.operations import PRODUCTS
+from embgrad_tensorflow.onehot import ByTensor, OneHots
+from embgrad_tensorflow.operations import PRODUCTS, SAME_TABLE, SLICES
 from embgrad_tensorflow.walk import Tables
 
 __all__ = ["PARTS", "Products"]
 
 #: The operations whose results are parts of a weight, or the whole in another form.
 PARTS: Final = ("Cast", "Identity", "Reshape", "Slice", "Split", "Squeeze", "StridedSlice", "Transpose", "Unpack")
+
+#: The operations whose operands may be variables that were not read. Lookups by the others are found in passes without products.
+READING: Final = frozenset({*PRODUCTS, *PARTS} - {*SAME_TABLE, *SLICES})
 
 
 class Products:
@@ -28,15 +31,22 @@ class Products:
         tables: what names the weights.
         replace: takes a point's key and a tensor, and returns what goes on in its place.
         read: returns the resource whose value a tensor is; None for another tensor.
+        one_hots: the one-hot rows of the pass, whose products are lookups.
     """
 
     def __init__(
-        self, watch: PassRecorder, tables: Tables, replace: Callable[[str, Any], Any], read: Callable[[Any], Any]
+        self,
+        watch: PassRecorder,
+        tables: Tables,
+        replace: Callable[[str, Any], Any],
+        read: Callable[[Any], Any],
+        one_hots: OneHots,
     ) -> None:
         self._watch = watch
         self._calls = ModuleCalls(watch, is_floating, replace)
         self._tables = tables
         self._read = read
+        self._one_hots = one_hots
         self._parts: ByTensor[Any] = ByTensor()
 
     def follow(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -56,10 +66,10 @@ class Products:
             name: a name or None.
             args: the operands, and the names and values of the attributes.
         """
-        if operation not in PARTS and operation not in PRODUCTS:
+        if operation not in READING or self._is_lookup(args):
             return run(context, operation, name, *args)
         args = tuple(map(_read_variables, args))  # TensorFlow would read them itself, where no callback sees it
-        if operation in PARTS:
+        if operation not in PRODUCTS:
             return run(context, operation, name, *args)
         is_sum = operation == "Einsum"  # its factors are in a list
         factors, attributes = (args[0], args[1:]) if is_sum else (args[:2], args[2:])
@@ -79,6 +89,10 @@ class Products:
 
         result = self._calls.around(product, path, PRODUCT, (given,), {})
         return result if order is None else tf.transpose(result, [order.index(axis) for axis in range(len(order))])
+
+    def _is_lookup(self, operands: Sequence[Any]) -> bool:
+        factors = operands[0] if isinstance(operands[0], list) else operands
+        return any(self._one_hots.indices(factor) is not None for factor in factors)
 
     def _path(self, factor: Any) -> str | None:
         """Return the path of a weight of no module, in which nothing was looked up; None for another factor."""
