@@ -212,3 +212,18 @@ def test_sets_are_compared_by_numbers_and_texts_and_by_the_identity_of_objects()
     assert fingerprint({int("1000000"), kept}).is_that_of(fingerprint({int("1000000"), kept}))
     assert not fingerprint({int("1000000"), kept}).is_that_of(fingerprint({int("1000001"), kept}))
     assert not fingerprint({kept}).is_that_of(fingerprint({other}))
+
+
+def test_without_a_trace_the_models_python_runs_at_each_call() -> None:
+    counter, parameters = itertools.count(), {"table": jnp.ones((11, 3))}
+
+    def call(parameters: Any, ids: Any) -> Any:
+        next(counter)
+        return parameters["table"][ids].sum(1)
+
+    numbers = []
+    for options in ({}, {}, {"compile": True}, {"compile": True}):
+        embgrad.gradients(parameters, IDS, embgrad.Sum(), call=call, **options)
+        numbers.append(next(counter))
+    assert numbers[1] > numbers[0] + 1
+    assert numbers[3] == numbers[2] + 1
