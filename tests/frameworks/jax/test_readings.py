@@ -102,6 +102,7 @@ def test_a_value_is_dropped_after_its_last_use() -> None:
         ([[1, 9], [2, 0]], [[1, 2], [3, 0]], 4, [[1, 2], [9, 0]]),
         ([[1, 9], [2, 0]], [1, 3, 2, 0], 4, [1, 9, 2, 0]),
         ([[1, 9], [3, 0]], [[0, 1], [0, 1]], 4, None),
+        ([[1, 2], [3, 0]], [[1, 2], [4, 0]], 4, None),  # the ids are rows, and the index that is none stays
         (np.zeros((2, 0), int), np.zeros((2, 0), int), 4, None),
     ],
 )
