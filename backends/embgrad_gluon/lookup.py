@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend import UNNAMED_TABLE, Way, layout_of
+from embgrad.backend import PRODUCT, UNNAMED_TABLE, Way, layout_of
 from embgrad.errors import BatchError
-from embgrad.toolkit import Interception, whole_numbers
+from embgrad.toolkit import Interception, ModuleCalls, order_of_product, whole_numbers
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import is_floating
 from embgrad_gluon.tap import Taps
-from embgrad_gluon.walk import arrays_of, is_recorded, memory, tables
+from embgrad_gluon.walk import arrays_of, is_recorded, loose_parameters, memory, table_path, tables
 
 __all__ = [
     *("HINT", "LOOKUPS", "PRODUCTS", "Handler", "Lookups", "Operation", "Tables", "ignore_operators"),
@@ -143,6 +143,7 @@ class Lookups:
         self._taps = taps
         self._ids = taps.watch.batch.ids
         self._cut = cut
+        self._calls = ModuleCalls(taps.watch, is_floating, taps.at)
 
     def handlers(self) -> dict[str, Handler]:
         """Return the handlers by the operators' names."""
@@ -197,7 +198,27 @@ class Lookups:
             places = _ones_of(rows, int(self._ids.item(0)))
             if places is not None:
                 self._report(operation.name, matrix, places, matrix.shape.index(count), "product")
-        return proceed()
+        return self._weigh(operation, proceed) if self._taps.watch.needs_modules else proceed()
+
+    def _weigh(self, operation: Operation, proceed: Callable[[], Any]) -> Any:
+        """Return a product, recorded as a call of a module of the weight's name where one factor is a weight of no block."""
+        factors = operation.inputs[:2]
+        paths = [self._tables.loose(factor) for factor in factors]
+        if len(factors) != 2 or (paths[0] is None) == (paths[1] is None):
+            return proceed()
+        place = 0 if paths[1] is None else 1
+        path, given = paths[place], factors[1 - place]
+        looked_up = {lookup.path for lookup in self._taps.watch.lookups}
+        if path is None or table_path(path) in looked_up or not is_floating(given):
+            return proceed()
+        order = order_of_product(operation.attributes.get("subscripts"), weight_last=place == 1)
+
+        def product(given: Any) -> Any:
+            operation.inputs[1 - place] = given
+            return proceed() if order is None else proceed().transpose(order)
+
+        result = self._calls.around(product, path, PRODUCT, (given,), {})
+        return result if order is None else result.transpose([order.index(axis) for axis in range(len(order))])
 
     def _report(self, name: str, array: Any, indices: np.ndarray, axis: int = 0, way: Way = "selection") -> None:
         """Report that the ids select entries of an array in a way that is no lookup with a gradient.
@@ -251,6 +272,19 @@ class Tables:
         self._parts = parts
         self._paths: dict[tuple[int, tuple[int, ...]], str] = {}
         self._parameters: list[tuple[str, Any]] | None = None
+        self._loose: dict[tuple[int, tuple[int, ...]], str] | None = None
+
+    def loose(self, array: Any) -> str | None:
+        """Return the path of a parameter that is a matrix of no block of its own; None for another array."""
+        if self._loose is None:
+            self._loose = {
+                (memory(held), held.shape): path
+                for path, parameter in loose_parameters(self._parts)
+                for held in arrays_of(parameter)
+                if held.stype == "default"
+            }
+        known = array.stype == "default" and any(shape == array.shape for _, shape in self._loose)
+        return self._loose.get((memory(array), array.shape)) if known else None
 
     def path(self, table: Any, shape: tuple[int, ...]) -> str:
         """Return the path of the table's owner: an embedding if several own it, or else the first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,9 +13,22 @@ from embgrad_gluon.importing import import_mxnet
 
 __all__ = [
     *("all_blocks", "all_parameters", "arrays_of", "block_names", "contexts_of", "input_names", "is_recorded"),
-    *("memory", "named_blocks", "named_parameters", "paths", "recorded_symbol", "same_bits", "table_path", "tables"),
+    *(
+        "loose_parameters",
+        "memory",
+        "named_blocks",
+        "named_parameters",
+        "paths",
+        "recorded_symbol",
+        "same_bits",
+        "table_path",
+        "tables",
+    ),
     "unique_names",
 ]
+
+#: The libraries whose blocks are points, and what they multiply by is theirs.
+LIBRARIES: Final = frozenset({"gluonnlp", "mxnet"})
 
 
 def all_blocks(parts: Sequence[Any]) -> list[Any]:
@@ -106,6 +119,18 @@ def _named_tree(block: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield f"{path}.{name}" if path else name, parameter
     for name, child in block._children.items():
         yield from _named_tree(child, f"{path}.{name}" if path else str(name))
+
+
+def loose_parameters(parts: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the matrices of the model itself and of blocks with several, with their paths: products with them are points.
+
+    Those of the blocks of MXNet and gluonnlp are theirs.
+    """
+    for path, block in named_blocks(parts):
+        held = _direct_parameters(block) if type(block).__module__.partition(".")[0] not in LIBRARIES else {}
+        matrices = {name: parameter for name, parameter in held.items() if len(parameter.shape or ()) > 1}
+        if len(matrices) > 1 or not path:
+            yield from ((f"{path}.{name}" if path else name, parameter) for name, parameter in matrices.items())
 
 
 def unique_names(parts: Sequence[Any]) -> Mapping[str, Any]:
