@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -96,26 +96,39 @@ def in_window(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return np.pad(ids, widths, constant_values=11), np.pad(mask, widths), np.arange(len(ids))
 
 
+def after_a_prefix(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Put an id of the batch before each text."""
+    widths = ((0, 0), (3, 0))
+    return np.pad(ids, widths, constant_values=7), np.pad(mask, widths), np.arange(len(ids))
+
+
 def by_length_in_window(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ids, mask, order = by_length(ids, mask)
     return *in_window(ids, mask)[:2], order
 
 
-def by_hand(prepare: Prepare, batch: embgrad.TokenBatch, classes: np.ndarray) -> np.ndarray:
-    """Return the gradient, from the place that each id's number takes when numbers are prepared in place of ids."""
+def placed(prepare: Prepare, batch: embgrad.TokenBatch) -> Iterator[tuple[int, int, int]]:
+    """Yield example and position of each real id with its column in the model, found by numbers in place of ids."""
     numbers = 100 + np.arange(batch.ids.size).reshape(batch.shape)
     taken, real, order = prepare(np.where(batch.ids == 0, 0, numbers), batch.mask)
-    gradient = np.zeros((*batch.shape, DIM))
-    for row, column in np.argwhere((taken >= 100) & (real == 1)):
+    for row, column in np.argwhere((taken >= 100) & (real == 1)).tolist():
         example, position = divmod(int(taken[row, column]) - 100, batch.shape[1])
         assert example == order[row]
+        yield example, position, column
+
+
+def by_hand(prepare: Prepare, batch: embgrad.TokenBatch, classes: np.ndarray) -> np.ndarray:
+    gradient = np.zeros((*batch.shape, DIM))
+    for example, position, column in placed(prepare, batch):
         bent = np.tanh(WEIGHTS["table"][batch.ids[example, position]] + WEIGHTS["place"][column])
         gradient[example, position] = (1 - bent**2) * WEIGHTS["W"][:, classes[example]]
     return gradient
 
 
 @pytest.mark.parametrize("takes_mask", [True, False])
-@pytest.mark.parametrize("prepare", [by_length, by_length_upwards, backwards, in_place, in_window, by_length_in_window])
+@pytest.mark.parametrize(
+    "prepare", [by_length, by_length_upwards, backwards, in_place, in_window, after_a_prefix, by_length_in_window]
+)
 def test_word_is_in_the_batchs_order(prepare: Prepare, takes_mask: bool) -> None:
     model = built(prepare, takes_mask=takes_mask)
     batch = BATCH if takes_mask else embgrad.TokenBatch(IDS, tokens=TOKENS)
@@ -131,6 +144,34 @@ def test_word_is_in_the_batchs_order(prepare: Prepare, takes_mask: bool) -> None
         attribution = embgrad.attribute(model, batch, OBJECTIVE, "input_x_gradient")
         np.testing.assert_allclose(attribution.scores, (expected * WEIGHTS["table"][IDS]).sum(-1), atol=1e-14)
         assert [word.text for word in attribution.words()[0]] == TOKENS[0][:2]
+
+
+@pytest.mark.parametrize("prepare", [by_length, backwards, in_window, after_a_prefix, by_length_in_window])
+def test_values_are_replaced_in_the_batchs_order(prepare: Prepare) -> None:
+    model, classes = built(prepare), np.array([0, 1, 1])
+    new, expected = np.random.default_rng(3).normal(size=(*IDS.shape, DIM)), np.zeros(len(IDS))
+    for example, position, column in placed(prepare, BATCH):
+        bent = np.tanh(new[example, position] + WEIGHTS["place"][column])
+        expected[example] += bent @ WEIGHTS["W"][:, classes[example]]
+    for changes in ({"override": {"word": new}}, {"add": {"word": new - WEIGHTS["table"][IDS]}}):
+        np.testing.assert_allclose(embgrad.evaluate(model, BATCH, OBJECTIVE, **changes), expected, atol=1e-12)
+    result = embgrad.gradients(model, BATCH, OBJECTIVE, edit={"word": lambda gradient: gradient * new})
+    np.testing.assert_allclose(result.values, by_hand(prepare, BATCH, classes) * new, atol=1e-14)
+
+
+def test_a_row_of_ids_that_holds_the_real_ones_of_each_example_after_another() -> None:
+    def in_a_row(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        rows = lookup(model["table"], input_ids[attention_mask == 1][None]).tanh()
+        ends = attention_mask.sum(1).cumsum() - 1
+        return Tensor(np.eye(rows.shape[1])[ends]) @ rows.reshape(*rows.shape[1:]) @ model["W"]
+
+    result = embgrad.gradients(ReferenceModel(in_a_row, dict(WEIGHTS)), BATCH, OBJECTIVE)
+    ends, expected = (np.arange(3), MASK.sum(1) - 1), np.zeros((*IDS.shape, DIM))
+    expected[ends] = (1 - np.tanh(WEIGHTS["table"][IDS[ends]]) ** 2) * WEIGHTS["W"].T[[0, 1, 1]]
+    np.testing.assert_allclose(result.values, expected, atol=1e-14)
+    np.testing.assert_array_equal(result.ids, IDS)
+    np.testing.assert_array_equal(result.activations, WEIGHTS["table"][IDS] * MASK[..., None])
+    assert result.pad_leak == 0
 
 
 def test_word_and_a_module_that_follow_in_one_call() -> None:
