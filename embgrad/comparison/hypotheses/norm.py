@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -49,8 +49,12 @@ EQUALLY: Final = 1.2
 #: The number of times that the interval of an epsilon is cut to two thirds.
 REFINEMENTS: Final = 60
 
-#: The ratio of remaining differences from which an epsilon that is not usual is preferred.
+#: The ratio of remaining differences from which an epsilon that is not usual, or another divisor, is preferred.
 BETTER: Final = 0.3
+
+#: What norms divide by: the root of the variance over n, and what functions for the deviation of a sample lead to.
+ROOT: Final = "the root of variance + ε"
+DIVISORS: Final = (ROOT, "the root of (n / (n − 1)) variance + ε", "deviation + ε", "deviation over n − 1, + ε")
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,17 +66,21 @@ class Parameters:
         epsilon: the number that is added to the variance.
         gain: γ, (feature,).
         shift: β, (feature,).
+        divisor: what vectors are divided by, one of `DIVISORS`.
     """
 
     centred: bool
     epsilon: float
     gain: np.ndarray
     shift: np.ndarray
+    divisor: str = ROOT
 
     def apply(self, x: np.ndarray) -> np.ndarray:
         """Return the norm of vectors along the last axis, or of each of their equal parts as long as the gain."""
         parts = x.reshape(-1, len(self.gain))
-        return np.asarray(_unit(parts, self.centred, self.epsilon) * self.gain + self.shift).reshape(x.shape)
+        return np.asarray(_unit(parts, self.centred, self.epsilon, self.divisor) * self.gain + self.shift).reshape(
+            x.shape
+        )
 
     @property
     def kind(self) -> str:
@@ -246,6 +254,8 @@ def _of_sums(site: Site) -> Iterator[Explanation]:
         x = site.rows(whole)
         if min(relative(_with_gain(x, b, centred, TRIED).apply(x), b) for centred in (True, False)) > ROUGHLY:
             continue
+        if len(chosen) > 1 and _is_normed(x, site.rows(site.a)):  # a computes this norm as well
+            return
         norm = _fitted(x, b, site.declared("epsilon", of_a=False))
         if norm is not None and relative(norm.apply(x), b) <= NEAR:
             names = tuple(dict.fromkeys(name for term in chosen for name in term.inputs))
@@ -262,6 +272,12 @@ def _is_norm(site: Site) -> bool:
     """Return whether a's output is that of a norm with the weights of its module."""
     a = site.rows(site.a)
     return any(_of_weights(site, path, site.rows(entry.values), a) is not None for path, entry in _norms(site))
+
+
+def _is_normed(x: np.ndarray, y: np.ndarray) -> bool:
+    """Return whether outputs are a norm of inputs."""
+    norm = _fitted(x, y)
+    return norm is not None and relative(norm.apply(x), y) <= NEAR
 
 
 def _is_sum(site: Site) -> bool:
@@ -312,9 +328,11 @@ def _has_digits_of(dtype: str, values: np.ndarray, norm: Parameters) -> bool:
     )
 
 
-def _unit(x: np.ndarray, centred: bool, epsilon: float) -> np.ndarray:
+def _unit(x: np.ndarray, centred: bool, epsilon: float, divisor: str = ROOT) -> np.ndarray:
     centre = x - x.mean(-1, keepdims=True) if centred else x
-    spread = np.sqrt((centre**2).mean(-1, keepdims=True) + epsilon)
+    kind, features = DIVISORS.index(divisor), x.shape[-1]
+    variance = (centre**2).sum(-1, keepdims=True) / (features - kind % 2)
+    spread = np.sqrt(variance + epsilon) if kind < 2 else np.sqrt(variance) + epsilon
     return np.asarray(centre / np.where(spread > 0, spread, 1.0))
 
 
@@ -346,7 +364,10 @@ def _with_vectors(
     best = min(fits, key=lambda fit: relative(fit.apply(x), y))
     best = _as_declared(fits, declared, best, x, y) or best
     if relative(best.apply(x), y) > NEAR:
-        best = min((_best_epsilon(kind, x, y) for kind in kinds), key=lambda fit: relative(fit.apply(x), y))
+        others = itertools.chain(
+            (_best_epsilon(kind, x, y) for kind in kinds), *(_other_divisors(kind, known) for kind in kinds)
+        )
+        best = min(others, key=lambda fit: relative(fit.apply(x), y))
     return best if relative(best.apply(x), y) <= NEAR else None
 
 
@@ -423,7 +444,19 @@ def _version(first: Parameters, x: np.ndarray, y: np.ndarray, declared: float | 
         replace(first, gain=one),
         replace(first, gain=one, shift=zero),
     ]
-    return min(settings, key=lambda fit: relative(fit.apply(x), y))
+    best = min(settings, key=lambda fit: relative(fit.apply(x), y))
+    if relative(best.apply(x), y) <= DIGITS:
+        return best
+    divided = _other_divisors(first, (first.epsilon, *known))
+    other = min(divided, key=lambda fit: relative(fit.apply(x), y), default=best)
+    return other if relative(other.apply(x), y) < BETTER * relative(best.apply(x), y) else best
+
+
+def _other_divisors(norm: Parameters, epsilons: Iterable[float]) -> Iterator[Parameters]:
+    """Yield a layer norm with the divisors that it has not, and with epsilons."""
+    for divisor, epsilon in itertools.product(DIVISORS if norm.centred else (), epsilons):
+        if divisor != norm.divisor:
+            yield replace(norm, divisor=divisor, epsilon=epsilon)
 
 
 def _best_epsilon(first: Parameters, x: np.ndarray, y: np.ndarray) -> Parameters:
@@ -446,6 +479,8 @@ def _what_differs(first: Parameters, second: Parameters) -> tuple[str, str, tupl
     """Return the cause, the setting's name, and its values in both; an empty cause where nothing differs."""
     if first.centred != second.centred:
         return "norm-kind", "the norm is", (first.kind, second.kind)
+    if first.divisor != second.divisor:
+        return "norm-kind", "the norm divides by", (first.divisor, second.divisor)
     if np.allclose(second.gain, first.gain + 1, atol=1e-3):
         return "norm-offset", "the gain is", ("w", "1 + w")
     if np.allclose(second.gain, first.gain - 1, atol=1e-3):

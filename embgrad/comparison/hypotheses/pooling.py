@@ -34,6 +34,10 @@ POOLS: Final[Mapping[str, Pool]] = {
     "the largest over tokens": lambda values, real: np.where(real[..., None], values, -np.inf).max(1),
     "the largest over all positions": lambda values, real: values.max(1),
     "the sum over tokens": lambda values, real: (values * real[..., None]).sum(1),
+    "the sum over tokens by the padded length": lambda values, real: (values * real[..., None]).mean(1),
+    "the sum over all positions by the number of tokens": lambda values, real: (
+        values.sum(1) / np.maximum(real.sum(1), 1)[:, None]
+    ),
     "the mean of unit vectors": lambda values, real: _mean(_unit(values), real),
 }
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.hypotheses.norm import (
+    DIVISORS,
     EPSILONS,
     LEAST_TOKENS,
     Norm,
@@ -156,6 +157,23 @@ def test_a_difference_is_named(a: np.ndarray, b: np.ndarray, cause: str, values:
     weights = {"norm.gain": GAIN} if a is RMS or (a is not A and cause == "norm-offset") else WEIGHTS
     found = explained(site(a, b, held_a=weights))
     assert (found.cause, found.values) == (cause, values)
+
+
+@pytest.mark.parametrize("epsilon", [1e-12, 1e-3])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_what_b_divides_by_is_named_with_what_a_does(number: int, epsilon: float) -> None:
+    """`torch.std` and `torch.var` divide by n - 1, and some norms add ε to the deviation."""
+    centre, spread = X - X.mean(-1, keepdims=True), X.std(-1, ddof=number % 2, keepdims=True)
+    divisor = np.sqrt(spread**2 + epsilon) if number < 2 else spread + epsilon
+    other = centre / divisor * GAIN + SHIFT
+    usual = norm(X, EPSILON)
+    if number == 2 and epsilon < 1e-6:  # the same as a usual norm
+        assert explained(site(usual, other)).cause == "layer-norm-epsilon"
+        return
+    for a, b, values in ((usual, other, (0, number)), (other, usual, (number, 0))):
+        found = explained(site(a, b))
+        assert (found.cause, found.setting) == ("norm-kind", "the norm divides by")
+        assert found.values == tuple(DIVISORS[value] for value in values)
 
 
 @pytest.mark.parametrize(("a", "b", "cause", "values"), PLANTED.values(), ids=PLANTED)
@@ -425,6 +443,9 @@ def test_a_norm_of_a_sum_is_named(centred: bool) -> None:
     assert not NormOfSum().explain(replace(at, b=at.b + 0.01 * UP**2)), "no norm"
     assert not NormOfSum().explain(replace(at, a=X * UP)), "a computes no sum"
     assert not NormOfSum().explain(behind(norm(UP, 1e-5))), "of one tensor"
+    assert not NormOfSum().explain(replace(at, a=norm(X + UP, 1e-2, ONE), b=norm(X + UP, 1e-5))), (
+        "a computes it as well"
+    )
 
 
 def test_a_norm_of_a_tensor_that_b_holds_with_an_earlier_difference_is_named() -> None:
