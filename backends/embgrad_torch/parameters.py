@@ -158,7 +158,10 @@ def _sum_up(table: Any, sharing: Sequence[tuple[Any, np.ndarray | None]]) -> np.
 
 
 def weights(model: Any) -> list[Weight]:
-    """Return the parameters and the floating buffers by name, each once, in the model's order."""
+    """Return the parameters and the floating buffers by name, each once, in the model's order.
+
+    A model without parameters has the tensors that its modules hold as they are.
+    """
     walked = walk(as_parts(model))
     canonical = _canonical(walked)
     of_keras = {
@@ -181,6 +184,9 @@ def weights(model: Any) -> list[Weight]:
                 weight = _weight(join(owner, name), owner, tensor, canonical.get(id(tensor)))
                 target = of_keras.get(id(tensor))
                 by_memory[memory_key(tensor)] = weight if target is None else target.with_name(weight)
+    for name, tensor in walked.loose:
+        if _has_values(tensor):
+            by_memory.setdefault(memory_key(tensor), _weight(name, "", tensor, None))
     return list(by_memory.values())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import operator
 import sys
@@ -49,6 +50,10 @@ CPU: Final = torch.device("cpu")
 #: Modules that are never called.
 UNCALLED: Final = (torch.nn.ParameterDict, torch.nn.ParameterList)
 
+#: What each module holds in its attributes itself, and the most dicts and lists inside each other that tensors are looked for in.
+OWN_ATTRIBUTES: Final = frozenset(vars(torch.nn.Module()))
+MOST_NESTED: Final = 4
+
 #: The modules that give a shared table its path.
 EMBEDDINGS: Final = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
@@ -67,6 +72,19 @@ class Walked(list[tuple[str, Any]]):
         self.variables: Sequence[Node] = ()
         self.names: Mapping[int, tuple[str, ...]] = {}
         self.keras: Sequence[Any] = ()
+
+    @functools.cached_property
+    def loose(self) -> Sequence[tuple[str, Any]]:
+        """The tensors that modules hold as they are, alone or in dicts and lists, if the model has no parameters."""
+        if self.variables or any(module._parameters for _, module in self):
+            return ()
+        return [
+            (spell(join(path, name)), tensor)
+            for path, module in self
+            for name, tensor in _loose(
+                {name: value for name, value in vars(module).items() if name not in OWN_ATTRIBUTES}
+            )
+        ]
 
 
 def walk(parts: Sequence[Any]) -> Walked:
@@ -99,6 +117,17 @@ def _walk_keras(parts: Sequence[Any]) -> Walked:
     walked.names = {key: names for key, names in keras_layers.further_names(modules, aliases).items() if names}
     walked.keras = [node.value for node in modules if is_keras(node.value) and not is_keras(node.owner)]
     return walked
+
+
+def _loose(held: Any, depth: int = MOST_NESTED) -> Iterator[tuple[str, Any]]:
+    """Yield the floating tensors in dicts and lists inside each other, with the keys and numbers that lead there."""
+    entries = held.items() if isinstance(held, Mapping) else enumerate(held)
+    for name, value in entries:
+        if isinstance(value, torch.Tensor):
+            if value.is_floating_point():
+                yield str(name), value
+        elif depth and isinstance(value, (Mapping, list, tuple)):
+            yield from ((join(str(name), inner), tensor) for inner, tensor in _loose(value, depth - 1))
 
 
 class _Kinds(dict[type, "str | None"]):
@@ -310,6 +339,7 @@ def tables(walked: Walked) -> list[tuple[str, Any]]:
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None and tensor.dim() == 2:
                 matrices.append((not embedding, _table_path(spell(path), name), tensor))
+    matrices += [(True, name, tensor) for name, tensor in walked.loose if tensor.dim() == 2]
     return [(path, tensor) for _, path, tensor in sorted(matrices, key=operator.itemgetter(0))]
 
 
@@ -359,6 +389,7 @@ class TablePaths:
             loose = keras_layers.find_loose(self._walked.variables)
             of_keras = [(loose.get(id(node.value)), value_of(node.value)) for node in self._walked.variables]
             self._alone |= {storage_of(value): path for path, value in of_keras if path is not None}
+            self._alone |= _alone_in_memory(self._walked.loose)
         return self._alone
 
     def of(self, table: Any) -> str | None:
@@ -398,6 +429,16 @@ class TablePaths:
     def _before_cast(self, table: Any) -> Any:
         reference, matrix = self._casts.get(id(table), (None, table))
         return table if reference is None or reference() is not table else matrix
+
+
+def _alone_in_memory(named: Iterable[tuple[str, Any]]) -> dict[int | None, str]:
+    """Return the names of matrices by their memory, without that which several tensors share."""
+    by_storage: dict[int | None, dict[Any, str]] = defaultdict(dict)
+    for name, tensor in named:
+        by_storage[storage_of(tensor)].setdefault(memory_key(tensor), name)
+        if tensor.dim() < 2:
+            by_storage[storage_of(tensor)][None] = name
+    return {storage: next(iter(names.values())) for storage, names in by_storage.items() if len(names) == 1}
 
 
 def _table_path(module: str, name: str) -> str:

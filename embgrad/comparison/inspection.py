@@ -35,6 +35,8 @@ __all__ = ["Clock", "Inspection", "explain_sites", "faint_sites", "inspect_recor
 #: The number of floors beyond which a point differs although every part before it agrees by itself.
 MOST_APART: Final = 100.0
 
+#: The number of floors up to which values behind a missing bias are the same.
+IDLE: Final = 10.0
 
 #: The number of floors beyond which a tensor that agrees may show a cause that was found elsewhere, and the most such tensors.
 FAINT: Final = 0.75
@@ -99,6 +101,21 @@ class Inspection:
     def is_apart(self) -> bool:
         """Return whether the last points differ when each model runs by itself."""
         return self.points[-1].values > self.limit(self.points[-1])
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether the sites are missing biases alone, behind which nothing differs.
+
+        A bias of keys adds the same to all scores of a query, and softmax removes it.
+        """
+        found = self.found
+        names = {site.name for site, it in found if it.cause == "missing-bias" and site.layer is not None}
+        others = (point for point in self.points if point.name not in names)
+        return (
+            0 < len(names) == len(self.explained)
+            and not self.behind
+            and all(point.values <= IDLE * max(point.floor, self.roundoff) for point in others)
+        )
 
 
 def inspect_recordings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -75,6 +76,7 @@ class LiveSide:
             self.points: Mapping[str, Point] = {point.key: point for point in self._reached()}
         self._in_order = order_of(self.bound, batch, list(self.points.values())).is_batch
         self._turned = self._axes_of_examples()
+        self._packed = self._packed_layout()
         self._arrangements = {
             key: arrangement
             for key, point in self.points.items()
@@ -223,14 +225,18 @@ class LiveSide:
         if point.lookup is None:
             if not self._in_order:
                 return None
-            if self._is_flat(point):
-                shape, layout = (*self.batch.shape, point.shape[1]), Layout(self.batch.shape, transposed=False)
+            packed = self._packed if len(point.shape) == 2 and self._is_packed(point.shape[0]) else None
+            layout = Layout(self.batch.shape, transposed=False) if self._is_flat(point) else packed
+            if layout is not None:
+                shape = (*self.batch.shape, point.shape[1])
                 return Arrangement(point.shape, shape, self.batch.ids, is_batch=True, layout=layout)
             found = of_module(point.name, point.shape, self.batch, axis, by_role=False, in_order=True)
             examples = self.batch.shape[0]
             return found if len(found.shape) > 1 and found.shape[0] == examples else None
         try:
             lookup = with_layout(self.bound, self.batch, point.lookup)
+            if lookup.layout is None and self._is_packed(lookup.indices.size):  # positions or types of a packed batch
+                lookup = replace(lookup, layout=self._packed)
             return of_lookup(
                 point.name, lookup, self.batch, None if lookup.layout else axis, by_role=True, in_order=self._in_order
             )
@@ -240,6 +246,24 @@ class LiveSide:
     def _is_flat(self, point: Point) -> bool:
         """Return whether a module's tensor has the positions of all examples one after another."""
         return point.lookup is None and len(point.shape) == 2 and point.shape[0] == self.batch.ids.size
+
+    def _packed_layout(self) -> Layout | None:
+        """Return the layout of a lookup of each id that is not padding, once; None where there is none."""
+        for point in self.points.values():
+            if point.lookup is None or point.lookup.layout is None:
+                continue
+            with contextlib.suppress(AmbiguousPointError):
+                layout = with_layout(self.bound, self.batch, point.lookup).layout
+                if layout is not None and layout.gather is not None:
+                    rows = np.sort(layout.gather[layout.gather >= 0])
+                    if np.array_equal(rows, np.arange(point.lookup.indices.size)):
+                        return layout
+        return None
+
+    def _is_packed(self, rows: int) -> bool:
+        """Return whether so many rows are those of a batch without its padding."""
+        gather = None if self._packed is None else self._packed.gather
+        return gather is not None and rows == np.count_nonzero(gather >= 0)
 
     def _of_decoder(self, lookup: Lookup) -> Arrangement | None:
         """Return the arrangement of a lookup of the decoder's ids, or of its positions, which all examples share; else None."""

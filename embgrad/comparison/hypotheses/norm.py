@@ -172,11 +172,11 @@ class NormOfSum:
     A norm that a lacks altogether is found by its weights, see `Norm`.
     """
 
-    causes = ("norm-order",)
+    causes = ("norm-order", "missing-residual")
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how b's norm differs from what a computes, which is a norm or a sum; an empty list where b computes none."""
-        return list(_of_sums(site))
+        return [*_of_one_term(site), *_of_sums(site)]
 
 
 def _norms(site: Site) -> Iterator[tuple[str, Before]]:
@@ -240,11 +240,38 @@ def _missing_in_a(site: Site) -> Iterator[Explanation]:
             yield Explanation("missing-norm", "the norm", ("missing", "applied"), predicted, compute, names, sentence)
 
 
+def _of_one_term(site: Site) -> Iterator[Explanation]:
+    """Yield the explanation that b's output is the norm of one term of a sum whose norm is a's."""
+    a, b = site.rows(site.a), site.rows(site.b)
+    if len(b) < LEAST_TOKENS or b.shape[1] < LEAST_WIDE or not _is_norm(site):
+        return
+    for first, second in itertools.permutations(_terms(site), 2):
+        norm = _fitted_near(site.rows(first.values), b)
+        if norm is not None and _fitted_near(site.rows(first.values + second.values), a) is not None:
+            name, setting = first.before.name, f"{second.before.name} is"
+            predicted, compute = norm.apply(first.values), partial(_applied, norm, name)
+            yield Explanation("missing-residual", setting, ("added", "left out"), predicted, compute, (name,))
+            return
+
+
+def _terms(site: Site) -> list[Term]:
+    """Return the tensors that may be terms of a sum that b gives to a norm."""
+    near = [before for before in site.before if before.shared and before.values.shape == site.a.shape][:MOST_TERMS]
+    return [Term(before, before.values) for before in near]
+
+
+def _fitted_near(x: np.ndarray, y: np.ndarray, declared: float | None = None) -> Parameters | None:
+    """Return the norm of inputs that outputs are; None where they are no norm."""
+    if min(relative(_with_gain(x, y, centred, TRIED).apply(x), y) for centred in (True, False)) > ROUGHLY:
+        return None
+    norm = _fitted(x, y, declared)
+    return norm if norm is not None and relative(norm.apply(x), y) <= NEAR else None
+
+
 def _of_sums(site: Site) -> Iterator[Explanation]:
     """Yield the explanation by the first sum of which b's output is a norm."""
     b = site.rows(site.b)
-    near = [before for before in site.before if before.shared and before.values.shape == site.a.shape][:MOST_TERMS]
-    own = [Term(before, before.values) for before in near]
+    own = _terms(site)
     terms = [*filter(None, (carried(site, term) for term in own)), *own]
     if len(b) < LEAST_TOKENS or b.shape[1] < LEAST_WIDE or not (_is_norm(site) or _is_sum(site)):
         return
@@ -252,12 +279,10 @@ def _of_sums(site: Site) -> Iterator[Explanation]:
     for chosen in itertools.chain(inputs, itertools.combinations(terms, 2)):
         whole = np.asarray(sum(term.values for term in chosen))
         x = site.rows(whole)
-        if min(relative(_with_gain(x, b, centred, TRIED).apply(x), b) for centred in (True, False)) > ROUGHLY:
-            continue
-        if len(chosen) > 1 and _is_normed(x, site.rows(site.a)):  # a computes this norm as well
-            return
-        norm = _fitted(x, b, site.declared("epsilon", of_a=False))
-        if norm is not None and relative(norm.apply(x), b) <= NEAR:
+        norm = _fitted_near(x, b, site.declared("epsilon", of_a=False))
+        if norm is not None:
+            if len(chosen) > 1 and _fitted_near(x, site.rows(site.a)) is not None:  # a computes this norm as well
+                return
             names = tuple(dict.fromkeys(name for term in chosen for name in term.inputs))
             is_known = all(term.earlier is None or term.earlier.compute is not None for term in chosen)
             compute = partial(_applied_to_sum, norm, chosen) if is_known else None
@@ -272,12 +297,6 @@ def _is_norm(site: Site) -> bool:
     """Return whether a's output is that of a norm with the weights of its module."""
     a = site.rows(site.a)
     return any(_of_weights(site, path, site.rows(entry.values), a) is not None for path, entry in _norms(site))
-
-
-def _is_normed(x: np.ndarray, y: np.ndarray) -> bool:
-    """Return whether outputs are a norm of inputs."""
-    norm = _fitted(x, y)
-    return norm is not None and relative(norm.apply(x), y) <= NEAR
 
 
 def _is_sum(site: Site) -> bool:

@@ -63,3 +63,60 @@ def test_a_port_with_a_layer_fewer_skips_it(bert: BertModel) -> None:
     assert report.explained == pytest.approx(1, abs=1e-6)
     assert report.unexplained == ()
     assert "a has 2 layers, and b 1" in report.notes
+
+
+class Packed(torch.nn.Module):
+    """BERT's layers on the tokens of all texts side by side, without padding."""
+
+    def __init__(self, bert: BertModel, shift: int = 0) -> None:
+        super().__init__()
+        self.bert, self.shift = copy.deepcopy(bert), shift
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        text, place = attention_mask.nonzero(as_tuple=True)
+        tables = self.bert.embeddings
+        x = tables.word_embeddings(input_ids[text, place]) + tables.position_embeddings(place + self.shift)
+        x = tables.LayerNorm(x + tables.token_type_embeddings(torch.zeros_like(text)))
+        for layer in self.bert.encoder.layer:
+            own = layer.attention.self
+            q, k, v = (part(x).unflatten(-1, (4, -1)) for part in (own.query, own.key, own.value))
+            scores = torch.einsum("qhd,khd->hqk", q, k) / 8**0.5
+            weights = scores.masked_fill(text[:, None] != text, -torch.inf).softmax(-1)
+            x = layer.attention.output(torch.einsum("hqk,khd->qhd", weights, v).flatten(1), x)
+            x = layer.output(layer.intermediate(x), x)
+        return x.new_zeros(*input_ids.shape, x.shape[-1]).index_put((text, place), x)
+
+
+def test_a_port_without_padding_is_checked_at_all_points(bert: BertModel) -> None:
+    mask = np.ones_like(IDS)
+    mask[1, 9:] = 0
+    batch = embgrad.TokenBatch(IDS, mask)
+    right = embgrad.check_port(bert, Packed(bert), batch)
+    assert right.agrees
+    assert len(right.points) > 20
+    wrong = embgrad.check_port(bert, Packed(bert, 1), batch)
+    assert wrong.first == "embeddings.LayerNorm:input"
+    port = Packed(bert)
+    port.bert.encoder.layer[1].attention.self.value.bias.data.fill_(1.0)
+    assert embgrad.check_port(bert, port, batch).first == "encoder.layer.1.attention.self.value"
+
+
+def test_a_missing_bias_of_keys_is_a_note(bert: BertModel) -> None:
+    """It adds the same to all scores of a query, and softmax removes it; a bias of queries does not."""
+    reference = copy.deepcopy(bert)
+    for layer in reference.encoder.layer:
+        for part in (layer.attention.self.key, layer.attention.self.query):
+            torch.nn.init.normal_(part.bias)
+    port = copy.deepcopy(reference)
+    for layer in port.encoder.layer:
+        layer.attention.self.key.bias = None
+    report = embgrad.check_port(reference, port, BATCH)
+    assert report.agrees
+    assert report.notes == (
+        "b adds no bias at encoder.layer.N.attention.self.key, and a does, layers 0–1; no value behind it differs",
+    )
+    assert all(point.agrees for point in report.points)
+    port.encoder.layer[1].attention.self.query.bias = None
+    both = embgrad.check_port(reference, port, BATCH)
+    assert {cause.cause for cause in both.causes} == {"missing-bias"}
+    assert len(both.causes) == 2

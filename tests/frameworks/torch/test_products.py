@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import embgrad
+from embgrad.engine.weights import weights_of
 from tests.frameworks.torch.checks import IDS as SMALL_IDS
 from tests.frameworks.torch.checks import VOCAB, tensor
 
@@ -85,3 +86,42 @@ def test_products_of_heads_and_of_three_factors_are_points() -> None:
     twice = torch.einsum("bhqk,bkhd->bqhd", torch.softmax(4 * torch.einsum("bqhd,bkhd->bhqk", v, v), -1), 2 * v)
     wanted = torch.einsum("bqhd,hdm->bqm", twice, model.o).detach()
     np.testing.assert_allclose(changed.activations, wanted.numpy(), rtol=1e-4, atol=1e-6)
+
+
+class Loose(nn.Module):
+    """A net whose weights are tensors in a dict of lists, and no parameters."""
+
+    def __init__(self, act: str = "tanh") -> None:
+        super().__init__()
+        random = torch.Generator().manual_seed(0)
+        self.act = getattr(torch, act)
+        self.w = {"table": torch.randn(VOCAB, 4, generator=random), "count": torch.tensor([3])}
+        self.w["layers"] = [{"up": torch.randn(5, 4, generator=random), "down": torch.randn(4, 5, generator=random)}]
+        self.register_buffer("mask", torch.ones(3))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.w["table"][input_ids]
+        for layer in self.w["layers"]:
+            x = x + self.act(x @ layer["up"].T) @ layer["down"].T
+        return x
+
+
+def test_tensors_that_are_no_parameters_are_weights_of_a_model_without_any() -> None:
+    model = Loose()
+    assert [weight.name for weight in weights_of(model)] == ["mask", "w.table", "w.layers.0.up", "w.layers.0.down"]
+    names = [point.key for point in embgrad.points(model, SMALL_IDS)]
+    assert names[0] == "w.table#0"
+    assert names[-1] == "w.layers.0.down:output#0"
+    report = embgrad.check_port(model, Loose("sigmoid"), SMALL_IDS)
+    assert "the activation is tanh in a and the logistic function in b" in report.verdict
+    mixed = nn.Sequential(Loose(), nn.Linear(4, 2))
+    assert [weight.name for weight in weights_of(mixed)] == ["0.mask", "1.weight", "1.bias"]
+
+
+def test_tensors_in_one_memory_are_no_points() -> None:
+    """In a flat array nothing shows which matrix a product is made with."""
+    model = Loose()
+    up, down = model.w["layers"][0].values()
+    flat = torch.cat([up.ravel(), down.ravel()])
+    model.w["layers"] = [{"up": flat[:20].view(5, 4), "down": flat[20:].view(4, 5)}]
+    assert [point.key for point in embgrad.points(model, SMALL_IDS)] == ["w.table#0"]

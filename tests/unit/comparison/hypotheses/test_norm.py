@@ -448,6 +448,17 @@ def test_a_norm_of_a_sum_is_named(centred: bool) -> None:
     )
 
 
+def test_a_term_that_b_leaves_out_before_a_norm_is_named() -> None:
+    before = {"norm:input": X + UP, "up": UP, "residual": X}
+    at = module_site(
+        norm(X + UP, 1e-5), norm(UP, 1e-5), before, key="norm:output#0", held_a=WEIGHTS, alone=["norm:input"]
+    )
+    (found,) = NormOfSum().explain(at)
+    assert (found.cause, found.text) == ("missing-residual", "residual is added in a and left out in b")
+    expect_exact(at, found)
+    assert not NormOfSum().explain(replace(at, b=norm(UP * X, 1e-5))), "another tensor"
+
+
 def test_a_norm_of_a_tensor_that_b_holds_with_an_earlier_difference_is_named() -> None:
     earlier = module_site(X, 2 * X, {}, key="residual:output#0")
     known = Explanation("residual-scale", "", ("", ""), 2 * X, lambda at: 2 * at("first"), ("first",))
