@@ -378,15 +378,17 @@ def _composed(
     """Return the modules of b that hold matrices of several modules of a, such as an attention that multiplies itself.
 
     Returns:
-        By the module of b the modules of a.
+        By the module of b the modules of a, also those of vectors, such as the norm behind an attention.
     """
     owners: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    held: dict[str, set[str]] = defaultdict(set)
     pairs = [(match.a, match.b) for match in matching.matches]
     for mine, its in [*pairs, *((name, part.name) for name, parts in matching.parts.items() for part in parts)]:
+        held[held_b[its].module].add(held_a[mine].module)
         if len(held_b[its].shape) > 1:
             owners[held_b[its].module][its].add(held_a[mine].module)
     return {
-        module: set().union(*owned.values())
+        module: held[module]
         for module, owned in owners.items()
         if len({frozenset(mine) for mine in owned.values()}) > 1
     }

@@ -97,8 +97,11 @@ def test_a_port_without_padding_is_checked_at_all_points(bert: BertModel) -> Non
     wrong = embgrad.check_port(bert, Packed(bert, 1), batch)
     assert wrong.first == "embeddings.LayerNorm:input"
     port = Packed(bert)
-    port.bert.encoder.layer[1].attention.self.value.bias.data.fill_(1.0)
-    assert embgrad.check_port(bert, port, batch).first == "encoder.layer.1.attention.self.value"
+    port.bert.encoder.layer[1].intermediate.intermediate_act_fn = torch.nn.ReLU()
+    report = embgrad.check_port(bert, port, batch)
+    assert report.verdict == (
+        "the port differs: the activation is GELU by the error function in a and ReLU in b, layer 1 (100 % of the difference)"
+    )
 
 
 def test_a_missing_bias_of_keys_is_a_note(bert: BertModel) -> None:

@@ -123,6 +123,17 @@ def test_a_module_that_computes_what_several_do_in_turn_is_paired_around_them(in
     assert keys(paired(a, b)) == (around if in_turn else [])
 
 
+def test_a_module_that_computes_the_norm_behind_as_well_is_paired_with_the_norm() -> None:
+    first, last = np.random.default_rng(1).normal(size=(2, 6, 6))
+    calls = [module("q", 1.0, X, X + 1), module("o", 3.0, X @ first.T, X + 2), module("norm", 5.0, X + 2, X + 3)]
+    a = of_modules(*calls, q__w=first, o__w=last, norm__g=X[0, 0])
+    b = of_modules(module("layer", 1.0, X, X + 3), layer__q=first, layer__o=last, layer__g=X[0, 0])
+    assert keys(paired(a, b)) == [
+        ("q:input", "q:input#0", "layer:input#0"),
+        ("norm", "norm:output#0", "layer:output#0"),
+    ]
+
+
 def test_a_lookup_that_has_the_name_of_a_module_is_another_pair() -> None:
     table = RANDOM.normal(size=(9, 6))
     a = recording([tensor("words", X, 1.0, ["word"]), tensor("words:output#0", X, 2.0)], {"words.w": table})
