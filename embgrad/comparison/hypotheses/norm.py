@@ -281,7 +281,8 @@ def _of_sums(site: Site) -> Iterator[Explanation]:
         x = site.rows(whole)
         norm = _fitted_near(x, b, site.declared("epsilon", of_a=False))
         if norm is not None:
-            if len(chosen) > 1 and _fitted_near(x, site.rows(site.a)) is not None:  # a computes this norm as well
+            own_sum = site.rows(np.asarray(sum(term.before.values for term in chosen)))
+            if len(chosen) > 1 and _fitted_near(own_sum, site.rows(site.a)) is not None:  # a computes this norm as well
                 return
             names = tuple(dict.fromkeys(name for term in chosen for name in term.inputs))
             is_known = all(term.earlier is None or term.earlier.compute is not None for term in chosen)

@@ -467,6 +467,7 @@ def test_a_norm_of_a_tensor_that_b_holds_with_an_earlier_difference_is_named() -
     assert (found.cause, found.inputs, at.off(found.predicted) < 1e-6) == ("norm-order", ("first", "up"), True)
     assert found.compute is not None
     np.testing.assert_allclose(found.compute({"first": X, "up": UP}.__getitem__), found.predicted)
+    assert not NormOfSum().explain(replace(at, a=norm(X + UP, 1e-5, ONE))), "a computes it of its own tensors"
     unknown = replace(at, memory={"explained": [(earlier, replace(known, compute=None))]})
     assert NormOfSum().explain(unknown)[0].compute is None
 
