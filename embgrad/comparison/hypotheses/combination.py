@@ -9,11 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.lookup import MISSING, is_looked_up
+from embgrad.comparison.hypotheses.lookup import cause_of_missing, is_looked_up, roles_of
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import Term, carried
 from embgrad.comparison.recording import FINAL
-from embgrad.model_points.points import OUTPUT
 
 __all__ = ["Combination", "moved_terms"]
 
@@ -74,10 +73,10 @@ def _by_multipliers(site: Site, terms: Sequence[Term], first: np.ndarray, second
         return
     number = max(differing, key=lambda index: abs(second[index] - first[index]))
     before, cause = terms[number].before, "residual-scale"
-    roles = _roles(site, before)
+    roles = roles_of(site, before)
     setting, values = f"{before.name} is multiplied by", (f"{first[number]:.6g}", f"{second[number]:.6g}")
     if abs(second[number]) <= SAME:
-        cause = _cause_of_missing(roles)
+        cause = cause_of_missing(site, before)
         setting, values = f"{before.name} is", ("added", "left out")
     elif "word" in roles or "embeddings" in roles or is_looked_up(site, before):
         cause = "scaled-lookup"
@@ -102,7 +101,7 @@ def _by_terms(
     cause = "norm-order" if only_mine and only_its else "missing-residual"
     if not only_mine and len(only_its) == 1:
         added = next(tensor for tensor in tensors if tensor.name == only_its[0])
-        cause, setting, values = _cause_of_missing(_roles(site, added)), f"{added.name} is", ("left out", "added")
+        cause, setting, values = cause_of_missing(site, added), f"{added.name} is", ("left out", "added")
     yield Explanation(cause, setting, values, predicted, compute, names)
 
 
@@ -126,11 +125,6 @@ def moved_terms(explained: Sequence[tuple[Site, Explanation | None]]) -> list[tu
     return list(changed.values())
 
 
-def _cause_of_missing(roles: Sequence[str]) -> str:
-    """Return the cause of a term with these roles that one model leaves out."""
-    return next((MISSING[role] for role in roles if role in MISSING), "missing-residual")
-
-
 def _reader(name: str) -> Callable[[Values], np.ndarray]:
     return lambda at: at(name)
 
@@ -140,14 +134,6 @@ def _sum_of(
 ) -> Callable[[Values], np.ndarray]:
     """Return the function that sums what functions read in a pass, times numbers."""
     return lambda at: np.asarray(sum(weight * read(at) for weight, read in zip(multipliers, readers, strict=True)))
-
-
-def _roles(site: Site, before: Before) -> tuple[str, ...]:
-    """Return the roles of a tensor in either model, or of the lookup whose module outputs it."""
-    path = before.name.removesuffix(f":{OUTPUT}")
-    tensors = [tensor for tensor in site.recordings[0].tensors.values() if tensor.path == path]
-    tensors += [site.recordings[1].tensors[pair.b] for pair in site.pairs if pair.name == before.name]
-    return next((tensor.roles for tensor in tensors if tensor.roles), ())
 
 
 def _distinct(site: Site) -> Iterator[Before]:

@@ -11,6 +11,7 @@ from embgrad.comparison.hypotheses.combination import Combination
 from embgrad.comparison.hypotheses.dropping import Dropout
 from embgrad.comparison.hypotheses.experts import Experts
 from embgrad.comparison.hypotheses.gate import Gate
+from embgrad.comparison.hypotheses.held_vector import HeldVector
 from embgrad.comparison.hypotheses.lookup import Rows
 from embgrad.comparison.hypotheses.norm import Norm, NormOfSum
 from embgrad.comparison.hypotheses.pooling import Pooling
@@ -58,6 +59,7 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     Norm(),
     Product(),
     Combination(),
+    HeldVector(),
     ActivationFunction(),
     Pooling(),
     Gate(),

@@ -11,8 +11,9 @@ from embgrad.comparison.hypotheses.site import Before, Explanation, Site
 from embgrad.comparison.hypotheses.sources import NEAR
 from embgrad.comparison.sites import name_of
 from embgrad.comparison.weight_values import keys_of_rows, nearest_of
+from embgrad.model_points.points import OUTPUT
 
-__all__ = ["MISSING", "Rows", "is_looked_up"]
+__all__ = ["MISSING", "Rows", "cause_of_missing", "is_looked_up", "roles_of"]
 
 #: The share of rows that are moved by the same number, from which the ids are moved and the table is not permuted.
 MOVED: Final = 0.8
@@ -153,3 +154,16 @@ def is_looked_up(site: Site, before: Before) -> bool:
     return any(
         name_of(tensor) == before.name and tensor.ids is not None for tensor in site.recordings[0].tensors.values()
     )
+
+
+def cause_of_missing(site: Site, before: Before) -> str:
+    """Return the cause of a term of a sum that one model leaves out."""
+    return next((MISSING[role] for role in roles_of(site, before) if role in MISSING), "missing-residual")
+
+
+def roles_of(site: Site, before: Before) -> tuple[str, ...]:
+    """Return the roles of a tensor in either model, or of the lookup whose module outputs it."""
+    path = before.name.removesuffix(f":{OUTPUT}")
+    tensors = [tensor for tensor in site.recordings[0].tensors.values() if tensor.path == path]
+    tensors += [site.recordings[1].tensors[pair.b] for pair in site.pairs if pair.name == before.name]
+    return next((tensor.roles for tensor in tensors if tensor.roles), ())

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.common.tolerance import HALVES
-from embgrad.comparison.hypotheses.lookup import is_looked_up
+from embgrad.comparison.hypotheses.lookup import MISSING, cause_of_missing, is_looked_up
 from embgrad.comparison.hypotheses.product import cause_of
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, relative
@@ -172,11 +172,11 @@ class NormOfSum:
     A norm that a lacks altogether is found by its weights, see `Norm`.
     """
 
-    causes = ("norm-order", "missing-residual")
+    causes = ("norm-order", *MISSING.values(), "missing-residual")
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how b's norm differs from what a computes, which is a norm or a sum; an empty list where b computes none."""
-        return [*_of_one_term(site), *_of_sums(site)]
+        return list(_of_fewer_terms(site)) or list(_of_sums(site))
 
 
 def _norms(site: Site) -> Iterator[tuple[str, Before]]:
@@ -240,18 +240,29 @@ def _missing_in_a(site: Site) -> Iterator[Explanation]:
             yield Explanation("missing-norm", "the norm", ("missing", "applied"), predicted, compute, names, sentence)
 
 
-def _of_one_term(site: Site) -> Iterator[Explanation]:
-    """Yield the explanation that b's output is the norm of one term of a sum whose norm is a's."""
+def _of_fewer_terms(site: Site) -> Iterator[Explanation]:
+    """Yield the explanation that b's output is a norm of a sum without one of the terms of a's."""
     a, b = site.rows(site.a), site.rows(site.b)
     if len(b) < LEAST_TOKENS or b.shape[1] < LEAST_WIDE or not _is_norm(site):
         return
-    for first, second in itertools.permutations(_terms(site), 2):
-        norm = _fitted_near(site.rows(first.values), b)
-        if norm is not None and _fitted_near(site.rows(first.values + second.values), a) is not None:
-            name, setting = first.before.name, f"{second.before.name} is"
-            predicted, compute = norm.apply(first.values), partial(_applied, norm, name)
-            yield Explanation("missing-residual", setting, ("added", "left out"), predicted, compute, (name,))
-            return
+    terms = _terms(site)
+    for count in (2, 3):
+        for chosen in itertools.combinations(terms, count):
+            if _fitted_near(site.rows(_sum(chosen)), a) is None:
+                continue
+            for missing in chosen:
+                rest = [term for term in chosen if term is not missing]
+                norm = _fitted_near(site.rows(_sum(rest)), b)
+                if norm is not None:
+                    names = tuple(term.before.name for term in rest)
+                    cause, setting = cause_of_missing(site, missing.before), f"{missing.before.name} is"
+                    predicted, compute = norm.apply(_sum(rest)), partial(_applied_to_sum, norm, rest)
+                    yield Explanation(cause, setting, ("added", "left out"), predicted, compute, names)
+                    return
+
+
+def _sum(terms: Iterable[Term]) -> np.ndarray:
+    return np.asarray(sum(term.values for term in terms))
 
 
 def _terms(site: Site) -> list[Term]:
@@ -277,7 +288,7 @@ def _of_sums(site: Site) -> Iterator[Explanation]:
         return
     inputs = [(term,) for term in terms if np.array_equal(term.values, site.a)]
     for chosen in itertools.chain(inputs, itertools.combinations(terms, 2)):
-        whole = np.asarray(sum(term.values for term in chosen))
+        whole = _sum(chosen)
         x = site.rows(whole)
         norm = _fitted_near(x, b, site.declared("epsilon", of_a=False))
         if norm is not None:

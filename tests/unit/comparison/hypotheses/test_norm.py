@@ -459,6 +459,17 @@ def test_a_term_that_b_leaves_out_before_a_norm_is_named() -> None:
     assert not NormOfSum().explain(replace(at, b=norm(UP * X, 1e-5))), "another tensor"
 
 
+def test_a_lookup_that_b_leaves_out_before_a_norm_is_named_by_its_role() -> None:
+    types = RANDOM.normal(size=X.shape)
+    before = {"norm:input": X + UP + types, "types": types, "up": UP, "words": X}
+    further = {"key": "norm:output#0", "held_a": WEIGHTS, "alone": ["norm:input"], "roles": {"types": ["type"]}}
+    at = module_site(norm(X + UP + types, 1e-5), norm(X + UP, 1e-5), before, **further)
+    (found,) = NormOfSum().explain(at)
+    assert (found.cause, found.text) == ("types-ignored", "types is added in a and left out in b")
+    assert set(found.inputs) == {"up", "words"}
+    expect_exact(at, found)
+
+
 def test_a_norm_of_a_tensor_that_b_holds_with_an_earlier_difference_is_named() -> None:
     earlier = module_site(X, 2 * X, {}, key="residual:output#0")
     known = Explanation("residual-scale", "", ("", ""), 2 * X, lambda at: 2 * at("first"), ("first",))

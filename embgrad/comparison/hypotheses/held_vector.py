@@ -1,0 +1,31 @@
+"""The hypothesis of a vector that both models hold, and that one alone adds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.hypotheses.sources import NEAR, relative
+
+__all__ = ["HeldVector"]
+
+
+class HeldVector:
+    """A bias whose sum with a tensor is no point, such as that of values, which an attention hands on unchanged."""
+
+    causes = ("missing-bias",)
+
+    def explain(self, site: Site) -> list[Explanation]:
+        """Return the weight of the layer that the difference is at each token; an empty list where it is none."""
+        off = site.rows(site.b) - site.rows(site.a)
+        mean = off.mean(0)
+        if len(off) < 2 or relative(np.broadcast_to(mean, off.shape), off) > NEAR:
+            return []
+        for weight in site.recordings[0].weights:
+            if weight.layer != site.layer or weight.shape != mean.shape:
+                continue
+            vector = weight.get().astype(np.float64)
+            for sign, values in ((-1, ("added", "left out")), (1, ("left out", "added"))):
+                if vector.any() and relative(sign * vector, mean) <= NEAR:
+                    return [Explanation("missing-bias", f"{weight.name} is", values, site.a + sign * vector)]
+        return []

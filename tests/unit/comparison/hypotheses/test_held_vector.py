@@ -1,0 +1,37 @@
+"""A vector that both models hold, and that one alone adds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.hypotheses.held_vector import HeldVector
+from embgrad.comparison.hypotheses.site import Site
+from embgrad.comparison.recording import HeldWeight
+from tests.unit.comparison.hypotheses.modules import module_site
+
+RANDOM = np.random.default_rng(0)
+OUT, BIAS = RANDOM.normal(size=(2, 5, 3)), RANDOM.normal(size=3)
+
+
+def site(b: np.ndarray, bias: np.ndarray = BIAS, layer: int = 0) -> Site:
+    made = module_site(OUT, b, {})
+    first, second = made.recordings
+    held = HeldWeight("values.bias", "values", bias.shape, lambda: bias, layer=layer)
+    return replace(made, layer=0, recordings=(replace(first, weights=(held,)), second))
+
+
+@pytest.mark.parametrize(("sign", "values"), [(-1, ("added", "left out")), (1, ("left out", "added"))])
+def test_the_vector_is_named_with_the_side_that_adds_it(sign: int, values: tuple[str, str]) -> None:
+    (found,) = HeldVector().explain(site(OUT + sign * BIAS))
+    assert (found.cause, found.setting, found.values) == ("missing-bias", "values.bias is", values)
+    np.testing.assert_allclose(found.predicted, OUT + sign * BIAS)
+
+
+def test_other_differences_are_not_named() -> None:
+    """Another vector, one that differs between tokens, one of another layer, and zeros."""
+    moved = OUT - BIAS * np.linspace(0.9, 1.1, 5)[:, None]
+    for made in (site(OUT - 1.01 * BIAS), site(moved), site(OUT - BIAS, layer=1), site(OUT, np.zeros(3))):
+        assert HeldVector().explain(made) == []
