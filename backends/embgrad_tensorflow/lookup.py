@@ -52,6 +52,9 @@ FUNCTIONS: Final[Mapping[str, Interception]] = {
 #: Called by `tf.custom_gradient`, which records another gradient for an identity's result.
 _recorded: Final = Interception(lambda: record, "record_operation")
 
+#: It would contract several factors in an order of its own.
+_einsum: Final = Interception(lambda: tf, "einsum")
+
 
 class Watcher:
     """An op callback that records lookups: TensorFlow calls it after each eager operation, with the operation's own outputs.
@@ -137,6 +140,8 @@ class Watcher:
             stack.enter_context(_recorded.by(self._forget_tables))
             for operation, interception in FUNCTIONS.items():
                 stack.enter_context(interception.by(functools.partial(self._function, operation)))
+            if self._products is not None:
+                stack.enter_context(_einsum.by(self._products.add_up))
             if self._products is not None or (self.points is not None and self.points.replaces):
                 stack.enter_context(self._replacing.active(self._run_operation))
             yield

@@ -8,7 +8,7 @@ from typing import Any, Final
 import tensorflow as tf
 
 from embgrad.backend import PRODUCT, PassRecorder
-from embgrad.toolkit import ModuleCalls, order_of_product
+from embgrad.toolkit import ModuleCalls, order_of_product, split_last_factor
 from embgrad_tensorflow.modules import is_floating
 from embgrad_tensorflow.onehot import ByTensor, OneHots
 from embgrad_tensorflow.operations import PRODUCTS, SAME_TABLE, SLICES
@@ -55,6 +55,14 @@ class Products:
         if source is not None:
             for output in outputs:
                 self._parts[output] = source
+
+    def add_up(self, original: Callable[..., Any], equation: Any, *factors: Any, **kwargs: Any) -> Any:
+        """Return an Einstein sum as `tf.einsum` does, in two steps where the last of several factors is a weight."""
+        steps = split_last_factor(equation) if len(factors) > 2 and tf.executing_eagerly() else None
+        last = factors[-1] if steps is None else _read_variables(factors[-1])
+        if steps is None or self._path(last) is None:
+            return original(equation, *factors, **kwargs)
+        return original(steps[1], original(steps[0], *factors[:-1], **kwargs), last, **kwargs)
 
     def run(self, run: Callable[..., Any], context: Any, operation: str, name: Any, *args: Any) -> Any:
         """Return the result of an operation; a product is recorded as a call of a module of the weight's name.

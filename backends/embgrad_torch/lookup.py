@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from embgrad.backend import PRODUCT, UNNAMED_TABLE, PassRecorder, layout_of
 from embgrad.errors import UnsupportedError
-from embgrad.toolkit import order_of_product
+from embgrad.toolkit import order_of_product, split_last_factor
 from embgrad_torch.inputs import PLAIN, Head, dtype_name, has_values, is_quantised, is_transformed
 from embgrad_torch.readers import READERS, Read, Selection, indices_of, ones_of, padding_row
 from embgrad_torch.state import ACCUMULATING, is_running
@@ -128,16 +128,12 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
     def _weigh_last(self, func: Any, args: Any) -> Any:
         """Return the sum over products of several factors, of which the last is a weight, in two steps; None for other forms."""
         equation, *factors = args
-        if not isinstance(equation, str) or "." in equation or "->" not in equation:
+        steps = split_last_factor(equation)
+        if steps is None:
             return None
-        terms, _, result = equation.replace(" ", "").partition("->")
-        *others, last = terms.split(",")
-        left = [letter for letter in dict.fromkeys("".join(others)) if letter in result + last]
-        kept = "".join(sorted(left, key=lambda letter: letter not in result))  # positions before what is summed
-        given = func(f"{','.join(others)}->{kept}", *factors[:-1])
-        equation = f"{kept},{last}->{result}"
-        product = self._weigh(func, (equation, given, factors[-1]), {})
-        return func(equation, given, factors[-1]) if product is None else product
+        given = func(steps[0], *factors[:-1])
+        product = self._weigh(func, (steps[1], given, factors[-1]), {})
+        return func(steps[1], given, factors[-1]) if product is None else product
 
     def is_active(self) -> bool:
         """Return whether the mode is active in this thread, or in the engine's thread that works for it."""

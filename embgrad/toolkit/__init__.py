@@ -16,7 +16,7 @@ __getattr__, __dir__, __all__ = _attach(
         "toolkit.module_calls": ["CallRecorder", "ModuleCalls", "RecordedCall", "call_recorded"],
         "toolkit.object_state": ["ObjectState", "contains"],
         "toolkit.patching": ["Interception"],
-        "toolkit.products": ["order_of_product"],
+        "toolkit.products": ["order_of_product", "split_last_factor"],
         "toolkit.recorded_changes": ["is_recorded", "may_be_state", "record_change", "record_kept"],
         "toolkit.rng": ["SharedGenerator", "draw_states", "is_generator", "preserve_generators", "states_of"],
         "toolkit.signature": [

@@ -28,8 +28,10 @@ class Attention(keras.layers.Layer):
         """Return the attention's output."""
         v = keras.ops.einsum("btd,dhk->bhtk", x, self.v)
         weights = keras.ops.softmax(keras.ops.einsum("bhtk,bhsk->bhts", v, v))
-        mixed = keras.ops.einsum("bhts,bhsk->bthk", weights, v)
-        return keras.ops.tanh(keras.ops.einsum("bthk,hkd->btd", mixed, self.o) + self.bias)
+        if keras.backend.backend() == "jax":  # which chooses itself in which order it contracts several factors
+            mixed = keras.ops.einsum("bhts,bhsk->bthk", weights, v)
+            return keras.ops.tanh(keras.ops.einsum("bthk,hkd->btd", mixed, self.o) + self.bias)
+        return keras.ops.tanh(keras.ops.einsum("bhts,bhsk,hkd->btd", weights, v, self.o) + self.bias)
 
 
 class Single(keras.layers.Layer):

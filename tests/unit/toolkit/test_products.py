@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embgrad.toolkit import order_of_product
+from embgrad.toolkit import order_of_product, split_last_factor
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,18 @@ from embgrad.toolkit import order_of_product
 )
 def test_the_axes_of_a_weight_come_last(equation: object, weight_last: bool, wanted: list[int] | None) -> None:
     assert order_of_product(equation, weight_last=weight_last) == wanted
+
+
+@pytest.mark.parametrize(
+    ("equation", "wanted"),
+    [
+        ("bhqk,bkhd,hdm->bqm", ("bhqk,bkhd->bqhd", "bqhd,hdm->bqm")),
+        ("bhqk, bhkd, hdm -> bqm", ("bhqk,bhkd->bqhd", "bqhd,hdm->bqm")),
+        ("bsm,mn->bsn", None),
+        ("...k,kd,dm->...m", None),
+        ("bs,sk,km", None),
+        ([0, 1], None),
+    ],
+)
+def test_the_last_of_several_factors_is_multiplied_by_itself(equation: object, wanted: tuple[str, str] | None) -> None:
+    assert split_last_factor(equation) == wanted
