@@ -38,7 +38,7 @@ PARTS: Final = {
     "onnx": (
         "embgrad_onnx",
         "embgrad.backend.protocol:BoundModel.expect_gradients",
-        "embgrad.comparison.recording:LiveSide._run UnsupportedError: the backend … computes values only",
+        "embgrad.comparison.live_side:LiveSide._run UnsupportedError: the backend … computes values only",
         "embgrad.loading.models:_expect_model UsageError: … is an ONNX model",
     ),
     "ray": (

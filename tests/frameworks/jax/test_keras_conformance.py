@@ -6,4 +6,4 @@ from tests.frameworks.keras_process import conformance_checks
 
 
 def test_the_conformance_suite_on_keras_models() -> None:
-    assert conformance_checks("jax") > 300
+    assert conformance_checks("jax") > 250

@@ -17,4 +17,4 @@ def test_keras_models_on_pytorch(file: str) -> None:
 
 
 def test_the_conformance_suite_on_keras_models() -> None:
-    assert conformance_checks("torch") > 300
+    assert conformance_checks("torch") > 250
