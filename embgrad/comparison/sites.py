@@ -247,15 +247,18 @@ def _by_modules(a: Recording, b: Recording, matching: Matching) -> Iterator[Pair
         partners[held_a[match.a].module].append(match)
     split = {held_a[name].module for name in matching.parts}
     biases = _Biases(a, b, held_a, held_b, matching)
-    composed = _composed(held_a, held_b, matching)
+    vectors_alone, loose = _holders_of_products(a), _holders_of_products(b)
+    composed = _composed(held_a, held_b, matching, loose)
     owners: dict[str, set[str]] = defaultdict(set)
     for match in matching.matches:
         owners[held_b[match.b].module].add(held_a[match.a].module)
     for module, matches in partners.items():
+        if module in vectors_alone:
+            continue
         matrices = [match for match in matches if len(held_a[match.a].shape) > 1]
         others = {held_b[match.b].module for match in matches}
         if matrices and len(others) > 1:  # in functions a matrix is what is called, and a bias belongs to no module
-            others = {other for other in others if b.of_module(other, OUTPUT) is not None}
+            others = {other for other in others - loose if b.of_module(other, OUTPUT) is not None}
         if len(others) == 1 and module not in split and not others & composed.keys():
             other = next(iter(others))
             if not matrices and len(owners[other]) > 1:  # a layer that computes its norms itself is no norm
@@ -301,7 +304,9 @@ class _Biases:
             for weight in held.values():
                 by_module[weight.module].append(weight)
             self._held.append(by_module)
-            self._outside.append([it for it in held.values() if side.of_module(it.module, OUTPUT) is None])
+            loose = _holders_of_products(side)
+            outside = (it for it in held.values() if it.module in loose or side.of_module(it.module, OUTPUT) is None)
+            self._outside.append(list(outside))
         self._partners = (
             {match.b: held_a[match.a] for match in matching.matches},
             {match.a: held_b[match.b] for match in matching.matches},
@@ -314,8 +319,8 @@ class _Biases:
             return pair
         return replace(
             pair,
-            bias_a=self._bias(0, second, other, pair.features_a, pair.features_b, first.features),
-            bias_b=self._bias(1, first, module, pair.features_b, pair.features_a, second.features),
+            bias_a=self._bias(0, second, other, pair.features_a, pair.features_b, first),
+            bias_b=self._bias(1, first, module, pair.features_b, pair.features_a, second),
         )
 
     def _bias(
@@ -325,7 +330,7 @@ class _Biases:
         module: str,
         features: np.ndarray | None,
         others: np.ndarray | None,
-        size: int,
+        product: Tensor,
     ) -> np.ndarray | None:
         """Return the bias that a side adds behind its product, in the pair's order; None for none.
 
@@ -335,21 +340,41 @@ class _Biases:
             module: that module's path.
             features: the features of the side's tensor.
             others: those of the other's.
-            size: the number of all features of the side's tensor.
+            product: the side's tensor.
         """
         own = next((it for it in self._held[1 - side][module] if _size(it) == within.features), None)
         if own is None:
             return None
         partner = self._partners[side].get(own.name)
-        outside = [it for it in self._outside[side] if _size(it) == size]
+        outside = [it for it in self._outside[side] if _size(it) == product.features]
         if partner is not None and partner not in outside:
             return None
         wanted = own.get().ravel() if others is None else own.get().ravel()[others]
         for weight in [*([] if partner is None else [partner]), *outside]:
             chosen = weight.get().ravel() if features is None else weight.get().ravel()[features]
             if weight is partner or np.allclose(chosen, wanted, atol=1e-6):
-                return np.asarray(chosen)
+                return None if self._contains(side, product, weight.get().ravel()) else np.asarray(chosen)
         return None
+
+    def _contains(self, side: int, product: Tensor, bias: np.ndarray) -> bool:
+        """Return whether a bias is in a product already, as functions return it that take both."""
+        given = self._sides[side].of_module(product.path, INPUT, product.number)
+        matrices = [weight for weight in self._held[side][product.path] if len(weight.shape) > 1]
+        if given is None or len(matrices) != 1 or _size(matrices[0]) != given.features * product.features:
+            return False
+        values = matrices[0].get()
+        for matrix in (values.reshape(-1, given.features), values.reshape(given.features, -1).T):
+            if is_product(given.values, matrix, product.values):
+                x, y = (it.reshape(-1, it.shape[-1]).astype(np.float64) for it in (given.values, product.values))
+                mean = (y - x @ matrix.T.astype(np.float64)).mean(0)
+                return float(np.linalg.norm(mean - bias)) < float(np.linalg.norm(mean))
+        return False
+
+
+def _holders_of_products(recording: Recording) -> frozenset[str]:
+    """Return the paths of the modules with several matrices, products with which are points by the matrices' names."""
+    own = (weight.module for weight in recording.weights if weight.module and weight.name.endswith(weight.module))
+    return frozenset(path.rpartition(".")[0] for path in own) - {""}
 
 
 def _size(weight: HeldWeight) -> int:
@@ -373,9 +398,15 @@ def _around(a: Recording, b: Recording, modules: Iterable[str], other: str) -> I
 
 
 def _composed(
-    held_a: Mapping[str, HeldWeight], held_b: Mapping[str, HeldWeight], matching: Matching
+    held_a: Mapping[str, HeldWeight], held_b: Mapping[str, HeldWeight], matching: Matching, loose: Container[str]
 ) -> dict[str, set[str]]:
     """Return the modules of b that hold matrices of several modules of a, such as an attention that multiplies itself.
+
+    Args:
+        held_a: the weights of a by name.
+        held_b: those of b.
+        matching: the weights by their partners.
+        loose: the modules of b whose products are points.
 
     Returns:
         By the module of b the modules of a, also those of vectors, such as the norm behind an attention.
@@ -385,7 +416,7 @@ def _composed(
     pairs = [(match.a, match.b) for match in matching.matches]
     for mine, its in [*pairs, *((name, part.name) for name, parts in matching.parts.items() for part in parts)]:
         held[held_b[its].module].add(held_a[mine].module)
-        if len(held_b[its].shape) > 1:
+        if len(held_b[its].shape) > 1 and held_b[its].module not in loose:
             owners[held_b[its].module][its].add(held_a[mine].module)
     return {
         module: held[module]

@@ -378,6 +378,33 @@ def test_a_bias_that_a_function_adds_belongs_to_the_pair(bias: str) -> None:
         np.testing.assert_array_equal(output.gradients.put_in_b(values_b, values_a), values_a)
 
 
+@pytest.mark.parametrize("heads", [False, True])
+def test_a_bias_that_is_in_the_product_already_is_not_added(heads: bool) -> None:
+    """A function that takes both returns their sum; a matrix may have its outputs last."""
+    a = recording(product("up", biased=True), {"up.weight": MATRIX, "up.bias": BIAS})
+    matrix = MATRIX.T.reshape(MATRIX.shape[1], 2, -1) if heads else MATRIX
+    held = (HeldWeight("w", "w", matrix.shape, lambda: matrix), HeldWeight("b", "", BIAS.shape, lambda: BIAS))
+    for biased in (True, False):
+        _, output = paired(a, replace(recording(product("w", biased=biased)), weights=held))
+        assert (output.bias_b is None) == biased
+
+
+def test_a_layer_whose_products_are_points_adds_its_biases_itself() -> None:
+    """It is called too, and its bias by head has two axes."""
+    a = recording(product("up", biased=True), {"up.weight": MATRIX, "up.bias": BIAS})
+    layer = [tensor("layer:input#0", X, 0.5), *product("layer.w", biased=False), tensor("layer:output#0", X, 3.0)]
+    held = tuple(
+        HeldWeight(name, module, values.shape, partial(np.asarray, values))
+        for name, module, values in (("layer.w", "layer.w", MATRIX), ("layer.b", "layer", BIAS.reshape(2, -1)))
+    )
+    b = replace(recording(layer), weights=held)
+    for first, second in ((a, b), (b, a)):
+        _, output = paired(first, second)
+        assert {first.tensors[output.a].path, second.tensors[output.b].path} == {"up", "layer.w"}
+        bias = output.bias_b if second is b else output.bias_a
+        np.testing.assert_array_equal(bias, BIAS)
+
+
 def test_a_bias_of_zeros_is_a_difference() -> None:
     a = recording(product("up", biased=True), {"up.weight": MATRIX, "up.bias": BIAS})
     held = (HeldWeight("w", "w", MATRIX.shape, lambda: MATRIX), HeldWeight("b", "", BIAS.shape, lambda: 0 * BIAS))
