@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +18,12 @@ from embgrad.comparison.hypotheses.product import cause_of
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, relative
 from embgrad.comparison.weight_values import rounded
+from embgrad.model_points.points import OUTPUT
 
 __all__ = ["EPSILONS", "Norm", "NormOfSum"]
+
+#: The number of a layer in a path.
+NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 
 #: The least number of features of a norm.
 LEAST_WIDE: Final = 4
@@ -108,7 +113,7 @@ class Norm:
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the norms of both models differ; an empty list where a computes none."""
         found = [explanation for path, entry in _norms(site) for explanation in self._of_module(site, path, entry)]
-        return [*found, *_missing_in_a(site)]
+        return [*found, *_missing_in_a(site), *_of_later(site)]
 
     def _of_module(self, site: Site, path: str, entry: Before) -> list[Explanation]:
         width = _width(site, path)
@@ -124,7 +129,8 @@ class Norm:
             and (explanation := self._explanation(entry, first, second)) is not None
         ]
         explanations += self._by_weights(site, path, entry, first)
-        if not explanations and (second := _fitted(x, b)) is not None:
+        second = None if explanations else _fitted(x, b)
+        if second is not None and relative(second.apply(x), b) <= ROUGHLY:
             explanation = self._explanation(entry, first, second)
             explanations += [] if explanation is None else [explanation]
         explanations = [*_unscaled(site, entry, first), *explanations]
@@ -238,6 +244,22 @@ def _missing_in_a(site: Site) -> Iterator[Explanation]:
             sentence, predicted = f"b applies the norm {path}, and a lacks it", found.apply(site.a)
             names = () if name is None else (name,)
             yield Explanation("missing-norm", "the norm", ("missing", "applied"), predicted, compute, names, sentence)
+
+
+def _of_later(site: Site) -> Iterator[Explanation]:
+    """Yield the explanation that b reads the output of a norm that a applies behind the site."""
+    first, second = (recording.tensors for recording in site.recordings)
+    ends = first[site.pair.a].time, second[site.pair.b].time
+    for pair in site.pairs:
+        norm = first[pair.a]
+        is_moved = norm.time > ends[0] and second[pair.b].time <= ends[1]
+        if not is_moved or norm.side != OUTPUT or norm.values.shape != site.a.shape:
+            continue
+        held = site.held_by(norm.path).values()
+        if held and all(len(weight.shape) == 1 for weight, _, _ in held) and site.off(norm.values) <= NEAR:
+            path = NUMBER.sub("N", norm.path)  # of the layer behind a site that ends where this begins
+            sentence = f"b applies the norm {path} before the part that a applies it behind"
+            yield Explanation("norm-order", f"the norm {path}", ("behind", "before"), norm.values, sentence=sentence)
 
 
 def _of_fewer_terms(site: Site) -> Iterator[Explanation]:

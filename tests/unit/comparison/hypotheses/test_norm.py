@@ -29,6 +29,7 @@ from embgrad.comparison.sites import Pair
 from embgrad.comparison.weight_values import rounded
 from tests.unit.comparison.hypotheses.modules import best, module_site
 from tests.unit.comparison.hypotheses.planted import expect_exact
+from tests.unit.comparison.recorded import tensor
 
 RANDOM = np.random.default_rng(0)
 SIZE = 6
@@ -457,6 +458,38 @@ def test_a_term_that_b_leaves_out_before_a_norm_is_named() -> None:
     assert (found.cause, found.text) == ("missing-residual", "residual is added in a and left out in b")
     expect_exact(at, found)
     assert not NormOfSum().explain(replace(at, b=norm(UP * X, 1e-5))), "another tensor"
+
+
+def test_a_norm_that_b_applies_before_the_part_that_a_applies_it_behind_is_named() -> None:
+    """The port's values at a site are those of a norm that comes later in a; of another module than a norm they say nothing."""
+    later = tensor("layers.3.norm:output#0", norm(UP, 1e-5), 5.0)
+    weights = {"layers.3.norm.gain": GAIN, "layers.3.norm.shift": SHIFT}
+    at = module_site(X, later.values, {"up": UP}, key="query:input#0", held_a=weights, others=[later])
+    ends = tuple(
+        replace(
+            side,
+            tensors={
+                **{key: replace(entry, time=3.0) for key, entry in side.tensors.items() if key != later.key},
+                later.key: replace(later, time=time),
+            },
+        )
+        for side, time in zip(at.recordings, (5.0, 2.0), strict=True)
+    )
+    moved = Pair("layers.3.norm", later.key, later.key, None, None, 5.0)
+    at = replace(at, recordings=ends, pairs=[*at.pairs, moved])
+    (found,) = Norm().explain(at)
+    assert found.cause == "norm-order"
+    assert found.text == "b applies the norm layers.N.norm before the part that a applies it behind"
+    assert not Norm().explain(replace(at, b=2 * at.b)), "other values"
+    assert not Norm().explain(replace(at, recordings=ends[:1] * 2)), "b applies it behind as well"
+    matrix = replace(ends[0], weights=(replace(ends[0].weights[0], shape=(SIZE, SIZE)), *ends[0].weights[1:]))
+    assert not Norm().explain(replace(at, recordings=(matrix, ends[1]))), "a product"
+
+
+def test_a_fitted_norm_whose_weights_leave_more_than_a_hundredth_is_not_named() -> None:
+    a, b = norm(X, 1e-5), norm(X, 1e-5, 3 * GAIN)
+    assert explained(site(a, b)).cause == "different-weight"
+    assert Norm().explain(site(a, b + 0.05 * UP)) == []
 
 
 def test_a_lookup_that_b_leaves_out_before_a_norm_is_named_by_its_role() -> None:
