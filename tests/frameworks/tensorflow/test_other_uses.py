@@ -178,7 +178,7 @@ def test_ordinary_uses_of_ids_are_no_lookups(way: str) -> None:
 
 def test_the_other_table_can_be_named_and_a_capture_refuses_word() -> None:
     model = Net(UNREAD["columns"][0])
-    assert [point.roles for point in embgrad.points(model, IDS)] == [()]
+    assert [point.roles for point in embgrad.points(model, IDS) if point.lookup is not None] == [()]
     found = embgrad.gradients(model, IDS, embgrad.Logit(1), at="scale")
     np.testing.assert_array_equal(found.values, np.ones((2, 4, 1), np.float32))
     with (
