@@ -304,12 +304,11 @@ class LiveSide:
         whole = max(ended.values(), default=0.0) + 1
         spans = layer_spans(self.points)
         named = list(weights_of(self.bound.model))
-        is_functional = not spans and any(
-            (weight.path or weight.name) in ended for weight in named
-        )  # no layer is called in functions
+        products = {point.path for point in self.points.values() if point.side is not None}
+        names = [weight.path if weight.path in products else weight.name for weight in named]
+        is_functional = not spans and any(name in ended for name in names)  # no layer is called in functions
         held = []
-        for weight in named:
-            name = weight.path or weight.name
+        for weight, name in zip(named, names, strict=True):
             module = name if name in ended else caller_of(weight.module or name, ended)
             time = ended.get(module, whole)
             layer = layer_at(spans, time)
