@@ -13,18 +13,8 @@ from embgrad_gluon.importing import import_mxnet
 
 __all__ = [
     *("all_blocks", "all_parameters", "arrays_of", "block_names", "contexts_of", "input_names", "is_recorded"),
-    *(
-        "loose_parameters",
-        "memory",
-        "named_blocks",
-        "named_parameters",
-        "paths",
-        "recorded_symbol",
-        "same_bits",
-        "table_path",
-        "tables",
-    ),
-    "unique_names",
+    *("loose_parameters", "memory", "named_blocks", "named_parameters", "paths", "recorded_symbol", "same_bits"),
+    *("table_path", "tables", "unique_names"),
 ]
 
 #: The libraries whose blocks are points, and what they multiply by is theirs.

@@ -33,7 +33,7 @@ from embgrad_tensorflow.operations import (
     properties_of,
     writes_of,
 )
-from embgrad_tensorflow.products import PARTS, Products
+from embgrad_tensorflow.products import PARTS, READING, Products
 from embgrad_tensorflow.slices import first_row
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.walk import Tables, handle_of
@@ -160,9 +160,10 @@ class Watcher:
 
     def _run_operation(self, run: Callable[..., Any], *args: Any) -> Any:
         """Run an operation as TensorFlow's function does, and record a product with a weight of no module."""
-        if self._products is None or not self._is_active() or not tf.executing_eagerly():
+        products = self._products if args[1] in READING else None  # nearly all operations are others
+        if products is None or not self._is_active() or not tf.executing_eagerly():
             return run(*args)
-        return self._products.run(run, *args)
+        return products.run(run, *args)
 
     def _function(self, operation: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a lookup in place of TensorFlow's function."""

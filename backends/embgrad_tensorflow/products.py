@@ -14,7 +14,7 @@ from embgrad_tensorflow.onehot import ByTensor, OneHots
 from embgrad_tensorflow.operations import PRODUCTS, SAME_TABLE, SLICES
 from embgrad_tensorflow.walk import Tables
 
-__all__ = ["PARTS", "Products"]
+__all__ = ["PARTS", "READING", "Products"]
 
 #: The operations whose results are parts of a weight, or the whole in another form.
 PARTS: Final = ("Cast", "Identity", "Reshape", "Slice", "Split", "Squeeze", "StridedSlice", "Transpose", "Unpack")
@@ -65,7 +65,7 @@ class Products:
         return original(steps[1], original(steps[0], *factors[:-1], **kwargs), last, **kwargs)
 
     def run(self, run: Callable[..., Any], context: Any, operation: str, name: Any, *args: Any) -> Any:
-        """Return the result of an operation; a product is recorded as a call of a module of the weight's name.
+        """Return the result of an operation of `READING`; a product is recorded as a call of a module of the weight's name.
 
         Args:
             run: TensorFlow's function that runs operations; the other arguments are its own.
@@ -74,7 +74,7 @@ class Products:
             name: a name or None.
             args: the operands, and the names and values of the attributes.
         """
-        if operation not in READING or self._is_lookup(args):
+        if self._is_lookup(args):
             return run(context, operation, name, *args)
         args = tuple(map(_read_variables, args))  # TensorFlow would read them itself, where no callback sees it
         if operation not in PRODUCTS:

@@ -246,8 +246,8 @@ def _by_modules(a: Recording, b: Recording, matching: Matching) -> Iterator[Pair
     for match in matching.matches:
         partners[held_a[match.a].module].append(match)
     split = {held_a[name].module for name in matching.parts}
-    biases = _Biases(a, b, held_a, held_b, matching)
-    vectors_alone, loose = _holders_of_products(a), _holders_of_products(b)
+    vectors_alone, loose = holders = _holders_of_products(a), _holders_of_products(b)
+    biases = _Biases((a, b), (held_a, held_b), holders, matching)
     composed = _composed(held_a, held_b, matching, loose)
     owners: dict[str, set[str]] = defaultdict(set)
     for match in matching.matches:
@@ -281,35 +281,32 @@ class _Biases:
     """The biases that one model adds behind a product, as functions do, and the other within a module.
 
     Args:
-        a: the recording of a.
-        b: that of b.
-        held_a: the weights of a by name.
-        held_b: those of b.
+        sides: the recordings of a and of b.
+        weights: the weights of each by name.
+        holders: the modules of each whose products are points.
         matching: the weights by their partners.
     """
 
     def __init__(
         self,
-        a: Recording,
-        b: Recording,
-        held_a: Mapping[str, HeldWeight],
-        held_b: Mapping[str, HeldWeight],
+        sides: tuple[Recording, Recording],
+        weights: tuple[Mapping[str, HeldWeight], Mapping[str, HeldWeight]],
+        holders: tuple[Container[str], Container[str]],
         matching: Matching,
     ) -> None:
-        self._sides = a, b
+        self._sides = sides
         self._held: list[dict[str, list[HeldWeight]]] = []
         self._outside: list[list[HeldWeight]] = []
-        for side, held in ((a, held_a), (b, held_b)):
+        for side, held, loose in zip(sides, weights, holders, strict=True):
             by_module: dict[str, list[HeldWeight]] = defaultdict(list)
             for weight in held.values():
                 by_module[weight.module].append(weight)
             self._held.append(by_module)
-            loose = _holders_of_products(side)
             outside = (it for it in held.values() if it.module in loose or side.of_module(it.module, OUTPUT) is None)
             self._outside.append(list(outside))
         self._partners = (
-            {match.b: held_a[match.a] for match in matching.matches},
-            {match.a: held_b[match.b] for match in matching.matches},
+            {match.b: weights[0][match.a] for match in matching.matches},
+            {match.a: weights[1][match.b] for match in matching.matches},
         )
 
     def added(self, pair: Pair, module: str, other: str) -> Pair:
