@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend import PRODUCT, UNNAMED_TABLE, Way, layout_of
+from embgrad.backend import UNNAMED_TABLE, Way, layout_of
 from embgrad.errors import BatchError
-from embgrad.toolkit import Interception, ModuleCalls, order_of_product, whole_numbers
+from embgrad.toolkit import Interception, ModuleCalls, whole_numbers
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import is_floating
 from embgrad_gluon.tap import Taps
@@ -202,23 +202,17 @@ class Lookups:
 
     def _weigh(self, operation: Operation, proceed: Callable[[], Any]) -> Any:
         """Return a product, recorded as a call of a module of the weight's name where one factor is a weight of no block."""
+        looked_up = {lookup.path for lookup in self._taps.watch.lookups}
         factors = operation.inputs[:2]
         paths = [self._tables.loose(factor) for factor in factors]
-        if len(factors) != 2 or (paths[0] is None) == (paths[1] is None):
-            return proceed()
-        place = 0 if paths[1] is None else 1
-        path, given = paths[place], factors[1 - place]
-        looked_up = {lookup.path for lookup in self._taps.watch.lookups}
-        if path is None or table_path(path) in looked_up or not is_floating(given):
-            return proceed()
-        order = order_of_product(operation.attributes.get("subscripts"), weight_last=place == 1)
+        paths = [None if path is None or table_path(path) in looked_up else path for path in paths]
 
-        def product(given: Any) -> Any:
-            operation.inputs[1 - place] = given
-            return proceed() if order is None else proceed().transpose(order)
+        def product(factors: list[Any]) -> Any:
+            operation.inputs[: len(factors)] = factors
+            return proceed()
 
-        result = self._calls.around(product, path, PRODUCT, (given,), {})
-        return result if order is None else result.transpose([order.index(axis) for axis in range(len(order))])
+        equation = operation.attributes.get("subscripts")
+        return self._calls.multiply(product, factors, paths, equation, lambda array, order: array.transpose(order))
 
     def _report(self, name: str, array: Any, indices: np.ndarray, axis: int = 0, way: Way = "selection") -> None:
         """Report that the ids select entries of an array in a way that is no lookup with a gradient.

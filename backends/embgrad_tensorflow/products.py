@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from embgrad.backend import PRODUCT, PassRecorder
-from embgrad.toolkit import ModuleCalls, order_of_product, split_last_factor
+from embgrad.backend import PassRecorder
+from embgrad.toolkit import ModuleCalls, split_last_factor
 from embgrad_tensorflow.modules import is_floating
 from embgrad_tensorflow.onehot import ByTensor, OneHots
 from embgrad_tensorflow.operations import PRODUCTS, SAME_TABLE, SLICES
@@ -82,21 +82,12 @@ class Products:
         is_sum = operation == "Einsum"  # its factors are in a list
         factors, attributes = (args[0], args[1:]) if is_sum else (args[:2], args[2:])
         paths = [self._path(factor) for factor in factors]
-        if len(factors) != 2 or (paths[0] is None) == (paths[1] is None):
-            return run(context, operation, name, *args)
-        place = 0 if paths[1] is None else 1
-        path, given = paths[place], factors[1 - place]
-        if path is None or not is_floating(given):
-            return run(context, operation, name, *args)
-        order = order_of_product(attributes[1], weight_last=place == 1) if is_sum else None
+        equation = attributes[1] if is_sum else None
 
-        def product(given: Any) -> Any:
-            both = [given, factors[1]] if place else [factors[0], given]
-            result = run(context, operation, name, *([both] if is_sum else both), *attributes)
-            return result if order is None else tf.transpose(result, order)
+        def product(factors: list[Any]) -> Any:
+            return run(context, operation, name, *([factors] if is_sum else factors), *attributes)
 
-        result = self._calls.around(product, path, PRODUCT, (given,), {})
-        return result if order is None else tf.transpose(result, [order.index(axis) for axis in range(len(order))])
+        return self._calls.multiply(product, factors, paths, equation, tf.transpose)
 
     def _is_lookup(self, operands: Sequence[Any]) -> bool:
         factors = operands[0] if isinstance(operands[0], list) else operands

@@ -13,10 +13,16 @@ __getattr__, __dir__, __all__ = _attach(
         "toolkit.arguments": ["integer_arguments", "named_arguments"],
         "toolkit.code": ["attributes_of", "content_of", "globals_of", "is_installed", "members_of"],
         "toolkit.locks": ["held", "locks_of", "model_lock", "process_lock"],
-        "toolkit.module_calls": ["CallRecorder", "ModuleCalls", "RecordedCall", "call_recorded"],
+        "toolkit.module_calls": [
+            "CallRecorder",
+            "ModuleCalls",
+            "RecordedCall",
+            "call_recorded",
+            "order_of_product",
+            "split_last_factor",
+        ],
         "toolkit.object_state": ["ObjectState", "contains"],
         "toolkit.patching": ["Interception"],
-        "toolkit.products": ["order_of_product", "split_last_factor"],
         "toolkit.recorded_changes": ["is_recorded", "may_be_state", "record_change", "record_kept"],
         "toolkit.rng": ["SharedGenerator", "draw_states", "is_generator", "preserve_generators", "states_of"],
         "toolkit.signature": [

@@ -8,10 +8,16 @@ from embgrad.common.tolerance import coarsest
 from embgrad.toolkit.arguments import integer_arguments, named_arguments
 from embgrad.toolkit.code import attributes_of, content_of, globals_of, is_installed, members_of
 from embgrad.toolkit.locks import held, locks_of, model_lock, process_lock
-from embgrad.toolkit.module_calls import CallRecorder, ModuleCalls, RecordedCall, call_recorded
+from embgrad.toolkit.module_calls import (
+    CallRecorder,
+    ModuleCalls,
+    RecordedCall,
+    call_recorded,
+    order_of_product,
+    split_last_factor,
+)
 from embgrad.toolkit.object_state import ObjectState, contains
 from embgrad.toolkit.patching import Interception
-from embgrad.toolkit.products import order_of_product, split_last_factor
 from embgrad.toolkit.recorded_changes import is_recorded, may_be_state, record_change, record_kept
 from embgrad.toolkit.rng import SharedGenerator, draw_states, is_generator, preserve_generators, states_of
 from embgrad.toolkit.signature import NAMES, CallPlan, as_parts, expect_single, parameters_of, plan_call, plan_mapping

@@ -1,4 +1,4 @@
-"""The module calls of one forward pass: their record, and the replacement of tensors at points."""
+"""The module calls and the products of one forward pass: their record, and the replacement of tensors at points."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from embgrad.common.pytree import first, with_first
+from embgrad.model_points.points import PRODUCT
 
-__all__ = ["CallRecorder", "ModuleCalls", "RecordedCall", "call_recorded"]
+__all__ = ["CallRecorder", "ModuleCalls", "RecordedCall", "call_recorded", "order_of_product", "split_last_factor"]
 
 
 class CallRecorder(Protocol):
@@ -80,6 +81,38 @@ class ModuleCalls:
         """
         return call_recorded([RecordedCall(self, path, also)], proceed, kind, args, kwargs)
 
+    def multiply(
+        self,
+        run: Callable[[list[Any]], Any],
+        factors: Sequence[Any],
+        paths: Sequence[str | None],
+        equation: Any,
+        transpose: Callable[[Any, list[int]], Any],
+    ) -> Any:
+        """Return a product, recorded as a call of a module of the weight's name where one of two factors is such a weight.
+
+        Args:
+            run: multiplies the factors.
+            factors: the factors.
+            paths: for each factor its path if it is a weight whose products are points; else None.
+            equation: that of an Einstein sum; None for another product.
+            transpose: returns an array with its axes in another order.
+        """
+        if len(factors) != 2 or (paths[0] is None) == (paths[1] is None):
+            return run(list(factors))
+        place = 0 if paths[1] is None else 1
+        path, given = paths[place], factors[1 - place]
+        if path is None or not self._is_floating(given):
+            return run(list(factors))
+        order = order_of_product(equation, weight_last=place == 1)
+
+        def product(given: Any) -> Any:
+            result = run([given, factors[1]] if place else [factors[0], given])
+            return result if order is None else transpose(result, order)
+
+        result = self.around(product, path, PRODUCT, (given,), {})
+        return result if order is None else transpose(result, [order.index(axis) for axis in range(len(order))])
+
     def enter(self, path: str, kind: str, args: Any, kwargs: Any, also: Sequence[str] = ()) -> tuple[Any, Any]:
         """Record that a call begins, and return the arguments with which it continues."""
         tensor = first((args, kwargs), self._is_floating)
@@ -151,3 +184,33 @@ def call_recorded(
             calls.fail()
         raise
     return returned
+
+
+def order_of_product(equation: Any, *, weight_last: bool) -> list[int] | None:
+    """Return the axes of an Einstein sum's result with the weight's behind the others; None where they are, or for other forms.
+
+    Args:
+        equation: the sum's, of two factors.
+        weight_last: whether the weight is the second factor.
+    """
+    if not isinstance(equation, str) or "." in equation or "->" not in equation:
+        return None
+    terms, _, result = equation.replace(" ", "").partition("->")
+    given, weight = terms.split(",")[:: 1 if weight_last else -1]
+    order = [result.index(letter) for letter in dict.fromkeys(given + weight) if letter in result]
+    return None if order == sorted(order) else order
+
+
+def split_last_factor(equation: Any) -> tuple[str, str] | None:
+    """Return an Einstein sum over several factors in two steps, the last factor's the second; None for other forms.
+
+    Args:
+        equation: the sum's.
+    """
+    if not isinstance(equation, str) or "." in equation or "->" not in equation or equation.count(",") < 2:
+        return None
+    terms, _, result = equation.replace(" ", "").partition("->")
+    *others, last = terms.split(",")
+    left = [letter for letter in dict.fromkeys("".join(others)) if letter in result + last]
+    kept = "".join(sorted(left, key=lambda letter: letter not in result))  # positions before what is summed
+    return f"{','.join(others)}->{kept}", f"{kept},{last}->{result}"

@@ -95,7 +95,7 @@ def test_a_sum_turns_heads_behind_positions() -> None:
 
         def forward(self, ids: Any) -> Any:
             x = mx.npx.embedding(ids, self.table.data(), VOCAB, DIM)
-            return mx.np.tanh(mx.np.einsum("btm,hdm->bhtd", x, self.w.data())).sum(axis=(1, 2, 3))
+            return mx.np.tanh(mx.np.einsum("btm,hdm->hbtd", x, self.w.data())).sum(axis=(0, 2, 3))
 
     mx.npx.set_np()
     try:
@@ -108,3 +108,6 @@ def test_a_sum_turns_heads_behind_positions() -> None:
         mx.npx.reset_np()
     np.testing.assert_allclose(result.activations.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(result.values.reshape(wanted.shape), 1 - np.tanh(wanted) ** 2, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        result.objective, np.tanh(wanted).sum((1, 2, 3)), rtol=1e-4
+    )  # it goes on with its own axes
