@@ -12,6 +12,7 @@ from tests.cross.ports.architectures import ARCHITECTURES, reference
 from tests.cross.ports.causes import CAUSES, FAMILIES, family
 from tests.cross.ports.faults import FAULTS, LISTED
 from tests.cross.ports.own_fault import PORTS
+from tests.cross.ports.own_fourth_ports import FOURTH_FAULTS, FOURTH_PAIRS, FOURTH_RIGHT
 from tests.cross.ports.own_more_ports import MORE_FAULTS, MORE_PAIRS, MORE_RIGHT
 from tests.cross.ports.own_ports import OWN_FAULTS, OWN_PAIRS, OWN_RIGHT
 from tests.cross.ports.own_third_ports import THIRD_FAULTS, THIRD_PAIRS, THIRD_RIGHT
@@ -52,10 +53,10 @@ def test_sites_are_modules_of_the_reference(architecture: str) -> None:
 
 
 def test_ports_written_by_hand_have_faults_with_names_of_their_own_and_known_causes() -> None:
-    faults = (*OWN_FAULTS, *MORE_FAULTS, *THIRD_FAULTS)
-    listed = [
-        entry.name for entry in (*faults, *OWN_PAIRS, *MORE_PAIRS, *THIRD_PAIRS, *OWN_RIGHT, *MORE_RIGHT, *THIRD_RIGHT)
-    ]
+    faults = (*OWN_FAULTS, *MORE_FAULTS, *THIRD_FAULTS, *FOURTH_FAULTS)
+    pairs = (*OWN_PAIRS, *MORE_PAIRS, *THIRD_PAIRS, *FOURTH_PAIRS)
+    right = (*OWN_RIGHT, *MORE_RIGHT, *THIRD_RIGHT, *FOURTH_RIGHT)
+    listed = [entry.name for entry in (*faults, *pairs, *right)]
     assert len(set(listed)) == len(listed)
     assert {cause for fault in faults for cause in fault.causes} <= set(CAUSES)
     assert {fault.port for fault in faults} == set(PORTS)
@@ -64,7 +65,7 @@ def test_ports_written_by_hand_have_faults_with_names_of_their_own_and_known_cau
 @pytest.mark.parametrize("name", PORTS)
 def test_sites_of_faults_in_ports_written_by_hand_are_modules_of_the_reference(name: str) -> None:
     paths = [path for path, _ in PORTS[name].reference().named_modules()]
-    for fault in (*OWN_FAULTS, *MORE_FAULTS, *THIRD_FAULTS):
+    for fault in (*OWN_FAULTS, *MORE_FAULTS, *THIRD_FAULTS, *FOURTH_FAULTS):
         if fault.port == name:
             assert any(re.search(fault.site, path) for path in paths), fault.name
 
