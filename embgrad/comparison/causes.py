@@ -87,7 +87,7 @@ def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cau
             grouped[key].append((site, explanation))
     causes = []
     for (cause, setting, *values), same in _with_others_merged(grouped).items():
-        layers = tuple(sorted({site.layer for site, _ in same if site.layer is not None}))
+        layers = () if _is_outside(*same[0]) else tuple(sorted({it.layer for it, _ in same if it.layer is not None}))
         places = [site.name for site, _ in same]
         sentence = same[0][1].sentence
         if cause == "half-weights" and len(same) > 1:
@@ -109,6 +109,12 @@ def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cau
             )
         )
     return tuple(sorted(causes, key=lambda cause: -cause.difference))
+
+
+def _is_outside(site: Site, explanation: Explanation) -> bool:
+    """Return whether an explanation names a module with weights outside of the layers, whose outputs they hand on."""
+    outside = {weight.module for weight in site.recordings[0].weights if weight.layer is None and weight.module}
+    return not outside.isdisjoint(re.findall(r"[^\s,;:]+", explanation.text))
 
 
 def _with_others_merged(grouped: Mapping[Key, Explained]) -> dict[Key, Explained]:

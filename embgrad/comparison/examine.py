@@ -11,7 +11,7 @@ import numpy as np
 
 from embgrad.comparison.floor import local_floors
 from embgrad.comparison.hypotheses.site import Before, Site, real_of
-from embgrad.comparison.recording import Recording, Tensor, layer_at, layer_spans
+from embgrad.comparison.recording import FINAL, Recording, Tensor, layer_at, layer_spans
 from embgrad.comparison.repair import repair_pairs
 from embgrad.comparison.sites import Led, Pair, can_be_led, difference, lead, name_of
 from embgrad.comparison.unled import follow
@@ -84,7 +84,8 @@ def examine(
         return Examination(pairs, led, floors, differing_sites(pairs, recordings, led, floors, matching))
     leader, follower, turned = (a, b, pairs) if can_be_led(b) else (b, a, [pair.reversed for pair in pairs])
     name = "b" if leader is a else "a"
-    led = lead(turned, leader, follower, name)
+    between = a.tensors.keys() - {FINAL} if follower is a else ()  # a led side b is seen by its outputs alone
+    led = lead(turned, leader, follower, name, between=between)
     for _ in range(MOST_REPAIRS):
         differing = [
             number
@@ -96,7 +97,7 @@ def examine(
         if repaired is None:
             break
         turned = repaired
-        led = lead(turned, leader, follower, name)
+        led = lead(turned, leader, follower, name, between=between)
     floors = local_floors(turned, leader, follower, led, roundoff)
     random = [MOST_AMPLIFIED * roundoff < floor < float("inf") for floor in floors]
     floors = [floor if floor <= MOST_AMPLIFIED * roundoff else 0.0 for floor in floors]
@@ -263,20 +264,20 @@ def _before(
         value: the reference's output.
     """
     a, b = recordings
-    if led.follower == "a":
-        found = [Before(pair.name, np.asarray(pair.in_b(b.tensors[pair.b].values), np.float64)) for pair in pairs]
-        return found[::-1][:MOST_BEFORE]
+    is_led = led.follower == "a"
     names = {pair.a: pair for pair in pairs}
-    entries: list[tuple[float, Before]] = [
-        (pair.time, Before(pair.name, np.asarray(pair.in_a(a.tensors[pair.a].values), np.float64)))
-        for pair in pairs[-MOST_BEFORE:]
-    ]
+    entries: list[tuple[float, Before]] = []
+    for pair in pairs[-MOST_BEFORE:]:
+        values = pair.in_b(b.tensors[pair.b].values) if is_led else pair.in_a(a.tensors[pair.a].values)
+        entries.append((pair.time, Before(pair.name, np.asarray(values, np.float64))))
     start = entries[0][0] if entries else 0.0
     for tensor in a.tensors.values():
         near = start <= tensor.time < a.tensors[end.a].time
-        if tensor.key not in names and (near or tensor.side is None) and not _equal(tensor.values, value):
-            values = np.asarray(tensor.values, np.float64)
-            entries.append((tensor.time, Before(name_of(tensor), values, tensor.side is None)))
+        computed = led.between.get(tensor.key) if is_led else tensor.values
+        is_between = tensor.key not in names and (near or tensor.side is None)
+        if is_between and computed is not None and not _equal(computed, value):
+            found = Before(name_of(tensor), np.asarray(computed, np.float64), tensor.side is None)
+            entries.append((tensor.time, found))
     entries.sort(key=lambda entry: -entry[0])
     return [before for _, before in entries]
 

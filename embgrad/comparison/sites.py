@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -90,12 +90,14 @@ class Led:
         gradients: likewise the gradients that arrived.
         follower: "a" or "b", the side that was led.
         final: the led side's output; None where it has none.
+        between: by the keys of further points of the led side the values that arrived there.
     """
 
     values: dict[int, np.ndarray]
     gradients: Mapping[int, np.ndarray]
     follower: str
     final: np.ndarray | None = None
+    between: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def pair_points(a: Recording, b: Recording, matching: Matching) -> list[Pair]:
@@ -141,7 +143,15 @@ def can_be_led(recording: Recording) -> bool:
     return recording.live is not None and recording.live.can_be_led
 
 
-def lead(pairs: Sequence[Pair], leader: Recording, follower: Recording, name: str, *, gradients: bool = False) -> Led:
+def lead(
+    pairs: Sequence[Pair],
+    leader: Recording,
+    follower: Recording,
+    name: str,
+    *,
+    gradients: bool = False,
+    between: Iterable[str] = (),
+) -> Led:
     """Return what the follower computes at each pair from the leader's values at all pairs before it.
 
     Args:
@@ -150,6 +160,7 @@ def lead(pairs: Sequence[Pair], leader: Recording, follower: Recording, name: st
         follower: the side that is run.
         name: "a" or "b", the follower.
         gradients: whether the leader's gradients are put in on the way back, too.
+        between: the keys of the follower's further points whose values are wanted.
     """
     assert follower.live is not None, "the caller has checked that it can be run"
     values: dict[int, np.ndarray] = {}
@@ -172,8 +183,18 @@ def lead(pairs: Sequence[Pair], leader: Recording, follower: Recording, name: st
 
         return function
 
+    arrived_between: dict[str, np.ndarray] = {}
+
+    def read(key: str) -> Change:
+        def function(arrived: np.ndarray) -> np.ndarray:
+            arrived_between[key] = np.array(arrived)
+            return arrived
+
+        return function
+
+    changes = {key: change(key, values, lambda tensor: tensor.values) for key in by_key}
     final = follower.live.led(
-        {key: change(key, values, lambda tensor: tensor.values) for key in by_key},
+        {**{key: read(key) for key in between if key not in by_key}, **changes},
         {
             key: change(key, arrived_gradients, lambda tensor: tensor.whole_gradient)
             for key, numbers in by_key.items()
@@ -183,7 +204,7 @@ def lead(pairs: Sequence[Pair], leader: Recording, follower: Recording, name: st
     for number, pair in enumerate(pairs):
         if pair.b == FINAL and FINAL in final:
             values[number] = pair.in_b(final[FINAL])
-    return Led(values, arrived_gradients, name, final.get(FINAL))
+    return Led(values, arrived_gradients, name, final.get(FINAL), arrived_between)
 
 
 def difference(reference: np.ndarray, other: np.ndarray, real: np.ndarray) -> float:

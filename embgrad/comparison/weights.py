@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -170,11 +171,11 @@ def match_weights(a: Sequence[NamedArray], b: Sequence[NamedArray]) -> Matching:
         matches = [match for match in matches if match.a not in moved]
         left = sorted([*left, *_only(summaries_a, moved)], key=lambda summary: summary.number)
         others = sorted([*others, *_only(summaries_b, moved.values())], key=lambda summary: summary.number)
-        left, others = _by_place(left, others, matches, a, b, moved)
+        left, others = _by_place(left, others, matches, a, b, {theirs: mine for mine, theirs in moved.items()})
     left, others = _matched(left, others, _version, matches)
     left, others = _matched(left, others, _mostly_equal, matches)
     parts, left, others = _by_rows(left, others)
-    left, others = _by_place(left, others, matches, a, b, {})
+    left, others = _by_place(left, others, matches, a, b, _repeated(others, summaries_a))
     order = {weight.name: number for number, weight in enumerate(a)}
     matches.sort(key=lambda match: order[match.a])
     return Matching(
@@ -245,15 +246,25 @@ def _strayed(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[Name
     return {match.a: match.b for (own, other, size), match in strayed.items() if (other, own, size) in strayed}
 
 
+def _repeated(others: Sequence[_Summary], summaries_a: Sequence[_Summary]) -> dict[str, str]:
+    """Return the weights of b that hold once more what a weight of a holds, such as those of a layer that was loaded twice."""
+    pool = _pools(summaries_a)
+    found = ((other, pool[other.size].first_match(other, _equal, take=False)) for other in others if other.size in pool)
+    return {other.weight.name: match.b for other, match in found if match is not None and match.is_equal}
+
+
 def _by_place(
     left: Sequence[_Summary],
     others: Sequence[_Summary],
     matches: list[Match],
     a: Sequence[NamedArray],
     b: Sequence[NamedArray],
-    moved: Mapping[str, str],
+    holder: Mapping[str, str],
 ) -> tuple[list[_Summary], list[_Summary]]:
     """Append the pairs of equally large weights at the same place of both passes; return the summaries without a partner.
+
+    The largest come first, so that the vectors of a module are paired with those of its partner; and a weight that holds what
+    another layer's should, with the one of the same name in its own layer.
 
     Args:
         left: the weights of a without a partner.
@@ -261,28 +272,32 @@ def _by_place(
         matches: the pairs so far, which are extended.
         a: all weights of a.
         b: all weights of b.
-        moved: for weights of a the name of the equal weight of b, which stands at another place.
+        holder: for weights of b the name of the equal weight of a, which stands at another place.
     """
-    place = _Places(matches, a, b)
-    holder = {theirs: mine for mine, theirs in moved.items()}
-    costs = sorted(
-        (cost, summary.number, other.number)
-        for summary in left
-        for other in others
-        if summary.size == other.size and (cost := place.distance(summary.weight, other.weight)) is not None
-    )
-    by_number = {summary.number: summary for summary in left}, {other.number: other for other in others}
     taken: tuple[set[int], set[int]] = (set(), set())
-    for _, first, second in costs:
-        if first in taken[0] or second in taken[1]:
-            continue
-        taken[0].add(first)
-        taken[1].add(second)
-        matches.append(_at_one_place(by_number[0][first].weight, by_number[1][second].weight, holder))
+    by_number = {summary.number: summary for summary in left}, {other.number: other for other in others}
+    for size in sorted({summary.size for summary in left}, reverse=True):
+        place = _Places(matches, a, b)
+        costs = sorted(
+            (not _is_alike(summary, holder.get(other.weight.name)), cost, summary.number, other.number)
+            for summary in left
+            for other in others
+            if summary.size == other.size == size and (cost := place.distance(summary.weight, other.weight)) is not None
+        )
+        for *_, first, second in costs:
+            if first not in taken[0] and second not in taken[1]:
+                taken[0].add(first)
+                taken[1].add(second)
+                matches.append(_at_one_place(by_number[0][first].weight, by_number[1][second].weight, holder))
     return (
         [summary for summary in left if summary.number not in taken[0]],
         [other for other in others if other.number not in taken[1]],
     )
+
+
+def _is_alike(summary: _Summary, name: str | None) -> bool:
+    """Return whether a weight has this name in another layer."""
+    return name is not None and re.sub(r"\d+", "N", name) == re.sub(r"\d+", "N", summary.weight.name)
 
 
 class _Places:
@@ -311,6 +326,8 @@ class _Places:
         partner = self._modules.get(first.module)
         # A bias that a function adds belongs to no module.
         owned = bool(first.module and second.module)
+        if owned and partner is not None and partner.startswith(f"{second.module}."):  # of several products of a module
+            return abs(first.time - second.time)
         if owned and (partner is not None or len(self._others.get(second.module, ())) == 1):
             return -1.0 + abs(first.time - second.time) if partner == second.module else None
         if first.layer is not None and second.layer is not None and self._partner_of(first.layer) != second.layer:
@@ -349,10 +366,7 @@ def _matched(
     left: Sequence[_Summary], others: Sequence[_Summary], rule: Rule, matches: list[Match]
 ) -> tuple[list[_Summary], list[_Summary]]:
     """Append the pairs that a rule accepts, closest sums first; return the summaries without a partner."""
-    by_size: dict[int, list[_Summary]] = defaultdict(list)
-    for other in others:
-        by_size[other.size].append(other)
-    pools = {size: _Pool(summaries) for size, summaries in by_size.items()}
+    pools = _pools(others)
     rest: list[_Summary] = []
     for summary in left:
         pool = pools.get(summary.size)
@@ -365,8 +379,16 @@ def _matched(
     return rest, [other for other in others if other.number in free]
 
 
+def _pools(summaries: Sequence[_Summary]) -> dict[int, _Pool]:
+    """Return weights by their size."""
+    by_size: dict[int, list[_Summary]] = defaultdict(list)
+    for summary in summaries:
+        by_size[summary.size].append(summary)
+    return {size: _Pool(held) for size, held in by_size.items()}
+
+
 class _Pool:
-    """The weights of b of one size, from which each is taken once.
+    """The weights of a model of one size, from which each is taken once.
 
     Args:
         summaries: the weights.
@@ -383,7 +405,7 @@ class _Pool:
         """The weights that were not taken."""
         return [self._summaries[index] for index in np.flatnonzero(self._is_free).tolist()]
 
-    def first_match(self, summary: _Summary, rule: Rule) -> Match | None:
+    def first_match(self, summary: _Summary, rule: Rule, *, take: bool = True) -> Match | None:
         """Take the first weight that a rule accepts, closest sums first, and return its match; None where there is none."""
         free = np.flatnonzero(self._is_free)
         own = np.array((summary.magnitude, summary.power))
@@ -395,7 +417,7 @@ class _Pool:
             other = self._summaries[index]
             match = rule(summary, other, values, other.weight.get())
             if match is not None:
-                self._is_free[index] = False
+                self._is_free[index] = not take
                 return match
         return None
 

@@ -14,7 +14,7 @@ from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import Term, carried
 from embgrad.comparison.recording import FINAL
 
-__all__ = ["Combination", "moved_terms"]
+__all__ = ["Combination", "by_multipliers", "distinct", "moved_terms", "terms_of"]
 
 #: The largest relative L2 between a sum and an output.
 NEAR: Final = 1e-5
@@ -43,8 +43,8 @@ class Combination:
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the sums of both models differ; an empty list where a computes none."""
-        tensors = list(_distinct(site))
-        first = _terms(site, tensors, site.rows(site.a))
+        tensors = list(distinct(site))
+        first = terms_of(site, tensors, site.rows(site.a))
         if first is None:
             return []
         own = [Term(tensors[number], tensors[number].values) for number in first[0]]
@@ -52,12 +52,12 @@ class Combination:
         for terms in (own, [change or term for change, term in zip(led, own, strict=True)]):
             second = _fitted(site, terms, site.rows(site.b))
             if second is not None:
-                return list(_by_multipliers(site, terms, first[1], second))
-        other = _terms(site, tensors, site.rows(site.b))
+                return list(by_multipliers(site, terms, first[1], second))
+        other = terms_of(site, tensors, site.rows(site.b))
         return [] if other is None else list(_by_terms(site, tensors, first, other))
 
 
-def _by_multipliers(site: Site, terms: Sequence[Term], first: np.ndarray, second: np.ndarray) -> Iterator[Explanation]:
+def by_multipliers(site: Site, terms: Sequence[Term], first: np.ndarray, second: np.ndarray) -> Iterator[Explanation]:
     """Yield the explanation by another multiplier of a term; by an earlier site's, where there is none."""
     compute = _sum_of(second, [term.read for term in terms])
     names = tuple(dict.fromkeys(name for term in terms for name in term.inputs))
@@ -136,23 +136,21 @@ def _sum_of(
     return lambda at: np.asarray(sum(weight * read(at) for weight, read in zip(multipliers, readers, strict=True)))
 
 
-def _distinct(site: Site) -> Iterator[Before]:
-    """Yield the nearest tensors of the site's shape, each once."""
+def distinct(site: Site, *, shared: bool = True) -> Iterator[Before]:
+    """Yield the nearest tensors of the site's shape, each once: those that both models have, or all."""
     seen: set[bytes] = set()
-    found = 0
     for before in site.before:
-        if before.values.shape != site.a.shape or not before.shared:
+        if before.values.shape != site.a.shape or (shared and not before.shared):
             continue
         key = before.values.tobytes()
         if key not in seen:
             seen.add(key)
-            found += 1
             yield before
-        if found == MOST_TENSORS:
+        if len(seen) == MOST_TENSORS:
             return
 
 
-def _terms(site: Site, tensors: Sequence[Before], wanted: np.ndarray) -> tuple[tuple[int, ...], np.ndarray] | None:
+def terms_of(site: Site, tensors: Sequence[Before], wanted: np.ndarray) -> tuple[tuple[int, ...], np.ndarray] | None:
     """Return the fewest tensors that sum to an output, with their multipliers; None if there are none."""
     rows = [site.rows(tensor.values).ravel() for tensor in tensors]
     gram = np.array([[first @ second for second in rows] for first in rows]).reshape(len(rows), len(rows))

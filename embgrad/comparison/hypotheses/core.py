@@ -52,7 +52,8 @@ class Core:
         bias: numbers that are added to scores by the distance; None for none.
         norm: norms of each head's queries and keys; None for none.
         sink: a score of each head, (head,), which takes its share of the weights for no value; None for none.
-        split: how heads stand in queries, keys and values: "by head", or "by feature" where a head has each so many-th feature.
+        split: how heads stand in queries, keys and values: "by head", "by feature" where a head has each so many-th feature, or
+            "unturned", where the axes of heads and positions have not been exchanged.
         joined: how the heads' outputs stand in the output: "by head", "by feature", or "unturned", where the axes of heads
             and positions have not been exchanged back.
         order: for each head of the output the head of the queries and that of the keys and values; None for the usual ones.
@@ -167,6 +168,8 @@ class Core:
         whole = source.values.reshape(*source.values.shape[:2], -1, self.size)
         if self.split == "by feature":
             whole = source.values.reshape(*source.values.shape[:2], self.size, -1).swapaxes(2, 3)
+        elif self.split == "unturned":
+            whole = source.values.reshape(*whole.shape[::2], *whole.shape[1::2]).swapaxes(1, 2)
         return np.asarray(whole[examples[:, None, None], positions[:, None], heads])
 
     def _joined(self, heads: np.ndarray) -> np.ndarray:

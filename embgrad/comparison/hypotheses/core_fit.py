@@ -80,7 +80,10 @@ ROUGHLY: Final = 0.5
 
 def fitted_core(site: Site) -> Core | None:
     """Return the attention core that reproduces the reference's output; None where none does."""
-    groups = itertools.chain([list(sources(site))], products(site))
+    found = [
+        source for source in sources(site) if not np.array_equal(source.values, site.a)
+    ]  # what is behind it, as well
+    groups = itertools.chain([found], products(site))
     return next((core for core in (_fitted(site, group) for group in groups) if core is not None), None)
 
 

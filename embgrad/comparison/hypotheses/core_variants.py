@@ -164,10 +164,14 @@ def _of_heads(declared: Mapping[str, Any], core: Core) -> Iterator[Core]:
             yield replace(changed, rotary=replace(core.rotary, size=min(core.rotary.size, size)))
     if 1 < core.pairs < core.heads:
         yield replace(core, tiled=not core.tiled)
-    yield replace(core, split="by head" if core.split == "by feature" else "by feature")
+    for split in ("by head", "by feature", "unturned"):
+        if split != core.split:
+            yield replace(core, split=split)
     for joined in ("by head", "by feature", "unturned"):
         if joined != core.joined:
             yield replace(core, joined=joined)
+    if core.split != "unturned" and core.joined != "unturned":
+        yield replace(core, split="unturned", joined="unturned")
     if core.joined != "unturned":  # then what queries at padding see is at real positions as well
         yield replace(core, joined="unturned", mask=replace(core.mask, padding=not core.mask.padding))
 

@@ -18,6 +18,7 @@ from embgrad.comparison.hypotheses.pooling import Pooling
 from embgrad.comparison.hypotheses.product import Product
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.hypotheses.skipped import Skipped
+from embgrad.comparison.hypotheses.terms import OtherTerm
 from embgrad.comparison.hypotheses.unprojected import before_product, before_sum, projected, with_added
 
 __all__ = ["EXPLAINING", "HYPOTHESES", "Hypothesis", "explain"]
@@ -59,6 +60,7 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     Norm(),
     Product(),
     Combination(),
+    OtherTerm(),
     HeldVector(),
     ActivationFunction(),
     Pooling(),

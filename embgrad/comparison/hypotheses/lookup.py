@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -13,7 +13,16 @@ from embgrad.comparison.sites import name_of
 from embgrad.comparison.weight_values import keys_of_rows, nearest_of
 from embgrad.model_points.points import OUTPUT
 
-__all__ = ["MISSING", "Rows", "cause_of_missing", "is_looked_up", "roles_of"]
+__all__ = [
+    "MISSING",
+    "Rows",
+    "cause_of_missing",
+    "explanation_of_rows",
+    "is_looked_up",
+    "roles_of",
+    "rows_of",
+    "table_of",
+]
 
 #: The share of rows that are moved by the same number, from which the ids are moved and the table is not permuted.
 MOVED: Final = 0.8
@@ -43,14 +52,8 @@ class Rows:
         if tensor.side == "input" or site.a.shape[:2] != site.ids.shape:
             return []
         a, b = site.rows(site.a), site.rows(site.b)
-        for weight in site.recordings[0].weights:
-            if len(weight.shape) != 2 or weight.module != tensor.path or weight.shape[1] != a.shape[1]:
-                continue
-            table = weight.get().astype(np.float64)
-            rows = _rows_of(table, a)
-            if rows is not None:
-                return list(self._explanations(site, weight.name, table, rows, b))
-        return []
+        held = table_of(site, tensor.path, a)
+        return [] if held is None else list(self._explanations(site, *held, b))
 
     def _explanations(
         self, site: Site, name: str, table: np.ndarray, rows: np.ndarray, b: np.ndarray
@@ -61,7 +64,7 @@ class Rows:
             roles = _roles(site)
             cause = next((key for role, key in MISSING.items() if role in roles and not b.any()), "scaled-lookup")
             yield _explanation(cause, f"{site.name} is multiplied by", ("1", f"{number:.6g}"), number * site.a)
-        others = _rows_of(table, b)
+        others = rows_of(table, b)
         match = next((match for match in site.matching.matches if match.a == name), None)
         is_moved = others is not None and np.unique(others - rows, return_counts=True)[1].max() > MOVED * len(rows)
         if others is not None and match is not None and match.order is not None and not is_moved:
@@ -72,27 +75,11 @@ class Rows:
                 "permuted-weight", f"the rows of {name}", ("in order", "in another order"), predicted, text
             )
         elif others is not None and not np.array_equal(others, rows):
-            yield self._of_rows(site, table, rows, others)
+            predicted = np.array(site.b)
+            predicted[site.real] = table[others]
+            yield explanation_of_rows(site, site.name, _roles(site), rows, others, predicted)
         else:
             yield from self._of_table(site, name, table, rows, b)
-
-    def _of_rows(self, site: Site, table: np.ndarray, rows: np.ndarray, others: np.ndarray) -> Explanation:
-        predicted = np.array(site.b)
-        predicted[site.real] = table[others]
-        steps = np.unique(others - rows)
-        types = site.recordings[0].batch.types
-        varying = rows if rows.any() else others
-        is_of_types = types is not None and np.array_equal(varying, types[site.real])
-        if not (rows.any() and others.any()) and (is_of_types or "type" in _roles(site)):
-            first, second, values = ("b", "a", ("the types", "0")) if rows.any() else ("a", "b", ("0", "the types"))
-            sentence = f"{first} looks up row 0 of {site.name} everywhere, where {second} takes the batch's types"
-            return _explanation("types-ignored", f"the rows of {site.name}", values, predicted, sentence)
-        ids = site.ids[site.real]
-        if not np.array_equal(rows, ids) and not np.array_equal(others, ids):
-            text = (str(int(rows.min())), str(int(others.min()))) if len(steps) == 1 else ("a's own", "others")
-            return _explanation("position-ids-offset", f"the rows of {site.name} start at", text, predicted)
-        values = (_relative_to(ids, rows), _relative_to(ids, others))
-        return _explanation("other-ids", f"the rows of {site.name} are", values, predicted)
 
     def _of_table(
         self, site: Site, name: str, table: np.ndarray, rows: np.ndarray, b: np.ndarray
@@ -120,6 +107,62 @@ class Rows:
             yield _explanation("different-table", name, ("a's own", "another table"), predicted, text)
 
 
+def explanation_of_rows(
+    site: Site, name: str, roles: Container[str], rows: np.ndarray, others: np.ndarray, predicted: np.ndarray
+) -> Explanation:
+    """Return the explanation that b looks up other rows.
+
+    Args:
+        site: the site.
+        name: of the lookup.
+        roles: the lookup's.
+        rows: a's rows at real positions.
+        others: b's.
+        predicted: b's output.
+    """
+    steps = np.unique(others - rows)
+    types = site.recordings[0].batch.types
+    varying = rows if rows.any() else others
+    is_of_types = types is not None and np.array_equal(varying, types[site.real])
+    is_of_types = is_of_types or ("type" in roles and len(np.unique(varying)) > 1)
+    if not (rows.any() and others.any()) and is_of_types:
+        first, second, values = ("b", "a", ("the types", "0")) if rows.any() else ("a", "b", ("0", "the types"))
+        sentence = f"{first} looks up row 0 of {name} everywhere, where {second} takes the batch's types"
+        return _explanation("types-ignored", f"the rows of {name}", values, predicted, sentence)
+    if "type" in roles:
+        texts = (" and ".join(str(row) for row, _ in _changed(rows, others)), _turned(_changed(rows, others)))
+        return _explanation("other-ids", f"the types that are looked up in {name} are", texts, predicted)
+    ids = site.ids[site.real] if site.ids.shape == site.real.shape else np.zeros(0, int)
+    if not np.array_equal(rows, ids) and not np.array_equal(others, ids):
+        text = (str(int(rows.min())), str(int(others.min()))) if len(steps) == 1 else ("a's own", "others")
+        return _explanation("position-ids-offset", f"the rows of {name} start at", text, predicted)
+    values = (_relative_to(ids, rows), _relative_to(ids, others))
+    return _explanation("other-ids", f"the rows of {name} are", values, predicted)
+
+
+def table_of(site: Site, path: str, vectors: np.ndarray) -> tuple[str, np.ndarray, np.ndarray] | None:
+    """Return the name of a table of a module of a, the table and the rows that vectors are; None where none holds them all."""
+    for weight in site.recordings[0].weights:
+        if len(weight.shape) == 2 and weight.module == path and weight.shape[1] == vectors.shape[1]:
+            table = weight.get().astype(np.float64)
+            rows = rows_of(table, vectors)
+            if rows is not None:
+                return weight.name, table, rows
+    return None
+
+
+def _changed(rows: np.ndarray, others: np.ndarray) -> list[tuple[int, int]]:
+    """Return the different pairs of a row of a and the row of b in its place."""
+    return [(int(row), int(other)) for row, other in np.unique(np.stack([rows, others], 1), axis=0)]
+
+
+def _turned(changed: Sequence[tuple[int, int]]) -> str:
+    """Return a text for b's rows, such as "1 for 0 and 0 for 1"."""
+    if len(changed) == 1:
+        return str(changed[0][1])
+    return " and ".join(f"{other} for {row}" for row, other in changed)
+
+
 def _relative_to(ids: np.ndarray, rows: np.ndarray) -> str:
     """Return a text for the rows that are looked up, such as "the ids + 1"."""
     steps = np.unique(rows - ids)
@@ -140,7 +183,7 @@ def _explanation(
     return Explanation(cause, setting, values, predicted, lambda at: predicted, (), sentence)
 
 
-def _rows_of(table: np.ndarray, values: np.ndarray) -> np.ndarray | None:
+def rows_of(table: np.ndarray, values: np.ndarray) -> np.ndarray | None:
     """Return the rows of a table that hold these vectors; None where one is no row."""
     keys = keys_of_rows(table)
     ranked = np.argsort(keys, kind="stable")

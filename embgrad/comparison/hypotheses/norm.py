@@ -13,14 +13,14 @@ from typing import Final
 import numpy as np
 
 from embgrad.common.tolerance import HALVES
-from embgrad.comparison.hypotheses.lookup import MISSING, cause_of_missing, is_looked_up
+from embgrad.comparison.hypotheses.lookup import is_looked_up
 from embgrad.comparison.hypotheses.product import cause_of
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, relative
 from embgrad.comparison.weight_values import rounded
 from embgrad.model_points.points import OUTPUT
 
-__all__ = ["EPSILONS", "Norm", "NormOfSum"]
+__all__ = ["EPSILONS", "Norm", "NormOfSum", "Parameters", "norms_of"]
 
 #: The number of a layer in a path.
 NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -178,11 +178,11 @@ class NormOfSum:
     A norm that a lacks altogether is found by its weights, see `Norm`.
     """
 
-    causes = ("norm-order", *MISSING.values(), "missing-residual")
+    causes = ("norm-order",)
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how b's norm differs from what a computes, which is a norm or a sum; an empty list where b computes none."""
-        return list(_of_fewer_terms(site)) or list(_of_sums(site))
+        return list(_of_sums(site))
 
 
 def _norms(site: Site) -> Iterator[tuple[str, Before]]:
@@ -262,27 +262,6 @@ def _of_later(site: Site) -> Iterator[Explanation]:
             yield Explanation("norm-order", f"the norm {path}", ("behind", "before"), norm.values, sentence=sentence)
 
 
-def _of_fewer_terms(site: Site) -> Iterator[Explanation]:
-    """Yield the explanation that b's output is a norm of a sum without one of the terms of a's."""
-    a, b = site.rows(site.a), site.rows(site.b)
-    if len(b) < LEAST_TOKENS or b.shape[1] < LEAST_WIDE or not _is_norm(site):
-        return
-    terms = _terms(site)
-    for count in (2, 3):
-        for chosen in itertools.combinations(terms, count):
-            if _fitted_near(site.rows(_sum(chosen)), a) is None:
-                continue
-            for missing in chosen:
-                rest = [term for term in chosen if term is not missing]
-                norm = _fitted_near(site.rows(_sum(rest)), b)
-                if norm is not None:
-                    names = tuple(term.before.name for term in rest)
-                    cause, setting = cause_of_missing(site, missing.before), f"{missing.before.name} is"
-                    predicted, compute = norm.apply(_sum(rest)), partial(_applied_to_sum, norm, rest)
-                    yield Explanation(cause, setting, ("added", "left out"), predicted, compute, names)
-                    return
-
-
 def _sum(terms: Iterable[Term]) -> np.ndarray:
     return np.asarray(sum(term.values for term in terms))
 
@@ -306,7 +285,7 @@ def _of_sums(site: Site) -> Iterator[Explanation]:
     b = site.rows(site.b)
     own = _terms(site)
     terms = [*filter(None, (carried(site, term) for term in own)), *own]
-    if len(b) < LEAST_TOKENS or b.shape[1] < LEAST_WIDE or not (_is_norm(site) or _is_sum(site)):
+    if len(b) < LEAST_TOKENS or b.shape[1] < LEAST_WIDE or not (any(norms_of(site)) or _is_sum(site)):
         return
     inputs = [(term,) for term in terms if np.array_equal(term.values, site.a)]
     for chosen in itertools.chain(inputs, itertools.combinations(terms, 2)):
@@ -327,10 +306,13 @@ def _of_sums(site: Site) -> Iterator[Explanation]:
             return
 
 
-def _is_norm(site: Site) -> bool:
-    """Return whether a's output is that of a norm with the weights of its module."""
+def norms_of(site: Site) -> Iterator[tuple[Before, Parameters]]:
+    """Yield the norms with the weights of their modules whose output is a's output, with their inputs."""
     a = site.rows(site.a)
-    return any(_of_weights(site, path, site.rows(entry.values), a) is not None for path, entry in _norms(site))
+    for path, entry in _norms(site):
+        norm = _of_weights(site, path, site.rows(entry.values), a)
+        if norm is not None:
+            yield entry, norm
 
 
 def _is_sum(site: Site) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY, Activation
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site
-from embgrad.comparison.hypotheses.sources import NEAR
+from embgrad.comparison.hypotheses.sources import NEAR, skipped_norms
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weight_values import matrices_of, order_of_rows
 from embgrad.comparison.weights import Match
@@ -202,8 +202,9 @@ def _of_weights(site: Site, factors: Factors) -> Iterator[Explanation]:
     match, other = factors.match, factors.other
     if match is None or other is None or match.is_equal:
         return
-    cause = cause_of(match)
     relation = match.relation.removesuffix(" in b")
+    is_table = relation.removeprefix("equal to ") in {weight.name for weight in _tables(site, 0)}
+    cause = "head-untied" if is_table else cause_of(match)
     sentence = f"b has {factors.weight.name} {match.as_object}"
     matrices = _oriented(other.get(), site, factors.matrix.shape[1], 1)
     for matrix, bias in itertools.product(matrices, _biases_of(site, factors.weight.module, factors.bias)):
@@ -214,11 +215,11 @@ def _of_weights(site: Site, factors: Factors) -> Iterator[Explanation]:
 def _biases_of(site: Site, path: str, own: np.ndarray) -> list[np.ndarray]:
     """Return a's bias at a module, and b's where it differs."""
     others = [
-        other.get().astype(np.float64).ravel()
+        other.get().astype(np.float64).ravel()  # which may have an axis of heads
         for _, other, match in site.held_by(path).values()
-        if other is not None and match is not None and not match.is_equal and len(other.shape) == 1
+        if other is not None and match is not None and not match.is_equal and int(np.prod(other.shape)) == len(own)
     ]
-    return [own, *(other for other in others if len(other) == len(own))]
+    return [own, *others]
 
 
 def cause_of(match: Match) -> str:
@@ -229,20 +230,11 @@ def cause_of(match: Match) -> str:
 def _of_norm_input(site: Site, factors: Factors) -> Iterator[Explanation]:
     """Yield the explanation that b multiplies what a norm is given, where a multiplies what it returns."""
     function = factors.affine(factors.matrix, factors.bias)
-    given = {before.name.removesuffix(f":{INPUT}"): before for before in site.before if before.name.endswith(INPUT)}
-    for norm in site.before:
-        entry = given.get(norm.name)
-        if (
-            entry is None
-            or not np.array_equal(norm.values, factors.entry.values)
-            or entry.values.shape != norm.values.shape
-        ):
-            continue
-        if all(len(weight.shape) == 1 for weight, _, _ in site.held_by(norm.name).values()):
-            own = replace(factors, entry=entry)
-            yield _explanation(
-                "missing-norm", "the norm", ("applied", "missing"), own, function, f"b lacks the norm {norm.name}"
-            )
+    for norm, entry in skipped_norms(site, factors.entry.values):
+        own = replace(factors, entry=entry)
+        yield _explanation(
+            "missing-norm", "the norm", ("applied", "missing"), own, function, f"b lacks the norm {norm}"
+        )
 
 
 def _of_other_heads(site: Site, factors: Factors) -> Iterator[Explanation]:
@@ -330,7 +322,7 @@ def _of_layout(site: Site, factors: Factors) -> Iterator[Explanation]:
             factors.affine(matrix.T, factors.bias),
             f"b uses {name} transposed",
         )
-    if factors.match is not None and factors.match.order is not None and factors.other is not None:
+    if factors.match is not None and factors.other is not None and _may_be_reordered(factors.match, factors.other):
         for turned in _oriented(factors.other.get(), site, matrix.shape[1], 1):
             moved = [] if site.pair.features_b is None else [site.pair.in_b(factors.bias)]
             for bias in [*_biases_of(site, factors.weight.module, factors.bias), *moved]:
@@ -352,6 +344,11 @@ def _of_layout(site: Site, factors: Factors) -> Iterator[Explanation]:
             lambda x: (x @ matrix.T + factors.bias)[..., order],
             f"b has the outputs of {site.path} in another order",
         )
+
+
+def _may_be_reordered(match: Match, other: HeldWeight) -> bool:
+    """Return whether b's weight may hold a's outputs in another order: by its rows, or by an axis of heads of its own."""
+    return match.order is not None or len(other.shape) > 2
 
 
 def _order_of_features(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:

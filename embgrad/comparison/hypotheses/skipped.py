@@ -6,6 +6,7 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site
 from embgrad.comparison.hypotheses.sources import most_off
+from embgrad.comparison.hypotheses.terms import Sum, sums
 from embgrad.comparison.recording import Recording
 from embgrad.comparison.sites import count_layers, name_of
 from embgrad.model_points.points import INPUT
@@ -27,21 +28,22 @@ class Skipped:
         first, second = (count_layers(side) for side in site.recordings)
         if first == second or not (first and second):
             return []
-        for before in site.before:
-            if before.values.shape == site.a.shape and site.off(before.values) <= most_off(site):
-                return [_explanation(site, before)]
+        for computed in sums(site):
+            for before in site.before:
+                if before.values.shape == site.a.shape and site.off(computed.apply(before.values)) <= most_off(site):
+                    return [_explanation(site, before, computed)]
         return []
 
 
-def _explanation(site: Site, before: Before) -> Explanation:
+def _explanation(site: Site, before: Before, computed: Sum) -> Explanation:
     start = _holder(site.recordings[0], before.values) or before.name
-    end = _holder(site.recordings[0], site.a) or site.name
+    end = _holder(site.recordings[0], computed.whole) or site.name
     return Explanation(
         "missing-part",
         f"the part between {start} and {end} is",
         ("computed", "missing"),
-        before.values,
-        lambda at: at(before.name),
+        computed.apply(before.values),
+        lambda at: computed.apply(at(before.name)),
         (before.name,),
         f"b lacks what a computes between {start} and {end}",
     )

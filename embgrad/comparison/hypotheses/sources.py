@@ -21,6 +21,7 @@ __all__ = [
     "most_off",
     "relative",
     "sample_of",
+    "skipped_norms",
     "sources",
 ]
 
@@ -155,6 +156,18 @@ def sources(site: Site, most: int = MOST) -> Iterator[Source]:
         yield Source(before.name, before.values)
         if len(seen) == most:
             return
+
+
+def skipped_norms(site: Site, values: np.ndarray) -> Iterator[tuple[str, Before]]:
+    """Yield the paths of the norms of a that return these values, with what they are given."""
+    given = {before.name.removesuffix(f":{INPUT}"): before for before in site.before if before.name.endswith(INPUT)}
+    for norm in site.before:
+        entry = given.get(norm.name)
+        if entry is None or entry.values.shape != norm.values.shape or not np.array_equal(norm.values, values):
+            continue
+        held = site.held_by(norm.name).values()
+        if held and all(len(weight.shape) == 1 for weight, _, _ in held):
+            yield norm.name, entry
 
 
 def last_part(name: str) -> str:

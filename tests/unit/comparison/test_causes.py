@@ -10,7 +10,7 @@ import pytest
 
 from embgrad.comparison.causes import causes_of, share_explained
 from embgrad.comparison.hypotheses.site import Explanation, Site
-from embgrad.comparison.recording import FINAL
+from embgrad.comparison.recording import FINAL, HeldWeight
 from embgrad.comparison.sites import Pair
 from embgrad.comparison.weights import Matching
 from tests.unit.comparison.recorded import BATCH, IDS, REAL, Pass, Steps, recording, tensor
@@ -83,6 +83,16 @@ def test_outside_of_the_layers_the_first_point_is_named() -> None:
     (cause,) = causes_of([(at, explanation(at)) for at in sites])
     assert cause.text == "epsilon 1e-05 in a and 1e-06 in b, at norm"
     assert cause.layers == ()
+
+
+def test_what_lies_outside_of_the_layers_that_hand_it_on_has_no_layers() -> None:
+    sites = [site(f"layers.{n}.norm", n) for n in (0, 1)]
+    held = HeldWeight("embeddings.types.W", "embeddings.types", (2, 2), lambda: np.zeros((2, 2)))
+    for at in sites:
+        object.__setattr__(at.recordings[0], "weights", (held,))
+    for sentence, layers in (("b lacks embeddings.types", ()), ("b lacks embeddings.types.W", (0, 1))):
+        (cause,) = causes_of([(at, explanation(at, sentence=sentence)) for at in sites])
+        assert cause.layers == layers
 
 
 def test_a_sentence_that_names_the_place_gets_no_other() -> None:

@@ -144,6 +144,15 @@ def test_the_reference_is_led_where_the_port_cannot_be() -> None:
     np.testing.assert_allclose(site.a, np.tanh(X @ W.T * 1.5) @ V.T)
 
 
+def test_tensors_of_a_reference_that_is_led_are_those_that_it_computes_from_the_port() -> None:
+    port: Steps = {**STEPS, "one:output#0": lambda at: at["one:input#0"] @ W.T * 1.5, FINAL: lambda at: at["table"]}
+    pairs = [pair for pair in PAIRS if pair.name not in ("two:input", "two")]
+    site = examined(port, pairs, can_be_led=(True, False)).sites[-1]
+    between = {before.name: before.values for before in site.before if not before.shared}
+    assert between.keys() == {"two:input", "two"}
+    np.testing.assert_allclose(between["two"], np.tanh(X @ W.T * 1.5) @ V.T)
+
+
 def test_pairs_that_do_not_hold_the_same_tensor_are_repaired() -> None:
     apart: Steps = {
         "up:output#0": lambda at: X,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -454,3 +455,25 @@ def test_a_layer_that_b_lacks_has_no_partner_and_the_others_keep_theirs(missing:
         (str(layer), str(number)) for number, layer in enumerate(kept)
     }
     assert all(match.is_equal for match in matching.matches)
+
+
+def test_a_weight_that_b_holds_twice_is_equal_to_that_of_the_other_layer() -> None:
+    """The vectors of one size belong to the partners of their matrices, and to those of the same name."""
+    first, second = ({"up.W": numbers(6, 6), "up.b": numbers(6), "down.W": numbers(6, 6)} for _ in range(2))
+    a = {f"layers.{n}.{name}": values for n, layer in enumerate((first, second)) for name, values in layer.items()}
+    b = {f"layers.{n}.{name}": values for n in range(2) for name, values in first.items()}
+    matching = matched(a, b)
+    assert all(name == other for name, other in names(matching).items())
+    wanted = {f"layers.1.{name}": f"equal to layers.0.{name}" for name in second}
+    assert {name: relation for name, relation in relations(matching).items() if relation != "equal"} == wanted
+
+
+def test_a_vector_beside_several_products_belongs_to_the_partner_of_its_name() -> None:
+    """A module that computes two products itself holds their biases."""
+    mine, its = {"layers.0.up.W": numbers(6, 6)}, {}
+    mine |= {"layers.0.up.b": numbers(6), "layers.0.value.b": numbers(6), "layers.1.up.b": numbers(6)}
+    its = {"layers.0.up": numbers(6, 6), "layers.0.b": mine["layers.1.up.b"], "layers.1.b": mine["layers.1.up.b"]}
+    product, *vectors = held(its)
+    b = [replace(product, module="layers.0.up"), *(replace(it, module=it.name.removesuffix(".b")) for it in vectors)]
+    found = {match.a: (match.b, match.relation) for match in match_weights(held(mine), b).matches}
+    assert found["layers.0.up.b"] == ("layers.0.b", "equal to layers.1.up.b")

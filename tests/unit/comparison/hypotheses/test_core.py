@@ -84,6 +84,16 @@ def test_heads_are_joined_in_other_orders(joined: str, axes: tuple[int, ...]) ->
     np.testing.assert_array_equal(replace(CORE, joined=joined).predicted, wanted)
 
 
+def test_heads_are_split_without_exchanging_their_axis_with_that_of_positions() -> None:
+    """The features of all positions of a text, in order, are those of its heads, position by position."""
+    flat = [source.values.reshape(len(QUERY), -1) for source in (QUERY_SOURCE, KEY_SOURCE, VALUE_SOURCE)]
+    turned = [values.reshape(len(QUERY), -1, QUERY.shape[1], SIZE).swapaxes(1, 2) for values in flat]
+    sources = [Source(name, values.reshape(*values.shape[:2], -1)) for name, values in zip("qkv", turned, strict=True)]
+    usual = replace(CORE, query=sources[0], key=sources[1], value=sources[2])
+    np.testing.assert_array_equal(replace(CORE, split="unturned").predicted, usual.predicted)
+    assert np.abs(usual.predicted - CORE.predicted).max() > 0.01
+
+
 def test_it_is_computed_from_other_values_at_the_same_points() -> None:
     whole = Source("qkv", np.concatenate([BEFORE[f"layers.0.attention.{name}"] for name in "qkv"], -1))
     ends = np.cumsum([0, *(source.values.shape[-1] for source in (QUERY_SOURCE, KEY_SOURCE, VALUE_SOURCE))])

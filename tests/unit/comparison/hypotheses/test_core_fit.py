@@ -67,6 +67,14 @@ def test_numbers_are_fitted() -> None:
     assert (found.scale, found.rotary.base) == (0.55, 2222.0)
 
 
+def test_the_output_itself_is_not_taken_for_values() -> None:
+    """A site before a product begins with tensors that equal its output, such as that of the attention's module."""
+    output = attended()
+    found = fitted_core(site_of(output, B, {"layers.0.attention": output, **BEFORE}, real=REAL))
+    assert found is not None
+    assert found.value.name == "layers.0.attention.v"
+
+
 def test_frequencies_that_are_scaled_come_last_unless_they_are_near() -> None:
     core = Core(Source("q", QUERY), Source("k", KEY), Source("v", VALUE), HEADS, 1.0, REAL, rotary=Rotary(1e4, SIZE))
     scaled = replace(core, rotary=Rotary(1e4, SIZE, scaling=Scaling("linear", 2.0)))

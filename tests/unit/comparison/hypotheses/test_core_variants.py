@@ -238,7 +238,10 @@ def test_ways_in_which_heads_share_and_join() -> None:
     changed = [
         (each.tiled, each.joined) for each in variants(SITE, CORE) if (each.tiled, each.joined) != (False, "by head")
     ]
-    assert changed == [(True, "by head"), (False, "by feature"), (False, "unturned"), (False, "unturned")]
+    both_unturned = (False, "unturned")
+    assert changed == [(True, "by head"), (False, "by feature"), both_unturned, both_unturned, both_unturned]
+    splits = [(each.split, each.joined) for each in variants(SITE, CORE) if each.split != "by head"]
+    assert splits == [("by feature", "by head"), ("unturned", "by head"), ("unturned", "unturned")]
     alone = replace(CORE, key=CORE.query, value=CORE.query)
     assert not any(each.tiled for each in variants(SITE, alone))
 

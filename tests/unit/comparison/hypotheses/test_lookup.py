@@ -187,7 +187,8 @@ def test_the_output_of_the_module_that_holds_the_table_is_a_lookup_as_well() -> 
 
 def test_other_types_are_not_ignored_types() -> None:
     at = site(TABLE[TYPES], TABLE[1 - TYPES], roles={"table": ["type"]})
-    assert explained(at).cause == "position-ids-offset"
+    assert explained(at).cause == "other-ids"
+    assert explained(at).values == ("0 and 1", "1 for 0 and 0 for 1")
 
 
 def test_each_row_must_be_in_the_table() -> None:

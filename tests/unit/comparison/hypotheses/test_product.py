@@ -80,6 +80,20 @@ def test_another_bias_is_silent_where_b_holds_the_same_bias() -> None:
     assert not [item for item in Product().explain(site(A, LINEAR + BIAS[::-1])) if item.cause == "different-weight"]
 
 
+def test_a_matrix_with_an_axis_of_heads_in_another_order_is_permuted() -> None:
+    """The matrix equals a's in a layout that b does not use, with the bias in order."""
+    inside = SQUARE.T.reshape(6, 2, 3).swapaxes(1, 2).reshape(6, 3, 2)
+    b = X @ inside.reshape(6, 6) + BIAS
+    found = explained(site(A, b, held_b={"up.W": inside, "up.b": BIAS.reshape(3, 2)}))
+    assert (found.cause, found.text) == ("permuted-weight", "b has up.W in another order")
+
+
+def test_another_matrix_with_another_bias_by_head_is_named() -> None:
+    other, bias = RANDOM.normal(size=(6, 2, 3)), RANDOM.normal(size=(2, 3))
+    b = X @ other.reshape(6, 6) + bias.ravel()
+    assert explained(site(A, b, held_b={"up.W": other, "up.b": bias})).cause == "different-weight"
+
+
 @pytest.mark.parametrize("permuted", [True, False])
 def test_a_matrix_whose_rows_b_permutes_without_the_bias_is_permuted(permuted: bool) -> None:
     order = np.array([2, 0, 1, 5, 4, 3])
@@ -201,6 +215,21 @@ def test_a_head_that_should_share_the_table_is_named() -> None:
     found = explained(at)
     assert (found.cause, found.values) == ("head-untied", ("table.W", "lm_head.W"))
     assert found.text == "b multiplies by lm_head.W, which equals no weight of a, where a multiplies by table.W"
+
+
+def test_a_head_that_holds_the_table_as_a_weight_of_its_own_is_named() -> None:
+    table, head = RANDOM.normal(size=(2, 6, 6))
+    lookup = Tensor("table", "table", None, 0, ("word",), 0.0, X)
+    at = module_site(
+        X @ head.T,
+        X @ table.T,
+        {"up:input": X},
+        held_a={"table.W": table, "up.W": head},
+        held_b={"table.W": table, "up.W": table},
+        others=[lookup],
+    )
+    found = explained(at)
+    assert (found.cause, found.text) == ("head-untied", "b has up.W equal to a's table.W")
 
 
 def test_a_head_that_a_does_not_share_is_named() -> None:

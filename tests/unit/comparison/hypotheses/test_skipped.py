@@ -33,6 +33,15 @@ def test_the_port_goes_on_with_the_nearest_tensor() -> None:
     np.testing.assert_array_equal(found.compute({nearest: Y}.__getitem__), at.b)
 
 
+def test_a_norm_behind_the_skipped_part_is_applied_to_the_tensor_before_it() -> None:
+    gain = np.linspace(0.5, 1.5, 6)
+    behind = [values / np.sqrt((values**2).mean(-1, keepdims=True) + 1e-5) * gain for values in (A, Y)]
+    held, alone = {"norm.gain": gain}, ["norm:input"]
+    at = module_site(*behind, {"norm:input": A, "first": Y}, key="norm:output#0", held_a=held, alone=alone)
+    found = best(at, Skipped().explain(at))
+    assert found.text == "b lacks what a computes between first and norm"
+
+
 @pytest.mark.parametrize("b", [X * 1.001, A + 0.1 * X, X[..., ::-1]])
 def test_a_tensor_that_is_only_near_is_no_explanation(b: np.ndarray) -> None:
     assert Skipped().explain(module_site(A, b, {"first": X})) == []

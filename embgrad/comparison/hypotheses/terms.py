@@ -1,0 +1,227 @@
+"""The hypothesis of a sum of earlier tensors, alone or given to a norm, one of whose terms is another one in b."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.combination import by_multipliers, distinct, terms_of
+from embgrad.comparison.hypotheses.lookup import MISSING, explanation_of_rows, roles_of, rows_of, table_of
+from embgrad.comparison.hypotheses.norm import norms_of
+from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
+from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, skipped_norms
+from embgrad.model_points.points import OUTPUT
+
+__all__ = ["OtherTerm", "sums"]
+
+#: The most entries of a table times the number of tokens for which all rows are tried behind a norm.
+MOST_TRIED: Final = 2**24
+
+#: The size of a gain, as a share of the largest, up to which its feature of a norm's input cannot be seen.
+HIDDEN: Final = 1e-6
+
+#: The most tensors of a alone that may be terms, and the most changes of earlier sums.
+MOST_UNSHARED: Final = 8
+MOST_KNOWN: Final = 8
+
+#: The relative difference up to which two multipliers are equal.
+SAME: Final = 1e-3
+
+
+#: The key in a site's memory of the changes of sums at earlier sites, which later sums contain where no point stops them.
+CHANGES: Final = "changes of sums"
+
+Function = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """A sum, or a function of one, that a computes at a site.
+
+    Attributes:
+        whole: the sum.
+        apply: the function: a norm, or none.
+        name: the name of the point at which the norm is given the sum; "" without a norm.
+        free: the directions in which a token's sum does not change b's output, orthonormal, (token, feature, direction), with
+            the features that the output shows; None where every change shows.
+        shown: the indices of these features.
+    """
+
+    whole: np.ndarray
+    apply: Function
+    name: str = ""
+    free: np.ndarray | None = None
+    shown: np.ndarray | None = None
+
+    def seen(self, rows: np.ndarray) -> np.ndarray:
+        """Return what of vectors, (token, feature), is not among the free directions; of b's sum nothing is."""
+        assert self.free is not None
+        own = rows[:, self.shown]
+        return np.asarray(own - (self.free @ (own[:, None] @ self.free).swapaxes(1, 2))[..., 0])
+
+
+#: An explanation of a sum, and what is added to the sum in b.
+Changed = tuple[Explanation, np.ndarray]
+
+
+class OtherTerm:
+    """A sum of which b multiplies a term by another number, leaves it out, or takes other rows of its table."""
+
+    causes = (
+        "scaled-lookup",
+        "residual-scale",
+        "missing-residual",
+        *MISSING.values(),
+        "position-ids-offset",
+        "other-ids",
+        "missing-norm",
+    )
+
+    def explain(self, site: Site) -> list[Explanation]:
+        """Return how b's sum differs from a's; an empty list where a computes none."""
+        if site.a.shape[-1] < 2 or not np.isfinite(site.rows(site.b)).all():
+            return []
+        tensors = list(distinct(site))
+        tensors += list(distinct(site, shared=False))[:MOST_UNSHARED]
+        known: list[Changed] = site.memory.setdefault(CHANGES, [])
+        found: list[Explanation] = []
+        for computed in sums(site):
+            for explanation, change in (*_again(computed, known), *_explanations(site, computed, tensors)):
+                predicted = computed.apply(computed.whole + change)
+                found.append(replace(explanation, predicted=predicted))
+                if site.off(predicted) <= NEAR:
+                    known[:] = [*known, (explanation, change)][-MOST_KNOWN:]
+                    return found[-1:]
+        return found
+
+
+def _again(computed: Sum, known: Sequence[Changed]) -> Iterator[Changed]:
+    """Yield what was found of earlier sums, which a norm's input contains as well where b cannot be given a's."""
+    for explanation, change in known if computed.name else ():
+        if change.shape == computed.whole.shape:
+            yield _of_change(computed, replace(explanation, also=()), change)
+
+
+def _of_change(computed: Sum, explanation: Explanation, change: np.ndarray) -> Changed:
+    """Return an explanation with b's function: a norm of its input in a with the change, or the changed sum."""
+    whole = computed.whole + change
+    compute = partial(_added, computed, change) if computed.name else lambda _: whole
+    return replace(explanation, compute=compute, inputs=(computed.name,) if computed.name else ()), change
+
+
+def _added(computed: Sum, change: np.ndarray, at: Values) -> np.ndarray:
+    return computed.apply(at(computed.name) + change)
+
+
+def _explanations(site: Site, computed: Sum, tensors: Sequence[Before]) -> Iterator[Changed]:
+    """Yield how b's sum differs from one that a computes.
+
+    Args:
+        site: the site.
+        computed: a's sum.
+        tensors: those that may be its terms, likeliest first.
+    """
+    yield from _of_skipped_norms(site, computed, computed.whole, 1.0)
+    parts = [tensor for tensor in tensors if not np.array_equal(tensor.values, computed.whole)]
+    found = terms_of(site, parts, site.rows(computed.whole))
+    if found is None:
+        return
+    multipliers = found[1]
+    own = [Term(parts[number], parts[number].values) for number in found[0]]
+    yield from _of_multipliers(site, computed, own, multipliers)
+    led = [carried(site, term) for term in own]
+    if any(led):
+        terms = [change or term for change, term in zip(led, own, strict=True)]
+        yield from _of_multipliers(site, computed, terms, multipliers)
+    for term, multiplier in zip(own, multipliers, strict=True):
+        yield from _of_rows(site, computed, term.before, multiplier)
+        yield from _of_skipped_norms(site, computed, term.values, multiplier)
+
+
+def sums(site: Site) -> Iterator[Sum]:
+    """Yield the sums that a may compute: what it gives to a norm, and its output."""
+    b = site.rows(site.b)
+    for entry, norm in norms_of(site):
+        if len(norm.gain) != b.shape[1]:  # by head
+            continue
+        shown = np.flatnonzero(np.abs(norm.gain) > HIDDEN * np.abs(norm.gain).max())
+        directions = [((b - norm.shift) / np.where(norm.gain == 0, 1.0, norm.gain))[:, shown]]
+        directions += [np.ones_like(directions[0])] if norm.centred else []
+        yield Sum(entry.values, norm.apply, entry.name, np.linalg.qr(np.stack(directions, -1))[0], shown)
+    yield Sum(site.a, np.asarray)
+
+
+def _of_skipped_norms(site: Site, computed: Sum, term: np.ndarray, multiplier: float) -> Iterator[Changed]:
+    """Yield the explanation that b adds what a norm is given, where a adds what it returns."""
+    for norm, given in skipped_norms(site, term):
+        text = f"b lacks the norm {norm}"
+        found = Explanation("missing-norm", "the norm", ("applied", "missing"), given.values, sentence=text)
+        yield _of_change(computed, found, multiplier * (given.values - term))
+
+
+def _of_multipliers(site: Site, computed: Sum, terms: Sequence[Term], multipliers: np.ndarray) -> Iterator[Changed]:
+    """Yield the explanation by other numbers by which terms are multiplied before a norm."""
+    if computed.free is None or len(terms) < 2:
+        return
+    seen = np.stack([computed.seen(m * site.rows(t.values)).ravel() for t, m in zip(terms, multipliers, strict=True)])
+    powers, vectors = np.linalg.eigh(seen @ seen.T)
+    if powers[0] > NEAR**2 * powers[-1]:
+        return
+    factors = _with_unchanged(site, terms, vectors[:, 0])
+    for explanation in by_multipliers(site, terms, multipliers, factors * multipliers):
+        inner = explanation.compute
+        compute = None if inner is None else partial(_composed, computed.apply, inner)
+        yield replace(explanation, compute=compute), explanation.predicted - computed.whole
+
+
+def _composed(function: Function, inner: Callable[[Values], np.ndarray], at: Values) -> np.ndarray:
+    return function(inner(at))
+
+
+def _with_unchanged(site: Site, terms: Sequence[Term], factors: np.ndarray) -> np.ndarray:
+    """Return factors, which are known up to a common one, so that most terms are unchanged, and those of words are not."""
+    factors = np.where(np.abs(factors) <= SAME * np.abs(factors).max(), 0.0, factors)
+    words = [bool({"word", "embeddings"} & set(roles_of(site, term.before))) for term in terms]
+
+    def unchanged(number: int) -> tuple[int, bool]:
+        return int((np.abs(factors / factors[number] - 1) <= SAME).sum()), not words[number]
+
+    found = factors / factors[max(np.flatnonzero(factors).tolist(), key=unchanged)]
+    return np.where(np.abs(found - 1) <= SAME, 1.0, found)
+
+
+def _of_rows(site: Site, computed: Sum, term: Before, multiplier: float) -> Iterator[Changed]:
+    """Yield the explanation by other rows of a term's table."""
+    held = table_of(site, term.name.removesuffix(f":{OUTPUT}").partition("#")[0], site.rows(term.values))
+    if held is None:
+        return
+    _, table, rows = held
+    rest = computed.whole - multiplier * term.values
+    others = _rows_behind(site, computed, site.rows(rest), multiplier * table)
+    if others is not None and not np.array_equal(others, rows):
+        changed = np.array(term.values)
+        changed[site.real_of(changed)] = table[others]
+        change = multiplier * (changed - term.values)
+        explanation = explanation_of_rows(site, term.name, roles_of(site, term), rows, others, changed)
+        yield _of_change(computed, explanation, change)
+
+
+def _rows_behind(site: Site, computed: Sum, rest: np.ndarray, table: np.ndarray) -> np.ndarray | None:
+    """Return the rows of a table with which the rest of a sum leads to b's output; None where none do."""
+    if computed.free is None:
+        return rows_of(table, site.rows(site.b) - rest)
+    if table.size * len(rest) > MOST_TRIED * table.shape[1]:
+        return None
+    rest, table = rest[:, computed.shown], table[:, computed.shown]
+    power = (rest**2).sum(-1)[:, None] + 2 * rest @ table.T + (table**2).sum(-1)
+    free = sum(
+        ((rest * direction).sum(-1)[:, None] + direction @ table.T) ** 2
+        for direction in np.moveaxis(computed.free, -1, 0)
+    )
+    share = 1 - free / np.maximum(power, 1e-300)
+    others = share.argmin(1)
+    return others if (share.min(1) <= NEAR**2).all() else None

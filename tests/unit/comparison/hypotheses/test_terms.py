@@ -1,0 +1,153 @@
+"""Another term of a sum is found, also behind a norm, and where no later point stops it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.hypotheses.terms import CHANGES, OtherTerm
+from embgrad.comparison.sites import Pair
+from tests.unit.comparison.hypotheses.modules import IDS, REAL, best, module_site
+
+RANDOM = np.random.default_rng(0)
+SIZE = 6
+WORDS, PLACES, KINDS = (RANDOM.normal(size=(rows, SIZE)) for rows in (12, 9, 3))
+WORD, PLACE, KIND = WORDS[IDS], np.broadcast_to(PLACES[:5], (2, 5, SIZE)), np.broadcast_to(KINDS[0], (2, 5, SIZE))
+GAIN, SHIFT = 1 + 0.4 * RANDOM.normal(size=SIZE), 0.5 * RANDOM.normal(size=SIZE)
+TABLES = {"words.W": WORDS, "places.W": PLACES, "kinds.W": KINDS}
+ROLES = {"words": ["word"], "places": ["position"], "kinds": ["type"]}
+
+
+def norm(x: np.ndarray, gain: np.ndarray = GAIN, shift: np.ndarray = SHIFT, *, centred: bool = True) -> np.ndarray:
+    """Return the norm of each vector, with an epsilon of 1e-5."""
+    x = x - x.mean(-1, keepdims=True) if centred else x
+    return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * gain + shift)
+
+
+def behind(a: np.ndarray, b: np.ndarray, *, centred: bool = True, gain: np.ndarray = GAIN, **further: Any) -> Site:
+    """Return a site at the norm of the sum of three lookups, whose input is no point of b."""
+    shift = SHIFT if centred else np.zeros(SIZE)
+    weights = {**TABLES, "norm.gain": gain, **({"norm.shift": SHIFT} if centred else {})}
+    before = {"norm:input": a, "places": PLACE, "kinds": KIND, "words": WORD}
+    outputs = (norm(values, gain, shift, centred=centred) for values in (a, b))
+    settings = {"key": "norm:output#0", "held_a": weights, "alone": ["norm:input"], "roles": ROLES}
+    return module_site(*outputs, before, **{**settings, **further})
+
+
+def explained(at: Site) -> Explanation:
+    return best(at, OtherTerm().explain(at))
+
+
+WHOLE = WORD + PLACE + KIND
+CHANGED = {
+    "words scaled": (WHOLE, 2.5 * WORD + PLACE + KIND, "scaled-lookup", "words is multiplied by 1 in a and 2.5 in b"),
+    "words unscaled": (3 * WORD + PLACE, WORD + PLACE, "scaled-lookup", "words is multiplied by 3 in a and 1 in b"),
+    "no types": (WHOLE, WORD + PLACE, "types-ignored", "kinds is added in a and left out in b"),
+    "no positions": (WHOLE, WORD + KIND, "missing-positions", "places is added in a and left out in b"),
+    "subtracted": (WHOLE, WORD + PLACE - KIND, "residual-scale", "kinds is multiplied by 1 in a and -1 in b"),
+    "later positions": (
+        WHOLE,
+        WORD + PLACES[3:8] + KIND,
+        "position-ids-offset",
+        "the rows of places start at 0 in a and 3 in b",
+    ),
+    "second type": (
+        WHOLE,
+        WORD + PLACE + KINDS[1],
+        "other-ids",
+        "the types that are looked up in kinds are 0 in a and 1 in b",
+    ),
+    "other words": (
+        WHOLE,
+        WORDS[IDS + 1] + PLACE + KIND,
+        "other-ids",
+        "the rows of words are the ids in a and the ids + 1 in b",
+    ),
+}
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("name", CHANGED)
+def test_another_term_before_a_norm_is_named(name: str, centred: bool) -> None:
+    a, b, cause, text = CHANGED[name]
+    found = explained(behind(a, b, centred=centred))
+    assert (found.cause, found.text) == (cause, text)
+
+
+def test_features_that_a_gain_hides_do_not_count() -> None:
+    gain = np.where(np.arange(SIZE) == 2, 0.0, GAIN)
+    a, b, cause, _ = CHANGED["later positions"]
+    assert explained(behind(a, b, gain=gain)).cause == cause
+
+
+@pytest.mark.parametrize("name", ["later positions", "second type", "other words"])
+def test_other_rows_of_a_term_of_a_plain_sum_are_named(name: str) -> None:
+    a, b, cause, text = CHANGED[name]
+    before = {"places": PLACE, "kinds": KIND, "words": WORD}
+    found = explained(module_site(a, b, before, key="sum:input#0", held_a=TABLES, roles=ROLES))
+    assert (found.cause, found.text) == (cause, text)
+
+
+def test_what_is_no_row_of_the_table_is_not_named() -> None:
+    assert not any(
+        at.off(found.predicted) < 1e-3
+        for at in [behind(WHOLE, WORD + PLACE + RANDOM.normal(size=SIZE))]
+        for found in OtherTerm().explain(at)
+    )
+
+
+def test_turned_types_are_named_with_the_types_in_their_place() -> None:
+    kinds = np.array([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]])
+    a, b = WORD + PLACE + KINDS[kinds], WORD + PLACE + KINDS[1 - kinds]
+    at = behind(a, b)
+    at = replace(at, before=[replace(it, values=KINDS[kinds]) if it.name == "kinds" else it for it in at.before])
+    assert explained(at).text == "the types that are looked up in kinds are 0 and 1 in a and 1 for 0 and 0 for 1 in b"
+
+
+def test_a_norm_that_b_skips_before_a_norm_is_named_and_known_at_later_sums() -> None:
+    """No point of b stops the words without their norm, so that every later sum contains them as well."""
+    weights = {"first.gain": GAIN, "first.shift": SHIFT, "second.gain": 2 * GAIN, "second.shift": -SHIFT}
+    stream = norm(WORD)
+    before = {"second:input": stream, "first": stream, "first:input": WORD}
+    settings = {"held_a": weights, "alone": [*before], "memory": {}}
+    twice = [norm(values, 2 * GAIN, -SHIFT) for values in (stream, WORD)]
+    first = module_site(*twice, before, key="second:output#0", **settings)
+    assert explained(first).text == "b lacks the norm first"
+
+    added = RANDOM.normal(size=WORD.shape)
+    later = [norm(values, 2 * GAIN, -SHIFT) for values in (stream + added, WORD + added)]
+    at = module_site(*later, {"second:input": stream + added}, key="second:output#0", **settings)
+    assert explained(at).text == "b lacks the norm first"
+    settings["memory"].clear()
+    assert OtherTerm().explain(at) == [], "nothing shows it there alone"
+
+
+def test_only_changes_that_explain_a_site_are_remembered() -> None:
+    at = behind(WHOLE, WORD * PLACE)
+    OtherTerm().explain(at)
+    assert at.memory[CHANGES] == []
+    a, b, *_ = CHANGED["no types"]
+    at = behind(a, b)
+    explained(at)
+    ((_, change),) = at.memory[CHANGES]
+    np.testing.assert_allclose(change, -KIND, atol=1e-6)
+
+
+def test_values_that_are_not_finite_have_no_terms() -> None:
+    at = behind(*CHANGED["no types"][:2])
+    assert OtherTerm().explain(replace(at, b=np.where(REAL[..., None], np.nan, at.b))) == []
+
+
+def test_positions_of_another_text_than_the_batch_are_named() -> None:
+    """The tokens of a decoder have a shape of their own."""
+    a = PLACES[:4] + RANDOM.normal(size=(2, 4, SIZE))
+    before = {"places": np.broadcast_to(PLACES[:4], a.shape), "words": a - PLACES[:4]}
+    b = before["words"] + PLACES[2:6]
+    pair = Pair("sum", "sum:input#0", "sum:input#0")
+    at = module_site(a, b, before, key="sum:input#0", held_a={"places.W": PLACES}, roles={"places": ["p"]}, pair=pair)
+    found = explained(replace(at, real=np.ones((2, 4), bool)))
+    assert found.text == "the rows of places start at 0 in a and 2 in b"
