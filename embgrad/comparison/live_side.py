@@ -230,6 +230,9 @@ class LiveSide:
             if layout is not None:
                 shape = (*self.batch.shape, point.shape[1])
                 return Arrangement(point.shape, shape, self.batch.ids, is_batch=True, layout=layout)
+            if self._ends_with_positions(point.shape):
+                shape = (point.shape[0], point.shape[-1], *point.shape[1:-1])
+                return Arrangement(point.shape, shape, self.batch.ids, is_batch=True, last=True)
             found = of_module(point.name, point.shape, self.batch, axis, by_role=False, in_order=True)
             examples = self.batch.shape[0]
             return found if len(found.shape) > 1 and found.shape[0] == examples else None
@@ -246,6 +249,11 @@ class LiveSide:
     def _is_flat(self, point: Point) -> bool:
         """Return whether a module's tensor has the positions of all examples one after another."""
         return point.lookup is None and len(point.shape) == 2 and point.shape[0] == self.batch.ids.size
+
+    def _ends_with_positions(self, shape: Sequence[int]) -> bool:
+        """Return whether a module's tensor is (example, feature, …, position), as convolutions have it."""
+        examples, positions = self.batch.shape
+        return len(shape) > 2 and shape[0] == examples and shape[-1] == positions and positions not in shape[1:-1]
 
     def _packed_layout(self) -> Layout | None:
         """Return the layout of a lookup of each id that is not padding, once; None where there is none."""
