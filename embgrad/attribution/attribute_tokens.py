@@ -240,9 +240,10 @@ def _with_moved_baseline(method: Method, move: Alignment) -> Method:
 def _move_baseline(own: Any, move: Alignment) -> Any:
     """Return a single baseline, of which an array with positions is moved."""
     baseline = own if is_auto(own) else check_baseline(own)
-    if not isinstance(baseline, np.ndarray) or baseline.ndim < 2 or baseline.shape[-2] != move.length:
+    count, length = len(move.shifts), move.length
+    if not isinstance(baseline, np.ndarray) or baseline.shape[:-1] not in {(length,), (1, length), (count, length)}:
         return own  # it is the same at each position, or does not fit, which the method says
-    return move.move_rows(np.broadcast_to(baseline, (len(move.shifts), move.length, baseline.shape[-1])))
+    return move.move_rows(np.broadcast_to(baseline, (count, length, baseline.shape[-1])))
 
 
 def _names(bound: BoundModel, batch: TokenBatch, at: str) -> tuple[str, ...]:

@@ -257,14 +257,13 @@ class SequentialIntegratedGradients(Method):
                 at = positions[position]
                 np.add.at(total, (example, at), weights[step, None] * gradients[np.arange(end - start), at])
         values = total * (inputs - baseline)
-        promised, size = np.zeros(examples), np.zeros(examples)
-        error = np.zeros(examples)
+        differences = np.empty((count, examples))
         if count:
             with explain_zeros(self.baseline):
                 without = passes.objectives(Rows(count, lambda start, end: move_positions(start, end, np.zeros(1))))
             differences = passes.state.objective - without.reshape(count, examples)
-            promised, size = differences.sum(0), np.abs(differences).sum(0)
-            error = np.abs(values[:, positions].sum(-1).T - differences).sum(0)
+        promised, size = differences.sum(0), np.abs(differences).sum(0)
+        error = np.abs(values[:, positions].sum(-1).T - differences).sum(0)
         delta = values.sum((1, 2)) - promised
         before = np.asarray(passes.state.objective)
         missed = find_missed(passes, delta, size, before, SHARE)

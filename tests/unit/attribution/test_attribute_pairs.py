@@ -321,6 +321,22 @@ def test_texts_that_depend_on_one_another_are_refused_and_those_that_need_their_
     np.testing.assert_allclose(made.scores, _products(*(ROWS[side] for side in ids)), atol=1e-13)
 
 
+@pytest.mark.parametrize("longer", [0, 1])
+def test_all_pairs_are_run_together_where_the_texts_of_either_side_need_their_number(
+    longer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+        share = 0.5 if input_ids.shape[1] == 3 and len(input_ids) != 2 else 1.0
+        return lookup(model["E"], input_ids).sum(1) @ model["W"] * share
+
+    sides = [np.array([[5, 6], [7, 8]]), np.array([[5, 6], [7, 8]])]
+    sides[longer] = np.array([[1, 2, 9], [3, 4, 10]])
+    monkeypatch.setattr(module, "MOST_PAIRS", 1)
+    model = ReferenceModel(forward, {"E": W["E"].value, "W": W["W"].value})
+    made = attribute_pairs(model, tuple(sides), similarity="dot")
+    np.testing.assert_allclose(made.scores, _products(*(ROWS[side] for side in sides)), rtol=1e-9)
+
+
 def test_an_encoding_without_a_finite_gradient_is_refused() -> None:
     ids = np.array([[1, 2]])
     with pytest.raises(

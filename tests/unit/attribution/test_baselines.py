@@ -14,6 +14,7 @@ from embgrad import methods
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.attribution.language_models import causal, means
 from tests.unit.attribution.models import BATCH, DIM, IDS, MASK, HalfSquare, Tokenizer, curved, linear
+from tests.unit.refusals import refused
 
 LOGIT = embgrad.Logit(0)
 WEIGHTS = {
@@ -370,6 +371,17 @@ def test_output_tokens_take_several_baselines(moved: bool) -> None:
         [embgrad.attribute_tokens(causal(), batch, method=methods.Occlusion(entry)).scores for entry in (3, 4)], axis=0
     )
     np.testing.assert_allclose(occluded.scores, expected, atol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, DIM), (2, 1, 5, DIM), (4, DIM)])
+def test_a_baseline_that_does_not_fit_output_tokens_is_refused_on_whichever_side_the_padding_is(
+    shape: tuple[int, ...],
+) -> None:
+    method = methods.IntegratedGradients(5, np.zeros(shape))
+    for mask in ([1, 1, 1, 0, 0], [0, 0, 1, 1, 1]):
+        batch = embgrad.TokenBatch([[4, 2, 2, 7, 1]], [mask])
+        with refused(embgrad.EmbgradError, f"baseline has the shape {shape}: expected values that broadcast"):
+            embgrad.attribute_tokens(causal(), batch, method=method)
 
 
 @pytest.mark.parametrize("baseline", [[], ["zero", None], ["zeros"], [3, -1]])

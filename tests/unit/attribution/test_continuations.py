@@ -180,8 +180,10 @@ def test_both_texts_have_the_users_baseline() -> None:
     plain = attribute_tokens(causal(), BATCH, [-1], [[3], [4], [5]], whole)
     np.testing.assert_allclose(result.scores[:, 1:], plain.scores, atol=1e-13)
     assert result.contrast_scores is not None
-    with refused(embgrad.errors.UnsupportedError, "and the baseline has 5 positions: pad both on the right"):
-        attribute_tokens(causal(), BATCH, [-1], [[[3, 4]]], whole)
+    for batch, baseline in ((BATCH, values), (alone(0), values[0])):
+        method = embgrad.methods.IntegratedGradients(50, baseline=baseline)
+        with refused(embgrad.errors.UnsupportedError, "and the baseline has 5 positions: pad both on the right"):
+            attribute_tokens(causal(), batch, [-1], [[[3, 4]]], method)
 
 
 def test_a_span_equals_a_single_call_with_its_labels() -> None:

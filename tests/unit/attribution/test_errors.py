@@ -18,6 +18,7 @@ LOGIT = embgrad.Logit(0)
 METHODS = {
     "steps is 0: expected a whole number of at least 1": lambda: embgrad.methods.IntegratedGradients(0),
     "steps is 2.5: expected a whole number of at least 1": lambda: embgrad.methods.SequentialIntegratedGradients(2.5),
+    "keep_first is 'no': expected True or False": lambda: embgrad.methods.IntegratedGradients(keep_first="no"),
     "rule is 'gauss': expected one of 'gausslegendre'": lambda: embgrad.methods.IntegratedGradients(rule="gauss"),
     "tolerance is -1: expected a finite number of at least 0": lambda: embgrad.methods.IntegratedGradients(
         tolerance=-1

@@ -13,7 +13,7 @@ import embgrad
 from embgrad.attribution.discretized import NearestRows, paths_of
 from embgrad.attribution.quadrature import RULES, nodes_and_weights
 from embgrad.attribution.shapley import exact_values, fit_values, sample_coalitions
-from embgrad.testing.reference import ReferenceModel, Tensor
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.attribution.models import BATCH, DIM, IDS, MASK, HalfSquare, Tokenizer, curved, linear
 
 LOGIT = embgrad.Logit(0)
@@ -215,6 +215,26 @@ def between(row: np.ndarray, last: np.ndarray, baseline: np.ndarray, steps: int)
     )
 
 
+@pytest.mark.parametrize("place", [49, 50, 51])
+def test_the_fifty_nearest_rows_are_the_candidates_of_a_step(place: int) -> None:
+    """One row alone lies between the token and the baseline: a step to it changes no dimension."""
+    angles = np.linspace(2, 4, 60)  # away from the baseline
+    nearer = np.stack([np.cos(angles), np.sin(angles)], 1) * np.arange(1, 61)[:, None]
+    between_both, baseline = [place - 0.5, 0.01], [100.0, 0.02]
+    table = np.array([[0.0, 0.0], *nearer, between_both, baseline])
+    model = ReferenceModel(lambda model, ids: lookup(model["E"], ids).sum(1) @ model["W"], {"E": table, "W": np.eye(2)})
+    way = []
+
+    class Seen(embgrad.Objective):
+        def _rows(self, rows: Any) -> Any:
+            way.append(rows.values.copy())
+            return rows.values[:, 0], np.tile([1.0, 0.0], (len(rows.values), 1))
+
+    method = embgrad.methods.DiscretizedIntegratedGradients(3, baseline=len(table) - 1)
+    embgrad.attribute(model, [[0]], Seen(), method)
+    assert (np.concatenate(way) == between_both).all(1).any() == (place <= 50)
+
+
 @pytest.mark.parametrize("strategy", ["greedy", "maxcount"])
 def test_each_dimension_of_a_path_moves_in_one_direction(strategy: str) -> None:
     table = np.random.default_rng(8).normal(size=(300, 5))
@@ -337,6 +357,22 @@ def test_smooth_gradients_are_means_over_the_noise_of_the_seed() -> None:
         found = embgrad.attribute(model, BATCH, LOGIT, embgrad.methods.SmoothGrad(6, 0.2, seed=5, reduce=reduce))
         np.testing.assert_allclose(found.values, values, rtol=1e-10, atol=1e-14)
         np.testing.assert_allclose(found.scores, np.linalg.norm(values, axis=-1), rtol=1e-10, atol=1e-14)
+
+
+def test_gradient_shap_is_the_mean_over_the_draws_of_the_seed() -> None:
+    model, samples, sigma = curved(), 3, 0.4
+    origins, expected = np.stack([np.zeros(DIM), model["E"].value[4]]), np.zeros((*IDS.shape, DIM))
+    for example, ids in enumerate(([2, 7, 7], [1, 4, 9, 3])):
+        generator, rows = np.random.default_rng([6, *ids]), model["E"].value[ids]
+        for _ in range(samples):
+            noisy = rows + sigma * generator.standard_normal(rows.shape)
+            origin = origins[generator.integers(2)]
+            place = origin + generator.random() * (noisy - origin)
+            gradient = embgrad.gradients(model, [ids], LOGIT, override={"word": place[None]}).values[0]
+            expected[example, : len(ids)] += gradient * (noisy - origin) / samples
+    method = embgrad.methods.GradientShap(["zero", 4], samples, sigma, seed=6)
+    found = embgrad.attribute(model, BATCH, LOGIT, method)
+    np.testing.assert_allclose(found.values, expected, atol=1e-14)
 
 
 @pytest.mark.parametrize(

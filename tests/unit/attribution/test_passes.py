@@ -91,6 +91,22 @@ def test_contributions_are_the_same_and_complete_whatever_the_passes(size: int |
     np.testing.assert_allclose(made.delta, 0, atol=1e-12)
 
 
+def test_texts_longer_than_a_pass_has_positions_are_run_by_themselves() -> None:
+    ids, model, sizes = np.random.default_rng(4).integers(VOCAB, size=(2, 2049)), curved(), []
+    own = model.forward
+
+    def counted(model: Any, input_ids: Any, attention_mask: Any = None) -> Any:
+        sizes.append(len(input_ids))
+        return own(model, input_ids, attention_mask)
+
+    model.forward = counted
+    made = embgrad.attribute(model, ids, LOGIT, "input_x_gradient")
+    embgrad.attribute(model, ids, LOGIT, embgrad.methods.SmoothGrad(2))
+    assert set(sizes[1:]) == {1}
+    gradient = embgrad.gradients(curved(), ids, LOGIT)
+    np.testing.assert_allclose(made.scores, (gradient.values * gradient.activations).sum(-1), rtol=1e-9, atol=1e-15)
+
+
 @pytest.mark.parametrize("positions", [3, 50])
 @pytest.mark.parametrize("examples", [1, 2, 3])
 def test_examples_of_which_each_reads_those_before_it_are_run_in_their_batch(examples: int, positions: int) -> None:
