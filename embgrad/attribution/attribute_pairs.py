@@ -167,8 +167,8 @@ class _Scored:
 def _attribute(encoders: Sequence[Encoder], similarity: str, report: Progress) -> PairAttribution:
     """Return the attribution of the pairs of two sides."""
     count = len(encoders[0].batch)
-    scores = np.zeros((count, *(encoder.batch.shape[1] for encoder in encoders)))
-    values, explained, most = np.zeros(count), np.zeros(count), np.zeros(count)
+    scores = np.empty((count, *(encoder.batch.shape[1] for encoder in encoders)))
+    values, explained, most = np.empty(count), np.empty(count), np.empty(count)
     needs_whole = any(encoder.passes.needs_whole for encoder in encoders)
     few = not needs_whole and _take_less(encoders)
     for pair, scored in enumerate(_in_few_directions(encoders) if few else _in_all_directions(encoders, needs_whole)):

@@ -114,8 +114,8 @@ def _expect_no_positions(batch: TokenBatch, width: int) -> None:
 
 def _for_both(method: Method, passes: TokenPasses, wide: bool) -> Method:
     """Return the method for twice as many examples: with a baseline of its own for each of them again."""
-    if not isinstance(method, IntegratedGradients) or lists_choices(method.baseline):
-        return method
+    if not isinstance(method, IntegratedGradients) or lists_choices(method.baseline) or len(passes.sides) > 1:
+        return method  # with two sides an array is refused, which the method says
     baseline, positions = method.baseline, passes.sides[0].shape[1]
     if not isinstance(baseline, np.ndarray) or baseline.ndim < 2:
         return method

@@ -569,6 +569,15 @@ def test_an_encoder_decoder_without_decoder_ids_is_refused() -> None:
             "the baseline of an encoder-decoder is put in place of the encoder's and the decoder's tokens: expected 'auto'",
         ),
         (
+            {
+                "method": embgrad.methods.IntegratedGradients(2, baseline=np.zeros((2, DIM))),
+                "contrast": [[[7, 8, 9]]],
+                "targets": [-1],
+            },
+            embgrad.errors.UnsupportedError,
+            "the baseline of an encoder-decoder is put in place of the encoder's and the decoder's tokens: expected 'auto'",
+        ),
+        (
             {"method": embgrad.methods.IntegratedGradients(2, baseline=[0.0] * DIM)},
             embgrad.errors.UnsupportedError,
             "the baseline of an encoder-decoder is put in place of",
