@@ -67,7 +67,7 @@ class TokenPasses:
     targets: Targets
     names: tuple[str, ...]
     batch_size: int | None
-    training: bool = False
+    training: bool
     paired: bool = False
     on_pullback: Callable[[], None] = lambda: None
 
@@ -91,6 +91,7 @@ class TokenPasses:
             self.objectives[0],
             self.names[0],
             batch_size=self.batch_size,
+            quiet=True,  # `score` and `describe` warn of the batch
             training=self.training,
         )
 
@@ -157,7 +158,7 @@ class TokenPasses:
         Raises:
             UnsupportedError: examples depend on one another.
         """
-        company = replace(self.first, quiet=True).company
+        company = self.first.company
         if company is Company.HELD:
             raise UnsupportedError(
                 f"the log-probabilities of an example's tokens depend on the other {len(self.batch) - 1} of the batch, of which "

@@ -546,6 +546,46 @@ def test_the_decoders_tokens_are_named() -> None:
     assert result.output_tokens == (("is", "great"),)
 
 
+def test_an_error_of_rounding_is_not_warned_of() -> None:
+    """Where L at the baseline nearly equals L, 1 % of their difference is less than rounding in float32."""
+    model, ids = causal(), np.array([[2, 7, 1, 5]])
+    for name, tensor in model.parameters.items():
+        model.parameters[name] = Tensor(tensor.value.astype(np.float32))
+    rows = model["E"].value[ids].astype(np.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method = embgrad.methods.IntegratedGradients(20, rows * (1 + 1e-7))
+        found = attribute_tokens(model, ids, method=method)
+    assert found.delta is not None
+    assert found.delta.any()
+
+
+def test_the_user_is_warned_of_an_input_once() -> None:
+    batch = TokenBatch(IDS[:1], extras={"shift": np.ones((1, 5))})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        method = embgrad.methods.IntegratedGradients(4, 11, tolerance=1e-3, most=64)
+        attribute_tokens(causal(), batch, method=method, batch_size=1)
+    ignored = [entry for entry in caught if "the model cannot take the input 'shift'" in str(entry.message)]
+    assert len(ignored) == 1
+
+
+def test_a_table_of_single_numbers_has_the_gradient_of_each_output_token() -> None:
+    """Numbers in which no dimension tells a row from a value of the ids: whether L follows the ids otherwise is tested."""
+    random = np.random.default_rng(7)
+    table, head = random.normal(size=(12, 1)), random.normal(size=(1, 12))
+    model = ReferenceModel(
+        lambda model, input_ids: means(lookup(model["E"], input_ids), None) @ model["W"], {"E": table, "W": head}
+    )
+    found = attribute_tokens(model, IDS[:1], method="saliency")
+    for output in range(4):
+        mean = table[IDS[0, : output + 1]].mean()
+        shares = np.exp(mean * head[0]) / np.exp(mean * head[0]).sum()
+        slope = (head[0, IDS[0, output + 1]] - shares @ head[0]) / (output + 1)
+        expected = np.where(np.arange(5) <= output, abs(slope), 0)
+        np.testing.assert_allclose(found.scores[0, output], expected, rtol=1e-10)
+
+
 def test_an_encoder_decoder_without_decoder_ids_is_refused() -> None:
     message = (
         "ReferenceModel is an encoder-decoder, and the batch has no 'decoder_input_ids': give the ids of the output"

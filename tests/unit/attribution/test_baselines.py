@@ -237,6 +237,8 @@ def test_output_tokens_get_a_baseline_that_the_model_sees(epsilon: float) -> Non
     if epsilon:
         with pytest.warns(embgrad.EmbgradWarning, match="3 of 3 output tokens .*" + re.escape(NO_DIRECTION)):
             embgrad.attribute_tokens(model, ids, method=zero)
+        with pytest.warns(embgrad.EmbgradWarning, match="2 of 2 output tokens .*" + re.escape(NO_DIRECTION)):
+            embgrad.attribute_tokens(model, ids, [slice(2, None), -1], [[[5, 8, 3], [6]]], zero)
     else:
         with pytest.raises(embgrad.errors.ObjectiveError, match="The baseline of zeros has no direction"):
             embgrad.attribute_tokens(model, ids, method=zero)

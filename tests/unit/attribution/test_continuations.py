@@ -316,7 +316,8 @@ def test_an_example_may_have_fewer_outputs_and_a_longer_contrast() -> None:
 
 
 def test_a_baseline_that_one_of_a_pair_needs_is_that_of_both() -> None:
-    options: dict[str, Any] = {"bound": None, "batch": None, "targets": None, "names": (), "batch_size": None}
+    options: dict[str, Any] = {"bound": None, "batch": None, "targets": None, "names": ()}
+    options |= {"batch_size": None, "training": False}
     chosen = np.array([True, False, False, False, False, True])
     assert TokenPasses(**options).in_pairs(chosen).tolist() == chosen.tolist()
     assert TokenPasses(**options, paired=True).in_pairs(chosen).tolist() == [True, False, True, True, False, True]

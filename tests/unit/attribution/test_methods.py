@@ -466,6 +466,15 @@ def test_all_coalitions_of_twenty_members_at_most_are_enumerated() -> None:
     assert sample_coalitions(21, 2**21, random)[1].all(), "the whole one is second among samples"
 
 
+@pytest.mark.parametrize(("tokens", "exact"), [(10, True), (11, False)])
+def test_kernel_shap_takes_1024_coalitions_where_the_user_names_no_number(tokens: int, exact: bool) -> None:
+    ids = [np.arange(tokens)]
+    found = embgrad.attribute(curved(), ids, LOGIT, embgrad.methods.KernelShap(baseline="zero"))
+    assert found.provenance["method"]["exact"] == [exact]
+    named = embgrad.attribute(curved(), ids, LOGIT, embgrad.methods.KernelShap(1024, "zero"))
+    np.testing.assert_array_equal(found.scores, named.scores)
+
+
 def test_attributions_share_no_arrays() -> None:
     batch = embgrad.TokenBatch(IDS, MASK, tokens=[["a"] * 4] * 2, words=[[0, 1, 2, -1], [0, 1, 2, 3]])
     first, second = embgrad.attribute(curved(), batch, LOGIT, ["saliency", "input_x_gradient"]).values()

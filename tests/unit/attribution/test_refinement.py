@@ -182,6 +182,11 @@ def test_no_example_takes_more_steps_than_are_allowed(most: int) -> None:
     assert found.error[0] >= abs(found.delta[0])  # type: ignore[index]
 
 
+def test_the_most_steps_are_thirty_two_times_the_first_where_the_user_names_none() -> None:
+    assert methods.IntegratedGradients(5).most_steps == 160
+    assert methods.IntegratedGradients(5, most=70).most_steps == 70
+
+
 def test_an_example_is_refined_as_it_is_alone_and_in_passes_of_any_size() -> None:
     corner = terms_of().sum(1)[0] * 0.37
     method = methods.IntegratedGradients(10, tolerance=1e-3)
