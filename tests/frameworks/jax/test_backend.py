@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import keras
@@ -165,6 +166,90 @@ def test_points_in_a_computation_that_jax_repeats() -> None:
     found = embgrad.gradients(model, IDS, embgrad.Sum(), at=["word", "block"])
     np.testing.assert_allclose(found["word"].values, plain.values, rtol=1e-12)
     np.testing.assert_array_equal(found["block"].values, np.ones((2, 3, 4)))
+
+
+class Inside(eqx.Module):
+    """A module inside of a function that the user compiles."""
+
+    linear: eqx.nn.Linear
+
+    def __call__(self, x: Any) -> Any:
+        """(example, position, 4)."""
+        return jax.vmap(jax.vmap(self.linear))(x)
+
+
+class Compiling(eqx.Module):
+    """Calls its block in a compiled function."""
+
+    embed: eqx.nn.Embedding
+    block: Inside
+
+    def __call__(self, ids: Any) -> Any:
+        """(example, 4)."""
+        return _apply(self.block, jax.vmap(jax.vmap(self.embed))(ids)).sum(1)
+
+
+_apply = eqx.filter_jit(lambda block, x: block(x))
+
+
+def test_modules_in_a_function_that_the_user_has_compiled_and_run_are_points() -> None:
+    first, second = jax.random.split(jax.random.key(0))
+    model = Compiling(eqx.nn.Embedding(11, 4, key=first), Inside(eqx.nn.Linear(4, 4, key=second)))
+    model(jnp.asarray(IDS))
+    rows = embgrad.gradients(model, IDS, embgrad.Sum()).activations
+    found = embgrad.gradients(model, IDS, embgrad.Sum(), at="block")
+    weight, bias = (np.asarray(array, np.float64) for array in (model.block.linear.weight, model.block.linear.bias))
+    np.testing.assert_allclose(found.activations, np.asarray(rows, np.float64) @ weight.T + bias, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(found.values, np.ones((2, 3, 4)))
+
+
+def test_variables_of_keras_with_one_path_are_numbered() -> None:
+    class Repeating(keras.Model):
+        def __init__(self) -> None:
+            super().__init__(name="repeating")
+            self.tables = [keras.layers.Embedding(11, 4, name="table") for _ in range(3)]
+
+        def call(self, ids: Any) -> Any:
+            return sum(factor * table(ids) for factor, table in zip((2.0, 3.0, 5.0), self.tables, strict=True))
+
+    model = Repeating()
+    model(jnp.asarray(IDS))
+    found = embgrad.tables.parameter_gradients(model, IDS, embgrad.Sum())
+    path = model.tables[0].embeddings.path
+    assert [table.embeddings.path for table in model.tables] == [path] * 3
+    assert list(found) == [path, f"{path}#1", f"{path}#2"]
+    counts = np.bincount(IDS.ravel(), minlength=11)[:, None] * np.ones(4)
+    for values, factor in zip(found.values(), (2.0, 3.0, 5.0), strict=True):
+        np.testing.assert_array_equal(values, factor * counts)
+
+
+def test_types_that_equal_the_ids_cut_to_their_table_are_types() -> None:
+    class Typed(nnx.Module):
+        def __init__(self) -> None:
+            self.embed = nnx.Embed(11, 4, rngs=nnx.Rngs(1))
+            self.types = nnx.Embed(2, 4, rngs=nnx.Rngs(2))
+
+        def __call__(self, input_ids: Any, token_type_ids: Any) -> Any:
+            return (self.embed(input_ids) * self.types(token_type_ids)).sum(1)
+
+    model, types = Typed(), np.minimum(IDS, 1)
+    batch = embgrad.TokenBatch(IDS, types=types)
+    found = embgrad.gradients(model, batch, embgrad.Sum(), at=["word", "type"])
+    np.testing.assert_array_equal(found["type"].ids, types)
+    np.testing.assert_array_equal(found["type"].values, np.asarray(model.embed.embedding)[IDS])
+    np.testing.assert_array_equal(found["word"].values, np.asarray(model.types.embedding)[types])
+
+
+def test_a_product_with_rows_that_compare_ids_with_a_range_is_a_lookup() -> None:
+    table = np.random.default_rng(0).normal(size=(11, 4))
+
+    def call(parameters: Any, ids: Any) -> Any:
+        rows = (ids[..., None] == jnp.arange(11)[None, None]).astype(float)
+        return ((rows @ parameters["table"]) ** 2).sum(1)
+
+    found = embgrad.gradients({"table": jnp.asarray(table)}, IDS, embgrad.Sum(), call=call)
+    np.testing.assert_allclose(found.values, 2 * table[IDS], rtol=1e-6)
+    np.testing.assert_array_equal(found.ids, IDS)
 
 
 def test_no_way_is_not_zero() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import types
@@ -168,6 +169,51 @@ def test_new_weights_need_no_new_trace() -> None:
         compiled = embgrad.gradients(parameters, IDS, embgrad.Sum(), call=call, compile=True)
         np.testing.assert_array_equal(compiled.values, np.full((2, 3, 4), 2 * scale))
     assert next(traces) == 2  # of the model, and of the trace that was compared with it
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    """Parameters in an object to which nothing refers weakly."""
+
+    table: Any
+
+
+def test_parameters_in_an_object_with_slots_keep_their_trace() -> None:
+    traces = itertools.count()
+
+    def call(parameters: Any, ids: Any) -> Any:
+        next(traces)
+        return (parameters.table[ids] ** 2).sum(1)
+
+    for scale in (1.0, 2.0, 3.0):
+        parameters = Slotted(scale * jnp.ones((11, 4)))
+        compiled = embgrad.gradients(parameters, IDS, embgrad.Sum(), call=call, compile=True)
+        np.testing.assert_array_equal(compiled.values, np.full((2, 3, 4), 2 * scale))
+    assert next(traces) == 2
+
+
+class Dropping(nnx.Module):
+    def __init__(self) -> None:
+        self.embed = nnx.Embed(11, 4, param_dtype=jnp.float64, rngs=nnx.Rngs(1))
+        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(2))
+
+    def __call__(self, ids: Any) -> Any:
+        return self.dropout(self.embed(ids)).sum(1)
+
+
+def test_a_compiled_pass_of_training_draws_the_next_random_numbers_as_a_plain_one_does() -> None:
+    models = Dropping(), Dropping()
+    drawn = []
+    for _ in range(3):
+        plain, compiled = (
+            embgrad.gradients(model, IDS, embgrad.Sum(), training=True, compile=way)
+            for model, way in zip(models, (False, True), strict=True)
+        )
+        assert compiled.provenance["compiled"] is True
+        np.testing.assert_array_equal(compiled.values, plain.values)
+        drawn.append(plain.values)
+    assert (drawn[0] != drawn[1]).any()
 
 
 def test_functions_that_call_arrays_count_no_changes_of_each_other() -> None:
