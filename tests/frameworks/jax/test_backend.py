@@ -311,6 +311,14 @@ def test_an_id_outside_the_table_is_an_error_where_jax_gives_nan() -> None:
         embgrad.gradients(model, [[1, 2**32 + 5]], embgrad.Sum())
 
 
+def test_an_id_outside_the_table_is_an_error_where_the_model_takes_the_last_row() -> None:
+    def call(parameters: Any, ids: Any) -> Any:
+        return parameters["table"][jnp.clip(ids, 0, 10)].sum(1)
+
+    with pytest.raises(embgrad.errors.BatchError, match=r"id 11 at example 0, position 1 .*11 rows: expected 0 to 10"):
+        embgrad.gradients({"table": jnp.ones((11, 4))}, [[1, 11]], embgrad.Sum(), call=call)
+
+
 def test_random_numbers_move_with_training_alone_and_averages_never() -> None:
     """As far as in a pass of the user's own, which gives the same."""
     model, own = Normed(), Normed()
