@@ -201,8 +201,6 @@ class NearestRows:
         """Return the nearest of candidates, which are chosen by distances with rounding errors of the table's dtype."""
         rough[id_] = np.inf
         most = min(2 * self._count + 8, len(rough) - 1)
-        if most <= 0:
-            return np.zeros(0, int)
         candidates = np.argpartition(rough, most - 1)[:most]
         differences = self.table[candidates].astype(np.float64) - self.table[id_]
         return candidates[np.lexsort((candidates, (differences**2).sum(-1)))][: self._count]

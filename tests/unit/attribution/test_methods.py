@@ -245,6 +245,7 @@ def test_each_dimension_of_a_path_moves_in_one_direction(strategy: str) -> None:
         assert (np.diff(path, axis=0) * np.sign(table[start] - table[7]) >= 0).all()
     distances = np.linalg.norm(table - table[0], axis=1)
     np.testing.assert_array_equal(nearest.of(0), np.argsort(distances)[1:21])
+    assert NearestRows(table[:1], 20).of(0).shape == (0,), "a table of one row has no other"
 
 
 def test_occlusion_is_the_difference_of_two_evaluations() -> None:
@@ -473,6 +474,12 @@ def test_kernel_shap_takes_1024_coalitions_where_the_user_names_no_number(tokens
     assert found.provenance["method"]["exact"] == [exact]
     named = embgrad.attribute(curved(), ids, LOGIT, embgrad.methods.KernelShap(1024, "zero"))
     np.testing.assert_array_equal(found.scores, named.scores)
+
+
+def test_lime_takes_the_kernel_of_its_authors_package_where_the_user_names_none() -> None:
+    found = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.methods.Lime(baseline="zero"))
+    named = embgrad.methods.Lime(500, "zero", kernel_width=25.0, ridge=1.0, seed=0, keep_special=False)
+    np.testing.assert_array_equal(found.scores, embgrad.attribute(curved(), BATCH, LOGIT, named).scores)
 
 
 def test_attributions_share_no_arrays() -> None:
