@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -20,6 +20,11 @@ __all__ = ["causes_of", "share_explained"]
 MOST_OTHERS: Final = 4
 OTHERS: Final = "with other values"
 MERGED: Final = "the weights of several modules"
+
+#: The number of modules from which a layer of b has the weights of another layer, the text of each, and the setting of all.
+LEAST_MODULES: Final = 3
+MOVED: Final = re.compile(r"b has (\S+) equal to a's ([^\s,]+)")
+LAYERS: Final = "the weights of a layer"
 
 #: Sites with the same explanation, by its cause, setting and values.
 Key = tuple[str, ...]
@@ -78,12 +83,15 @@ def share_explained(
 def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cause, ...]:
     """Return the causes, one for all sites with the same values, those with the largest effect first."""
     grouped: dict[Key, Explained] = defaultdict(list)
+    moved = _moved_layers(explained)
     for site, best in explained:
         for explanation in () if best is None else (best, *best.also):
             rounded = explanation.cause == "half-weights"
             setting = _rounding(explanation) if rounded else _general(explanation.setting, site)
             texts = ("", "") if rounded else tuple(_general(value, site) for value in explanation.values)
             key = (explanation.cause, setting, *texts)
+            if _move_of(site, explanation) in moved:
+                key = (explanation.cause, LAYERS, "", "")
             grouped[key].append((site, explanation))
     causes = []
     for (cause, setting, *values), same in _with_others_merged(grouped).items():
@@ -94,8 +102,12 @@ def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cau
             sentence = f"b has the weights of {len(same)} modules {_rounding(same[0][1])}"
         elif setting == MERGED:
             sentence = f"b has the weights of {len(same)} modules {OTHERS}, as another checkpoint has"
-        text = _general(sentence, same[0][0]) or f"{setting} {values[0]} in a and {values[1]} in b"
-        is_named = cause == "missing-part" and text == sentence  # with both of its ends
+        elif setting == LAYERS:
+            sentence = _text_of_moves({move for entry in same if (move := _move_of(*entry)) is not None})
+        text = (
+            sentence if setting == LAYERS else _general(sentence, same[0][0])
+        ) or f"{setting} {values[0]} in a and {values[1]} in b"
+        is_named = (cause == "missing-part" and text == sentence) or setting == LAYERS  # with both of its ends
         where = f", {_span(layers)}" if layers and not is_named else "" if sentence else f", at {places[0]}"
         causes.append(
             Cause(
@@ -109,6 +121,30 @@ def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cau
             )
         )
     return tuple(sorted(causes, key=lambda cause: -cause.difference))
+
+
+def _moved_layers(explained: Sequence[tuple[Site, Explanation | None]]) -> set[tuple[int, int]]:
+    """Return the layers of b that have weights of another layer of a in many modules, with that layer."""
+    moves = Counter(_move_of(site, it) for site, it in explained if it is not None)
+    return {move for move, count in moves.items() if move is not None and count >= LEAST_MODULES}
+
+
+def _move_of(site: Site, explanation: Explanation) -> tuple[int, int] | None:
+    """Return a site's layer and the layer of a that b's weights are of; None where they are of no other layer."""
+    found = MOVED.match(explanation.sentence)
+    if found is None or site.layer is None:
+        return None
+    numbers = [re.findall(r"(?<=[./])\d+(?=[./])", name) for name in found.groups()]
+    if not (numbers[0] and numbers[1]) or numbers[0][0] != str(site.layer) or numbers[0][0] == numbers[1][0]:
+        return None
+    return site.layer, int(numbers[1][0])
+
+
+def _text_of_moves(moves: Iterable[tuple[int, int]]) -> str:
+    ordered = sorted(moves)
+    layers, others = (", ".join(map(str, numbers)) for numbers in zip(*ordered, strict=True))
+    plural = "s" if len(ordered) > 1 else ""
+    return f"b has the weights of a's layer{plural} {others} in layer{plural} {layers}"
 
 
 def _is_outside(site: Site, explanation: Explanation) -> bool:

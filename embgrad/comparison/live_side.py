@@ -231,8 +231,8 @@ class LiveSide:
                 shape = (*self.batch.shape, point.shape[1])
                 return Arrangement(point.shape, shape, self.batch.ids, is_batch=True, layout=layout)
             if self._ends_with_positions(point.shape):
-                shape = (point.shape[0], point.shape[-1], *point.shape[1:-1])
-                return Arrangement(point.shape, shape, self.batch.ids, is_batch=True, last=True)
+                seen = (point.shape[0], point.shape[-1], *point.shape[1:-1])
+                return Arrangement(point.shape, seen, self.batch.ids, is_batch=True, last=True)
             found = of_module(point.name, point.shape, self.batch, axis, by_role=False, in_order=True)
             examples = self.batch.shape[0]
             return found if len(found.shape) > 1 and found.shape[0] == examples else None

@@ -61,7 +61,7 @@ def repair_pairs(
             continue
         if pair.b == FINAL or tensor.side == INPUT:
             continue
-        own = difference(tensor.values, values, real)
+        own = _apart(tensor.values, values, real)
         later = _nearest(_later(leader, tensor), values, real, NEARER * own)
         if later is not None and not any(other.a == later.key and other.b != pair.b for other in pairs):
             name = later.path if later.side != INPUT else f"{later.path}:{INPUT}"
@@ -77,6 +77,13 @@ def repair_pairs(
     last = max(range(len(pairs)), key=lambda number: pairs[number].time)
     left = [pair for number, pair in enumerate(changed) if number not in dropped - {last}]
     return in_order(left, leader) if left != list(pairs) else None
+
+
+def _apart(reference: np.ndarray, values: np.ndarray, real: np.ndarray) -> float:
+    """Return the relative L2 of values against those of the same point, or against the nearest multiple of them."""
+    power = float((reference.astype(np.float64) ** 2).sum())
+    factor = float((reference.astype(np.float64) * values).sum()) / (power or 1.0)
+    return min(difference(reference, values, real), difference(factor * reference, values, real) * abs(factor))
 
 
 def _in_own_order(pair: Pair, tensor: Tensor, arrived: np.ndarray, real: np.ndarray) -> Pair:

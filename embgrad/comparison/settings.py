@@ -55,6 +55,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "logit_cap": ("final_logit_softcapping", "final_logit_soft_cap"),
     "logit_scale": ("logits_scaling", "logit_scale"),
     "window": ("sliding_window", "sliding_window_size", "attention_window"),
+    "bias_distance": ("relative_attention_max_distance", "relative_max_distance", "max_distance"),
     "tied": ("tie_word_embeddings", "tie_embeddings", "tie_embedding_weights"),
     "embedding_scale": ("scale_embedding", "embedding_multiplier"),
     "residual_scale": ("residual_multiplier",),

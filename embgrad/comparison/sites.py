@@ -67,7 +67,7 @@ class Pair:
 
     @property
     def gradients(self) -> Pair:
-        """The pair as gradients are read and put in, which no bias changes."""
+        """The pair as gradients and the rows of weights are read and put in, which no bias changes."""
         return replace(self, bias_a=None, bias_b=None)
 
     @property

@@ -28,6 +28,9 @@ from embgrad.comparison.weight_values import (
 
 __all__ = ["Match", "Matching", "NamedArray", "Part", "match_weights"]
 
+#: The number of a layer in a name, not that of one of its parts such as "norm1".
+NUMBER: Final = re.compile(r"(?<![A-Za-z\d])\d+")
+
 #: The relative L2 up to which two weights are equal: the rounding error of storing them in single precision.
 EQUAL: Final = 1e-6
 
@@ -171,7 +174,8 @@ def match_weights(a: Sequence[NamedArray], b: Sequence[NamedArray]) -> Matching:
         matches = [match for match in matches if match.a not in moved]
         left = sorted([*left, *_only(summaries_a, moved)], key=lambda summary: summary.number)
         others = sorted([*others, *_only(summaries_b, moved.values())], key=lambda summary: summary.number)
-        left, others = _by_place(left, others, matches, a, b, {theirs: mine for mine, theirs in moved.items()})
+        holder = {theirs: mine for mine, theirs in moved.items()}
+        left, others = _by_place(left, others, matches, a, b, {**_repeated(others, summaries_a), **holder})
     left, others = _matched(left, others, _version, matches)
     left, others = _matched(left, others, _mostly_equal, matches)
     parts, left, others = _by_rows(left, others)
@@ -214,8 +218,9 @@ def _moved(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedA
     renamed = {match.a: match.b for match in outside if match.a != match.b and layers_a.keys() == layers_b.keys()}
     places = _most_frequent((first, second) for _, first, second in known)
     exchanged = [places[first] for first in sorted(places)] != sorted(places.values())
-    as_many = len({*layers_a.values()}) == len({*layers_b.values()})
-    by_layer = moved if as_many and (exchanged or 2 * len(moved) <= len(known)) else {}
+    numbers = {*layers_a.values()}, {*layers_b.values()}
+    as_many, alike = len(numbers[0]) == len(numbers[1]), numbers[0] == numbers[1]  # not counted from 0 and from 1
+    by_layer = moved if as_many and (exchanged or alike or 2 * len(moved) <= len(known)) else {}
     return {**by_layer, **renamed, **_strayed(matches, a, b)}
 
 
@@ -297,7 +302,7 @@ def _by_place(
 
 def _is_alike(summary: _Summary, name: str | None) -> bool:
     """Return whether a weight has this name in another layer."""
-    return name is not None and re.sub(r"\d+", "N", name) == re.sub(r"\d+", "N", summary.weight.name)
+    return name is not None and NUMBER.sub("N", name) == NUMBER.sub("N", summary.weight.name)
 
 
 class _Places:

@@ -109,7 +109,9 @@ class AttentionCore:
 
 
 def _explanations(a: Core, b: Core) -> list[Explanation]:
-    """Return the first setting that differs, with the others."""
+    """Return the first setting that differs, with the others; an empty list where b would just hand on another tensor."""
+    if b.mask.window == 1 and b.value.name not in a.inputs:
+        return []
     return together(
         [
             Explanation(cause, setting, values, b.predicted, b.compute, b.inputs)

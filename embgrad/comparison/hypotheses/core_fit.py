@@ -57,6 +57,9 @@ SCALINGS: Final = (
     ),
 )
 
+#: The distance of the last buckets that models have where they declare none.
+USUAL_DISTANCE: Final = 128
+
 #: The number of the likeliest masks, rotary positions and scales.
 LIKELY: Final = 2
 
@@ -252,12 +255,16 @@ def _cores(
 
 
 def biases(site: Site, heads: int) -> list[PositionBias]:
-    """Return the biases by distance that the reference may add: ALiBi, and its tables with a number for each head."""
+    """Return the biases by distance that the reference may add: ALiBi, and its tables with a number for each head.
+
+    The last buckets are those of the declared distance, or else of the usual one.
+    """
+    longest = round(number_in(declared_by(site, 0), "bias_distance") or USUAL_DISTANCE)
     tables = [weight for weight in site.recordings[0].weights if len(weight.shape) == 2 and weight.shape[1] == heads]
     return [
         PositionBias(),
         *(
-            PositionBias(weight.get().astype(np.float64), causal)
+            PositionBias(weight.get().astype(np.float64), causal, longest)
             for weight in tables
             for causal in (False, True)
             if 8 <= weight.shape[0] <= 512 and weight.shape[0] % 4 == 0

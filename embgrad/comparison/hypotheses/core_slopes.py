@@ -14,8 +14,9 @@ from embgrad.comparison.hypotheses.site import Site
 
 __all__ = ["fitted_slopes"]
 
-#: The logarithms of the slopes that are tried first, to the base of two.
-EXPONENTS: Final = np.arange(-14, 4.5, 0.5)
+#: The logarithms of the slopes that are tried first, to the base of two. With far steeper ones each token sees itself alone, so
+#: that any tensor would be the output of such an attention.
+EXPONENTS: Final = np.arange(-14, 2.5, 0.5)
 
 #: The number of times that the interval of an exponent is cut to two thirds.
 CUTS: Final = 40

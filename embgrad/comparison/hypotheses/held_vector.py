@@ -1,6 +1,8 @@
-"""The hypothesis of a vector that both models hold, and that one alone adds."""
+"""The hypothesis of a vector that one model alone adds to each token, or that both hold and one adds."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import numpy as np
 
@@ -9,11 +11,14 @@ from embgrad.comparison.hypotheses.sources import NEAR, relative
 
 __all__ = ["HeldVector"]
 
+#: The number of tokens that shows a vector that is added to each.
+LEAST_TOKENS: Final = 8
+
 
 class HeldVector:
     """A bias whose sum with a tensor is no point, such as that of values, which an attention hands on unchanged."""
 
-    causes = ("missing-bias",)
+    causes = ("missing-bias", "different-weight")
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return the weight of the layer that the difference is at each token; an empty list where it is none."""
@@ -28,4 +33,7 @@ class HeldVector:
             for sign, values in ((-1, ("added", "left out")), (1, ("left out", "added"))):
                 if vector.any() and relative(sign * vector, mean) <= NEAR:
                     return [Explanation("missing-bias", f"{weight.name} is", values, site.a + sign * vector)]
-        return []
+        if len(off) < LEAST_TOKENS:
+            return []
+        text = f"b adds another vector at {site.name} to each token, which is no weight of the layer"
+        return [Explanation("different-weight", site.name, ("a's own", "another"), site.a + mean, sentence=text)]

@@ -41,6 +41,9 @@ EPSILONS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
 TRIED: Final = 1e-6
 ROUGHLY: Final = 1e-2
 
+#: The relative L2 from which no epsilon between the usual ones and no divisor makes a norm of other numbers.
+DISTANT: Final = 0.7
+
 #: The most tensors among which those are looked for whose sum is given to a norm, and the number of tokens that shows it.
 MOST_TERMS: Final = 8
 LEAST_TOKENS: Final = 8
@@ -398,7 +401,7 @@ def _with_vectors(
     fits = [replace(kind, epsilon=epsilon) for kind in kinds for epsilon in known]
     best = min(fits, key=lambda fit: relative(fit.apply(x), y))
     best = _as_declared(fits, declared, best, x, y) or best
-    if relative(best.apply(x), y) > NEAR:
+    if NEAR < relative(best.apply(x), y) <= DISTANT:
         others = itertools.chain(
             (_best_epsilon(kind, x, y) for kind in kinds), *(_other_divisors(kind, known) for kind in kinds)
         )

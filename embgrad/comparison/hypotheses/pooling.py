@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from embgrad.comparison.hypotheses.site import Explanation, Site, Values
-from embgrad.comparison.hypotheses.sources import Source, most_off, sources
+from embgrad.comparison.hypotheses.sources import Source, most_off, skipped_norms, sources
+from embgrad.comparison.sites import difference
 
 __all__ = ["Pooling"]
 
@@ -49,25 +51,72 @@ def _unit(values: np.ndarray) -> np.ndarray:
 class Pooling:
     """A vector of each text, which may have the length 1."""
 
-    causes = ("pooling",)
+    causes = ("pooling", "missing-norm")
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the poolings of both models differ; an empty list where a has none."""
         batch = site.recordings[0].batch
         if site.a.shape[1] != 1 or batch.shape[1] < 2:
             return []
-        most = most_off(site)
-        for source in sources(site):
-            if source.values.shape == (*batch.shape, site.a.shape[-1]):
-                pooled = dict(_pooled(source, batch.real))
-                first = next(
-                    (text for text, (_, values) in pooled.items() if site.off(values, from_a=True) <= most), None
-                )
-                second = next((text for text, (_, values) in pooled.items() if site.off(values) <= most), None)
-                if first is not None and second is not None and first != second:
-                    function, values = pooled[second]
-                    return [_explanation(source, first, second, function, values)]
-        return []
+        near = [source for source in sources(site) if source.values.shape == (*batch.shape, site.a.shape[-1])]
+        mine = next(filter(None, (_found(site, source, site.a) for source in near)), None)
+        its = next(filter(None, (_found(site, source, site.b, mine) for source in near)), None)
+        if mine is None or its is None:
+            return []
+        (source, first, _), (other, second, function) = mine, its
+        if other.name == source.name:
+            return [_explanation(other, first, second, function)] if first != second else []
+        for norm, given in skipped_norms(site, source.values):
+            if np.array_equal(given.values, other.values) and first == second:
+                found = _explanation(other, "applied", "missing", function)
+                return [replace(found, cause="missing-norm", setting="the norm", sentence=f"b lacks the norm {norm}")]
+        return [_explanation(other, f"{first} of {source.name}", f"{second} of {other.name}", function)]
+
+
+#: A tensor, the way in which its vectors are pooled, in words, and the function.
+Found = tuple[Source, str, Callable[[np.ndarray], np.ndarray]]
+
+
+def _found(site: Site, source: Source, wanted: np.ndarray, mine: Found | None = None) -> Found | None:
+    """Return the pooling of a tensor that leads to vectors; None where none does.
+
+    Args:
+        site: the site.
+        source: the tensor.
+        wanted: the vectors, (example, 1, feature).
+        mine: what was found for a, where the vectors are b's.
+    """
+    real, most = site.recordings[0].batch.real, most_off(site)
+    for text, (function, values) in _pooled(source, real):
+        if difference(wanted, values, site.real) <= most:
+            return source, text, function
+    places = _places_of(source, wanted)
+    function = functools.partial(_at, places)
+    if difference(wanted, function(source.values), site.real) > most:
+        return None
+    return source, _text_of_places(site.recordings[0].batch.ids, places, mine), function
+
+
+def _places_of(source: Source, vectors: np.ndarray) -> np.ndarray:
+    """Return the positions whose vectors are nearest to one vector for each text."""
+    return np.asarray(np.linalg.norm(source.values - vectors, axis=-1).argmin(1))
+
+
+def _at(places: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return np.asarray(values[np.arange(len(values)), places][:, None])
+
+
+def _text_of_places(ids: np.ndarray, places: np.ndarray, mine: Found | None) -> str:
+    """Return a text for the position of one vector of each text: by its token, or relative to that of a."""
+    tokens = np.unique(ids[np.arange(len(ids)), places])
+    if len(tokens) == 1 and np.array_equal((ids == tokens[0]).argmax(1), places):
+        return f"the vector of the first token {tokens[0]}"
+    if mine is not None:
+        source, _, function = mine
+        steps = np.unique(places - _places_of(source, function(source.values)))
+        if len(steps) == 1:
+            return f"the vector {abs(steps[0])} {'later' if steps[0] > 0 else 'earlier'}"
+    return f"the vectors at {', '.join(map(str, places.tolist()))}"
 
 
 def _pooled(
@@ -85,9 +134,9 @@ def _apply(pool: Pool, real: np.ndarray, unit: bool, values: np.ndarray) -> np.n
     return np.asarray(_unit(vector) if unit else vector)[:, None]
 
 
-def _explanation(
-    source: Source, first: str, second: str, function: Callable[[np.ndarray], np.ndarray], values: np.ndarray
-) -> Explanation:
+def _explanation(source: Source, first: str, second: str, function: Callable[[np.ndarray], np.ndarray]) -> Explanation:
+    values = function(source.values)
+
     def compute(at: Values) -> np.ndarray:
         return function(source.read(at))
 

@@ -27,6 +27,9 @@ MOST_FACTORS: Final = 4
 #: The most tensors before a site that may be the product whose activation is the output.
 MOST_PRODUCTS: Final = 6
 
+#: The number of tokens from which a scale and a zero point of each row are fitted.
+LEAST_ROWS: Final = 16
+
 #: The causes by the beginning of the text that says how two weights relate.
 CAUSES_OF: Final = {"rounded": "half-weights", "equal to": "swapped-weights"}
 
@@ -95,6 +98,7 @@ class Product:
             *_of_bias(site, factors),
             *_of_layout(site, factors),
             *_of_output(site, factors),
+            *_of_scales(site, factors),
         ]
 
 
@@ -176,7 +180,8 @@ def _tables(site: Site, side: int) -> list[HeldWeight]:
 
 def _oriented(values: np.ndarray, site: Site, inputs: int, side: int = 0) -> Iterator[np.ndarray]:
     """Yield a weight of a model as a matrix (output, input), in each way in which it may be one."""
-    key, taken = ((site.pair.a, site.pair.in_a), (site.pair.b, site.pair.in_b))[side]
+    pair = site.pair.gradients  # without the biases that are added behind the product
+    key, taken = ((pair.a, pair.in_a), (pair.b, pair.in_b))[side]
     whole = site.recordings[side].tensors[key].features
     for matrix in matrices_of(values):
         for turned in (matrix, matrix.T):
@@ -324,7 +329,7 @@ def _of_layout(site: Site, factors: Factors) -> Iterator[Explanation]:
         )
     if factors.match is not None and factors.other is not None and _may_be_reordered(factors.match, factors.other):
         for turned in _oriented(factors.other.get(), site, matrix.shape[1], 1):
-            moved = [] if site.pair.features_b is None else [site.pair.in_b(factors.bias)]
+            moved = [] if site.pair.features_b is None else [site.pair.gradients.in_b(factors.bias)]
             for bias in [*_biases_of(site, factors.weight.module, factors.bias), *moved]:
                 yield _explanation(
                     "permuted-weight",
@@ -360,8 +365,14 @@ def _order_of_features(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
 
 
 def _of_output(site: Site, factors: Factors) -> Iterator[Explanation]:
-    """Yield the explanations by a number or a cap on the output."""
+    """Yield the explanations by a number on the matrix, and by a number or a cap on the output."""
     a, b = site.rows(site.a), site.rows(site.b)
+    if factors.bias.any():
+        product = a - factors.bias
+        number = float((product * (b - factors.bias)).sum() / ((product * product).sum() or 1.0))
+        name, values = factors.weight.name, ("1", f"{number:.5g}")
+        scaled = factors.affine(number * factors.matrix, factors.bias)
+        yield _explanation("different-weight", f"{name} is multiplied by", values, factors, scaled)
     share = float((a * b).sum() / ((a * a).sum() or 1.0))
     own = factors.affine(factors.matrix, factors.bias)
     yield _explanation(
@@ -371,7 +382,7 @@ def _of_output(site: Site, factors: Factors) -> Iterator[Explanation]:
         factors,
         lambda x: share * own(x),
     )
-    cap = _cap(a, b)
+    cap = None if site.layer is not None else _cap(a, b)  # what projections return has none
     if cap is not None:
         yield _explanation(
             "logit-cap",
@@ -380,6 +391,28 @@ def _of_output(site: Site, factors: Factors) -> Iterator[Explanation]:
             factors,
             lambda x: cap * np.tanh((x @ factors.matrix.T + factors.bias) / cap),
         )
+
+
+def _of_scales(site: Site, factors: Factors) -> Iterator[Explanation]:
+    """Yield the explanation by other scales and zero points of the rows of a matrix, as of one that is stored in few bits."""
+    x, b = site.rows(factors.entry.values), site.rows(site.b) - factors.bias
+    if len(x) < LEAST_ROWS:
+        return
+    product, sums = x @ factors.matrix.T, x.sum(1)
+    powers, mixed = (product**2).sum(0), sums @ product
+    determinant = powers * (sums @ sums) - mixed**2
+    determinant = np.where(determinant > 0, determinant, np.inf)
+    scales = ((product * b).sum(0) * (sums @ sums) - (sums @ b) * mixed) / determinant
+    offsets = ((sums @ b) * powers - (product * b).sum(0) * mixed) / determinant
+    if np.linalg.norm(scales * product + np.outer(sums, offsets) - b) > NEAR * np.linalg.norm(b):
+        return
+    name, matrix = factors.weight.name, scales[:, None] * factors.matrix + offsets[:, None]
+    changes = ["a factor of its own"] * bool(np.abs(scales - 1).max() > NEAR)
+    changes += ["a number added to it"] * bool(np.abs(offsets).max() > NEAR * np.abs(matrix).max())
+    text = " and ".join(changes)
+    sentence = f"each row of {name} has {text} in b, as with other scales or zero points of few bits"
+    function = factors.affine(matrix, factors.bias)
+    yield _explanation("different-weight", name, ("a's own rows", text), factors, function, sentence)
 
 
 def _of_cap(site: Site, factors: Factors) -> Iterator[Explanation]:

@@ -23,10 +23,12 @@ class Skipped:
     def explain(self, site: Site) -> list[Explanation]:
         """Return the nearest tensor that the port's output equals up to rounding; an empty list where there is none.
 
-        Where both models have as many layers, a point may have a wrong partner, whose values say nothing of a skipped part.
+        Where both models have as many layers, a point may have a wrong partner, whose values say nothing of a skipped part. A
+        vector of each text has no such partner.
         """
         first, second = (count_layers(side) for side in site.recordings)
-        if first == second or not (first and second):
+        is_pooled = site.a.shape[1] == 1 < site.ids.shape[1]
+        if not is_pooled and (first == second or not (first and second)):
             return []
         for computed in sums(site):
             for before in site.before:

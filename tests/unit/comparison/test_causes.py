@@ -85,6 +85,34 @@ def test_outside_of_the_layers_the_first_point_is_named() -> None:
     assert cause.layers == ()
 
 
+def equal_to(at: Site, layer: int, name: str) -> Explanation:
+    sentence = f"b has layers.{at.layer}.{name}.W equal to a's layers.{layer}.{name}.W"
+    return explanation(at, "swapped-weights", setting=f"layers.{at.layer}.{name}.W", sentence=sentence)
+
+
+@pytest.mark.parametrize(
+    ("moves", "text"),
+    [
+        ({2: 1}, "b has the weights of a's layer 1 in layer 2"),
+        ({0: 2, 2: 0}, "b has the weights of a's layers 2, 0 in layers 0, 2"),
+    ],
+)
+def test_the_weights_of_whole_layers_are_one_cause(moves: dict[int, int], text: str) -> None:
+    names = ("query", "up", "norm1")
+    explained = [(site(f"{n}.{name}", n), moves[n], name) for n in moves for name in names]
+    (cause,) = causes_of([(at, equal_to(at, layer, name)) for at, layer, name in explained])
+    assert (cause.text, cause.layers) == (text, tuple(moves))
+    assert len(cause.sites) == 3 * len(moves)
+
+
+def test_two_modules_of_another_layer_are_causes_of_their_own() -> None:
+    sites = [(site(name, 2), name) for name in ("query", "up")]
+    causes = causes_of([(at, equal_to(at, 1, name)) for at, name in sites])
+    assert [cause.text for cause in causes] == [
+        f"b has layers.N.{name}.W equal to a's layers.1.{name}.W, layer 2" for _, name in sites
+    ]
+
+
 def test_what_lies_outside_of_the_layers_that_hand_it_on_has_no_layers() -> None:
     sites = [site(f"layers.{n}.norm", n) for n in (0, 1)]
     held = HeldWeight("embeddings.types.W", "embeddings.types", (2, 2), lambda: np.zeros((2, 2)))

@@ -477,3 +477,13 @@ def test_a_vector_beside_several_products_belongs_to_the_partner_of_its_name() -
     b = [replace(product, module="layers.0.up"), *(replace(it, module=it.name.removesuffix(".b")) for it in vectors)]
     found = {match.a: (match.b, match.relation) for match in match_weights(held(mine), b).matches}
     assert found["layers.0.up.b"] == ("layers.0.b", "equal to layers.1.up.b")
+
+
+def test_layers_that_are_shifted_by_one_are_moved_unless_they_are_counted_from_one() -> None:
+    layers = [numbers(6, 6) for _ in range(4)]
+    a = {f"layers.{n}.up.W": layer for n, layer in enumerate(layers)}
+    shifted = {f"layers.{n}.up.W": layers[max(n - 1, 0)] for n in range(4)}
+    wanted = {f"layers.{n}.up.W": f"equal to layers.{n - 1}.up.W" for n in range(1, 4)}
+    assert relations(matched(a, shifted)) == {"layers.0.up.W": "equal", **wanted}
+    from_one = {f"layers.{n + 1}.up.W": layer for n, layer in enumerate(layers)}
+    assert set(relations(matched(a, from_one)).values()) == {"equal"}

@@ -31,7 +31,15 @@ def test_the_vector_is_named_with_the_side_that_adds_it(sign: int, values: tuple
 
 
 def test_other_differences_are_not_named() -> None:
-    """Another vector, one that differs between tokens, one of another layer, and zeros."""
+    """A vector that differs between tokens, and zeros."""
     moved = OUT - BIAS * np.linspace(0.9, 1.1, 5)[:, None]
-    for made in (site(OUT - 1.01 * BIAS), site(moved), site(OUT - BIAS, layer=1), site(OUT, np.zeros(3))):
+    for made in (site(moved), site(OUT, np.zeros(3))):
         assert HeldVector().explain(made) == []
+
+
+def test_a_vector_that_is_no_weight_of_the_layer_is_said() -> None:
+    for made in (site(OUT - 1.01 * BIAS), site(OUT - BIAS, layer=1)):
+        (found,) = HeldVector().explain(made)
+        assert found.cause == "different-weight"
+        assert found.text == "b adds another vector at up to each token, which is no weight of the layer"
+        np.testing.assert_allclose(found.predicted, made.b)

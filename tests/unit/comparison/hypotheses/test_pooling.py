@@ -51,6 +51,40 @@ def test_a_missing_length_is_named() -> None:
     assert best(at, Pooling().explain(at)).values == (f"{mean}, of length 1", mean)
 
 
+def at(first: int, second: int) -> np.ndarray:
+    """Return one vector of each text by its position."""
+    return np.stack([X[0, first], X[1, second]])[:, None]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "values"),
+    [
+        (at(3, 1), at(2, 0), ("the vector of the first token 2", "the vector 1 earlier")),
+        (at(2, 1), at(4, 3), ("the vectors at 2, 1", "the vector 2 later")),
+        (at(4, 2), at(3, 1), ("the vector of the last token", "the vector of the first token 2")),
+        (at(4, 2), at(3, 0), ("the vector of the last token", "the vectors at 3, 0")),
+    ],
+)
+def test_the_vector_of_a_token_is_named_by_the_token_or_its_distance(
+    a: np.ndarray, b: np.ndarray, values: tuple[str, str]
+) -> None:
+    found = best(site(a, b), Pooling().explain(site(a, b)))
+    assert (found.cause, found.values) == ("pooling", values)
+
+
+def test_a_norm_that_b_skips_before_the_pooling_is_named() -> None:
+    gain = np.linspace(0.5, 1.5, 6)
+    normed = X / np.sqrt((X**2).mean(-1, keepdims=True)) * gain
+    before = {"norm": normed, "norm:input": X}
+    settings = {"held_a": {"norm.gain": gain}, "alone": ["norm", "norm:input"]}
+    skipping = module_site(normed[:, :1], X[:, :1], before, **settings)
+    found = best(skipping, Pooling().explain(skipping))
+    assert (found.cause, found.text) == ("missing-norm", "b lacks the norm norm")
+    both = module_site(normed[:, :1], X[:, 2:3], before, **settings)
+    found = best(both, Pooling().explain(both))
+    assert (found.cause, found.values) == ("pooling", ("the first vector of norm", "the vector 2 later of norm:input"))
+
+
 def test_what_is_no_pooling_is_not_named() -> None:
     other = np.random.default_rng(1).normal(size=(len(X), 1, 6))
     assert Pooling().explain(site(pooled("the first vector"), other)) == []

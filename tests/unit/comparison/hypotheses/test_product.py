@@ -77,7 +77,8 @@ def test_another_bias_that_a_weight_holds_is_named_by_the_weight() -> None:
 
 
 def test_another_bias_is_silent_where_b_holds_the_same_bias() -> None:
-    assert not [item for item in Product().explain(site(A, LINEAR + BIAS[::-1])) if item.cause == "different-weight"]
+    at = site(A, LINEAR + BIAS[::-1])
+    assert not [item for item in Product().explain(at) if at.off(item.predicted) <= 0.01]
 
 
 def test_a_matrix_with_an_axis_of_heads_in_another_order_is_permuted() -> None:
@@ -166,9 +167,14 @@ def test_a_multiple_of_the_output_is_named() -> None:
     assert (found.cause, found.text) == ("logit-scale", "the output of up is multiplied by 1 in a and -0.25 in b")
 
 
-def test_the_bias_is_scaled_as_well() -> None:
-    at = site(A, LINEAR * 2 + BIAS)
-    assert all(at.off(item.predicted) > 1e-2 for item in Product().explain(at))
+def test_a_multiple_of_the_matrix_alone_is_named() -> None:
+    found = explained(site(A, LINEAR * 2 + BIAS))
+    assert (found.cause, found.text) == ("different-weight", "up.W is multiplied by 1 in a and 2 in b")
+
+
+def test_what_a_projection_returns_has_no_cap() -> None:
+    capped = replace(site(A, CAP * np.tanh(A / CAP)), layer=0)
+    assert all(item.cause != "logit-cap" for item in Product().explain(capped))
 
 
 CAP = 3.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,6 +50,16 @@ def test_a_tensor_that_is_only_near_is_no_explanation(b: np.ndarray) -> None:
 
 def test_a_tensor_of_another_shape_is_left_out() -> None:
     assert Skipped().explain(module_site(A, Y, {"wide": np.concatenate([Y, Y], -1)})) == []
+
+
+def test_a_part_behind_the_vector_of_each_text_may_be_skipped_with_as_many_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(skipped, "count_layers", lambda side: 3)
+    for size, is_known in ((1, True), (2, False)):
+        pooled = module_site(A[:, :size], Y[:, :size], {"first": Y[:, :size]})
+        at = replace(pooled, real=np.ones((2, size), bool))
+        assert bool(Skipped().explain(at)) is is_known
 
 
 @pytest.mark.parametrize(("layers", "is_known"), [((3, 2), True), ((2, 3), True), ((3, 3), False), ((3, 0), False)])
