@@ -65,6 +65,23 @@ def test_states_of_all_examples_one_after_another_are_points() -> None:
     np.testing.assert_allclose(inside.values, np.tanh(weights["E"][np.array(IDS)] @ weights["flat.W"]))
 
 
+@pytest.mark.parametrize("inner", [(), (1,)])
+def test_states_whose_positions_are_the_last_axis_are_points(inner: tuple[int, ...]) -> None:
+    """Convolutions take and return them so; what is put in there is turned back."""
+
+    def forward(m: Any, input_ids: np.ndarray) -> Any:
+        rows = lookup(m["E"], input_ids).swap(1, 2).reshape(2, 4, *inner, 3)
+        return {"last_hidden_state": m.module("body", lambda x: x.tanh(), rows).reshape(2, 4, 3).swap(1, 2)}
+
+    table = np.random.default_rng(0).normal(size=(9, 4))
+    side = LiveSide(ReferenceModel(forward, {"E": table}, ["body"]), embgrad.TokenBatch(IDS))
+    body = side.record().of_module("body", "output")
+    assert body is not None
+    np.testing.assert_allclose(body.values, np.tanh(table[np.array(IDS)]))
+    wanted = np.arange(24.0).reshape(2, 3, 4)
+    np.testing.assert_array_equal(side.led({body.key: lambda arrived: wanted}, {})[FINAL], wanted)
+
+
 def test_lookups_of_a_decoder_are_points_of_its_own_length() -> None:
     def forward(m: Any, input_ids: np.ndarray, decoder_input_ids: np.ndarray) -> Any:
         lookup(m["E"], input_ids)

@@ -129,6 +129,12 @@ def test_a_fault_is_not_repaired(factor: float) -> None:
     assert repaired(plain, faulty, differing=[1]) is None
 
 
+def test_a_multiple_is_not_paired_with_a_nearer_point_behind_it() -> None:
+    faulty: Steps = {**INSIDE, "dense:output#0": lambda at: 20 * (at["dense:input#0"] @ W)}
+    plain: Steps = {**APART, "act:output#0": lambda at: at["up:output#0"] * 15}
+    assert repaired(plain, faulty, differing=[1]) is None
+
+
 def test_a_fault_of_the_output_is_not_repaired() -> None:
     faulty: Steps = {**APART, FINAL: lambda at: relu(at["down:output#0"])}
     assert repaired(APART, faulty, [Pair(FINAL, FINAL, FINAL)]) is None
