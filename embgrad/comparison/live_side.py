@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -77,10 +79,12 @@ class LiveSide:
         self._in_order = order_of(self.bound, batch, list(self.points.values())).is_batch
         self._turned = self._axes_of_examples()
         self._packed = self._packed_layout()
+        self._steps = steps_of(self.points.values(), batch)
+        later = {key for keys in self._steps.values() for key in keys}
         self._arrangements = {
             key: arrangement
             for key, point in self.points.items()
-            if (arrangement := self._arrangement(point)) is not None
+            if key not in later and (arrangement := self._arrangement(point)) is not None
         }
         self._outputs: tuple[str | None, ...] = OUTPUTS
 
@@ -92,7 +96,7 @@ class LiveSide:
     def record(self) -> Recording:
         """Run the model, and return its recording, with gradients where an objective was passed."""
         try:
-            run, final, failure = self._run(tuple(self._arrangements))
+            run, final, failure = self._run((*self._arrangements, *itertools.chain(*self._steps.values())))
         except PointNotReachedError:  # operations inside a lookup of a graph, such as a one-hot's, take its place
             self._arrangements = {
                 key: arrangement
@@ -100,10 +104,10 @@ class LiveSide:
                 if not self._is_flat(self.points[key])
             }
             run, final, failure = self._run(tuple(self._arrangements))
-        keys = tuple(self._arrangements)
-        tensors = {
+        tensors = {key: self._joined(key, run.points) for key in self._steps}
+        tensors |= {
             key: self._tensor(key, run.points[key])
-            for key in keys
+            for key in self._arrangements
             if self.points[key].lookup is not None or not _is_of_batch(run.points[key].activation, self.batch)
         }
         if final is not None:
@@ -137,14 +141,39 @@ class LiveSide:
             gradients: by key the same for the gradients of the backward pass. Where there are any, the values are changed by
                 additions, through which gradients flow, so that they are right up to rounding alone.
         """
-        changed = {key: self._native(key, function) for key, function in values.items()}
-        edited = {key: self._native(key, function) for key, function in gradients.items()}
+        changed, edited = ({**self._native_steps(it), **self._native_whole(it)} for it in (values, gradients))
         if edited:
             added = {key: _as_addition(function) for key, function in changed.items()}
-            _, final, _ = self._run(tuple(values), _Changes(add=added, edit=edited))
+            _, final, _ = self._run(tuple(changed), _Changes(add=added, edit=edited))
         else:
-            _, final, _ = self._run(tuple(values), _Changes(override=changed), pullback=False)
+            _, final, _ = self._run(tuple(changed), _Changes(override=changed), pullback=False)
         return {} if final is None else {FINAL: final.values}
+
+    def _native_whole(self, changes: Mapping[str, Change]) -> dict[str, Change]:
+        return {key: self._native(key, function) for key, function in changes.items() if key not in self._steps}
+
+    def _native_steps(self, changes: Mapping[str, Change]) -> dict[str, Change]:
+        """Return the functions at each call of modules that are called for some positions at a time.
+
+        At a call the values at earlier positions are those that arrived before, and at later ones zeros.
+        """
+        found: dict[str, Change] = {}
+        for key, function in changes.items():
+            arrived: list[np.ndarray] = []
+
+            def change(
+                value: np.ndarray, function: Change = function, arrived: list[np.ndarray] = arrived
+            ) -> np.ndarray:
+                first = sum(part.shape[1] for part in arrived)
+                arrived.append(np.array(_as_features(value)))
+                known = np.concatenate(arrived, 1)
+                whole = np.zeros((*self.batch.shape, known.shape[-1]), value.dtype)
+                whole[:, : known.shape[1]] = known
+                new = np.asarray(function(whole), value.dtype)[:, first : known.shape[1]]
+                return np.ascontiguousarray(new.reshape(value.shape))
+
+            found |= dict.fromkeys(self._steps.get(key, ()), change)
+        return found
 
     def _native(self, key: str, function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
         arrangement = self._arrangements[key]
@@ -286,6 +315,25 @@ class LiveSide:
                 return Arrangement(lookup.shape, (*shape, lookup.dim), indices, is_batch=False, shared=True)
         return None
 
+    def _joined(self, key: str, read: Mapping[str, PointValues]) -> Tensor:
+        """Return the tensor at all positions of a module that is called for some of them at a time."""
+        point, parts = self.points[key], [read[step] for step in self._steps[key]]
+        lookups = [lookup for step in self._steps[key] if (lookup := self.points[step].lookup) is not None]
+        gradients = [
+            _as_features(part.gradients[0]) for part in parts if part.gradients and part.gradients[0] is not None
+        ]
+        return Tensor(
+            key=key,
+            path=point.path,
+            side=point.side,
+            number=0,
+            roles=point.roles,
+            time=float(point.time),
+            values=np.concatenate([_as_features(part.activation) for part in parts], 1),
+            gradient=np.concatenate(gradients, 1) if len(gradients) == len(parts) else None,
+            ids=np.concatenate([lookup.indices for lookup in lookups], 1) if lookups else None,
+        )
+
     def _tensor(self, key: str, read: PointValues) -> Tensor:
         arrangement, point = self._arrangements[key], self.points[key]
         gradient = read.gradients[0] if read.gradients else None
@@ -324,6 +372,21 @@ class LiveSide:
                 layer = int(numbered[0])
             held.append(HeldWeight(name, module, weight.shape, weight.get, time / whole, layer))
         return held
+
+
+def steps_of(points: Iterable[Point], batch: TokenBatch) -> dict[str, tuple[str, ...]]:
+    """Return the calls of modules that are called for some positions at a time, as with a cache, by the key of the first."""
+    examples, positions = batch.shape
+    calls: dict[str, list[Point]] = defaultdict(list)
+    for point in points:
+        calls[point.key.partition("#")[0]].append(point)
+    found = {}
+    for same in calls.values():
+        shapes = [point.shape for point in same]
+        is_split = all(len(shape) > 2 and (shape[0], *shape[2:]) == (examples, *shapes[0][2:]) for shape in shapes)
+        if len(same) > 1 and is_split and sum(shape[1] for shape in shapes) == positions:
+            found[same[0].key] = tuple(point.key for point in same)
+    return found
 
 
 def _is_of_batch(values: np.ndarray, batch: TokenBatch) -> bool:

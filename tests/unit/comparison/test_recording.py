@@ -82,6 +82,40 @@ def test_states_whose_positions_are_the_last_axis_are_points(inner: tuple[int, .
     np.testing.assert_array_equal(side.led({body.key: lambda arrived: wanted}, {})[FINAL], wanted)
 
 
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1)])
+def test_a_module_that_is_called_for_some_positions_at_a_time_is_one_point(sizes: tuple[int, ...]) -> None:
+    """A decoder with a cache computes one token after another; each is given what is put in at the positions before it."""
+
+    def forward(m: Any, input_ids: np.ndarray) -> Any:
+        total, start = None, 0
+        for size in sizes:
+            rows = lookup(m["E"], input_ids[:, start : start + size]).reshape(2, size, 4)
+            body = m.module("body", lambda x: x.tanh(), rows)
+            last = m.module("head", lambda x: x * 2.0, body if total is None else body + total)
+            own = body.sum(1).reshape(2, 1, 4)
+            total, start = own if total is None else own + total, start + size
+        return {"last_hidden_state": last}
+
+    table = np.random.default_rng(0).normal(size=(9, 4))
+    side = LiveSide(ReferenceModel(forward, {"E": table}, ["body", "head"]), embgrad.TokenBatch(IDS))
+    recording = side.record()
+    body, head, word = (recording.tensors[key] for key in ("body:output#0", "head:input#0", "E#0"))
+    np.testing.assert_allclose(body.values, np.tanh(table[np.array(IDS)]))
+    np.testing.assert_array_equal(word.ids, IDS)
+    assert not any("#1" in key for key in recording.tensors)
+    arrived: list[np.ndarray] = []
+
+    def read(values: np.ndarray) -> np.ndarray:
+        arrived.append(values)
+        return values
+
+    wanted = np.arange(24.0).reshape(2, 3, 4)
+    side.led({body.key: lambda values: wanted, head.key: read}, {})
+    sums = np.concatenate([np.zeros((2, 1, 4)), wanted.cumsum(1)], 1)[:, np.cumsum([0, *sizes[:-1]])]
+    earlier = np.repeat(sums, sizes, 1)
+    np.testing.assert_allclose(arrived[-1], wanted + earlier)
+
+
 def test_lookups_of_a_decoder_are_points_of_its_own_length() -> None:
     def forward(m: Any, input_ids: np.ndarray, decoder_input_ids: np.ndarray) -> Any:
         lookup(m["E"], input_ids)
