@@ -368,7 +368,9 @@ class LiveSide:
             module = name if name in ended else caller_of(weight.module or name, ended)
             time = ended.get(module, whole)
             layer = layer_at(spans, time)
-            if is_functional and (numbered := NUMBER.search(name)) is not None:
+            # A module's path comes first: Keras's names count the models that were made before.
+            numbered = NUMBER.search(f".{module}." if module in ended else name)
+            if is_functional and numbered is not None:
                 layer = int(numbered[0])
             held.append(HeldWeight(name, module, weight.shape, weight.get, time / whole, layer))
         return held

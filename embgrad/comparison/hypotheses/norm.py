@@ -20,7 +20,7 @@ from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, relative
 from embgrad.comparison.weight_values import rounded
 from embgrad.model_points.points import OUTPUT
 
-__all__ = ["EPSILONS", "Norm", "NormOfSum", "Parameters", "norms_of"]
+__all__ = ["EPSILONS", "NUMBER", "Norm", "NormOfSum", "Parameters", "norms_of"]
 
 #: The number of a layer in a path.
 NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")

@@ -11,7 +11,7 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.combination import by_multipliers, distinct, terms_of
 from embgrad.comparison.hypotheses.lookup import MISSING, explanation_of_rows, roles_of, rows_of, table_of
-from embgrad.comparison.hypotheses.norm import norms_of
+from embgrad.comparison.hypotheses.norm import NUMBER, norms_of
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, skipped_norms
 from embgrad.model_points.points import OUTPUT
@@ -79,6 +79,7 @@ class OtherTerm:
         "position-ids-offset",
         "other-ids",
         "missing-norm",
+        "norm-order",
     )
 
     def explain(self, site: Site) -> list[Explanation]:
@@ -156,10 +157,18 @@ def sums(site: Site) -> Iterator[Sum]:
 
 
 def _of_skipped_norms(site: Site, computed: Sum, term: np.ndarray, multiplier: float) -> Iterator[Changed]:
-    """Yield the explanation that b adds what a norm is given, where a adds what it returns."""
+    """Yield the explanation that b goes on with what a norm is given, where a goes on with what it returns.
+
+    Of a residual it is one of order: the norm may stand before the part that is added.
+    """
     for norm, given in skipped_norms(site, term):
+        cause, values = "missing-norm", ("applied", "missing")
         text = f"b lacks the norm {norm}"
-        found = Explanation("missing-norm", "the norm", ("applied", "missing"), given.values, sentence=text)
+        if term is not computed.whole:
+            cause, values = "norm-order", ("what it returns", "what it is given")
+            norm = NUMBER.sub("N", norm)  # of the layer before
+            text = f"b adds what the norm {norm} is given, where a adds what it returns"
+        found = Explanation(cause, f"the norm {norm}", values, given.values, sentence=text)
         yield _of_change(computed, found, multiplier * (given.values - term))
 
 

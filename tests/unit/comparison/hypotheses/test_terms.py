@@ -126,6 +126,16 @@ def test_a_norm_that_b_skips_before_a_norm_is_named_and_known_at_later_sums() ->
     assert OtherTerm().explain(at) == [], "nothing shows it there alone"
 
 
+def test_a_residual_of_what_a_norm_is_given_is_one_of_order() -> None:
+    weights = {"first.gain": GAIN, "first.shift": SHIFT}
+    stream, added = norm(WORD), RANDOM.normal(size=WORD.shape)
+    before = {"added": added, "first": stream, "first:input": WORD}
+    at = module_site(stream + added, WORD + added, before, key="sum:input#0", held_a=weights)
+    found = explained(at)
+    assert found.cause == "norm-order"
+    assert found.text == "b adds what the norm first is given, where a adds what it returns"
+
+
 def test_only_changes_that_explain_a_site_are_remembered() -> None:
     at = behind(WHOLE, WORD * PLACE)
     OtherTerm().explain(at)
