@@ -129,12 +129,12 @@ class Norm:
             explanation
             for second in (_version(first, x, b, site.declared("epsilon", of_a=False)),)
             if relative(second.apply(x), b) <= NEAR
-            and (explanation := self._explanation(entry, first, second)) is not None
+            and (explanation := self._explanation(site, path, entry, first, second)) is not None
         ]
         explanations += self._by_weights(site, path, entry, first)
         second = None if explanations else _fitted(x, b)
         if second is not None and relative(second.apply(x), b) <= ROUGHLY:
-            explanation = self._explanation(entry, first, second)
+            explanation = self._explanation(site, path, entry, first, second)
             explanations += [] if explanation is None else [explanation]
         explanations = [*_unscaled(site, entry, first), *explanations]
         return [*explanations, *_missing(site, path, entry, x, b), *_in_half(site, entry, first, "b")]
@@ -164,15 +164,37 @@ class Norm:
         values = ("a's own", text)
         return [Explanation(cause, path, values, changed.apply(entry.values), compute, (name,), text)]
 
-    def _explanation(self, entry: Before, first: Parameters, second: Parameters) -> Explanation | None:
+    def _explanation(
+        self, site: Site, path: str, entry: Before, first: Parameters, second: Parameters
+    ) -> Explanation | None:
         cause, setting, texts = _what_differs(first, second)
         if not cause:
             return None
+        other, sentence = _holder_of(site, path, second) if cause == "different-weight" else None, ""
+        if other is not None:
+            cause, sentence = "swapped-weights", f"b applies the norm {path} with the weights of {other}"
 
         def compute(at: Values) -> np.ndarray:
             return second.apply(at(entry.name))
 
-        return Explanation(cause, setting, texts, second.apply(entry.values), compute, (entry.name,))
+        return Explanation(cause, setting, texts, second.apply(entry.values), compute, (entry.name,), sentence)
+
+
+def _holder_of(site: Site, path: str, norm: Parameters) -> str | None:
+    """Return another module of a whose weights are a norm's gain and bias; None where there is none."""
+    vectors: dict[str, list[np.ndarray]] = defaultdict(list)
+    for weight in site.recordings[0].weights:
+        if weight.shape == norm.gain.shape and weight.module != path:
+            vectors[weight.module].append(weight.get().astype(np.float64))
+    wanted = [norm.gain, *([norm.shift] if norm.shift.any() else [])]
+    return next(
+        (
+            module
+            for module, held in vectors.items()
+            if all(any(relative(vector, it) <= ROUGHLY for vector in held) for it in wanted)
+        ),
+        None,
+    )
 
 
 class NormOfSum:

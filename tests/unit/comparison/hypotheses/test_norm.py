@@ -475,6 +475,18 @@ def test_a_norm_that_b_applies_before_the_part_that_a_applies_it_behind_is_named
     assert not Norm().explain(replace(at, recordings=(matrix, ends[1]))), "a product"
 
 
+def test_the_weights_of_another_norm_are_named_by_their_module() -> None:
+    """In functions a norm of the port is no module, whose weights would tell."""
+    gain, shift = 2 - GAIN, SHIFT[::-1]
+    held = {**WEIGHTS, "other.gain": gain, "other.bias": shift, "third.gain": gain}
+    before = {"norm:input": X}
+    at = module_site(norm(X, 1e-5), norm(X, 1e-5, gain, shift), before, key="norm:output#0", held_a=held, held_b={})
+    found = best(at, Norm().explain(at))
+    assert (found.cause, found.text) == ("swapped-weights", "b applies the norm norm with the weights of other")
+    at = replace(at, b=norm(X, 1e-5, gain, 2 * shift))
+    assert best(at, Norm().explain(at)).cause == "different-weight"
+
+
 def test_a_fitted_norm_whose_weights_leave_more_than_a_hundredth_is_not_named() -> None:
     a, b = norm(X, 1e-5), norm(X, 1e-5, 3 * GAIN)
     assert explained(site(a, b)).cause == "different-weight"
