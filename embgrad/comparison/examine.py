@@ -265,7 +265,7 @@ def _before(
     """
     a, b = recordings
     is_led = led.follower == "a"
-    names = {pair.a: pair for pair in pairs}
+    whole = {pair.a for pair in pairs if pair.features_a is None}
     entries: list[tuple[float, Before]] = []
     for pair in pairs[-MOST_BEFORE:]:
         values = pair.in_b(b.tensors[pair.b].values) if is_led else pair.in_a(a.tensors[pair.a].values)
@@ -274,7 +274,7 @@ def _before(
     for tensor in a.tensors.values():
         near = start <= tensor.time < a.tensors[end.a].time
         computed = led.between.get(tensor.key) if is_led else tensor.values
-        is_between = tensor.key not in names and (near or tensor.side is None)
+        is_between = tensor.key not in whole and (near or tensor.side is None)
         if is_between and computed is not None and not _equal(computed, value):
             found = Before(name_of(tensor), np.asarray(computed, np.float64), tensor.side is None)
             entries.append((tensor.time, found))

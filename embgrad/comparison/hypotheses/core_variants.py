@@ -18,7 +18,7 @@ from embgrad.comparison.hypotheses.declared import declared_by, number_in
 from embgrad.comparison.hypotheses.norm import EPSILONS
 from embgrad.comparison.hypotheses.projections import splits
 from embgrad.comparison.hypotheses.site import Site
-from embgrad.comparison.hypotheses.sources import Fused, Source, sources
+from embgrad.comparison.hypotheses.sources import Fused, Source, skipped_norms, sources
 from embgrad.model_points.points import INPUT
 
 __all__ = ["variants", "with_settings_of"]
@@ -218,6 +218,10 @@ def _of_sources(site: Site, core: Core, rare: bool) -> Iterator[Core]:
         if matrix is not None and matrix.shape[0] == matrix.shape[1]:
             product = values[source.name] @ matrix.T + (0.0 if bias is None else bias)
             yield replace(core, **{name: replace(source, values=product, matrix=matrix.T)})  # type: ignore[arg-type]
+    given = [next((before for _, before in skipped_norms(site, it.values)), None) for it in (core.query, core.key)]
+    if given[0] is not None and given[1] is not None:
+        query, key = (Source(before.name, before.values) for before in given if before is not None)
+        yield replace(core, query=query, key=key)
     if core.query.name == core.key.name == core.value.name:
         whole = next(source for source in sources(site, len(site.before)) if source.name == core.query.name)
         for _, query, key, value in splits(whole, core.heads, core.size):

@@ -123,6 +123,18 @@ def test_tensors_of_the_reference_alone_are_before_a_site_as_well() -> None:
     }
 
 
+def test_a_tensor_of_which_parts_are_paired_is_before_a_site_as_a_whole() -> None:
+    part = Pair("one[0:3]", "one:output#0", "one:output#0", np.arange(3), np.arange(3), time=2.0)
+    pairs = [part if pair.name == "one" else pair for pair in PAIRS if pair.name != "two:input"]
+    port: Steps = {**STEPS, "two:output#0": lambda at: at["two:input#0"]}
+    (site,) = examined(port, pairs).sites
+    assert {before.name: before.values.shape[-1] for before in site.before if "one" in before.name} == {
+        "one[0:3]": 3,
+        "one": 6,
+        "one:input": 6,
+    }
+
+
 def test_what_equals_the_output_is_not_before_it() -> None:
     reference: Steps = {**STEPS, "two:output#0": lambda at: at["two:input#0"]}
     pairs = [pair for pair in PAIRS if pair.name in {"one", "two"}]

@@ -337,6 +337,22 @@ def test_a_fused_tensor_is_split_in_each_way() -> None:
     assert split == [[32, 33], [16, 17]]  # all keys behind all queries, and each behind the two queries of its group
 
 
+def test_the_norms_of_queries_and_keys_are_skipped_together() -> None:
+    """Without one of them alone a port would hardly be nearer, so that a search that goes on from the nearest misses both."""
+    roles = dict(zip("qk", SOURCES[:2], strict=True))
+    before = {**BEFORE, **{f"{source.name}:input": 2 * source.values for source in roles.values()}}
+    weights = {f"{source.name}.gain": np.ones(SIZE) for source in roles.values()}
+    skipped = [
+        each
+        for each in variants(site_of(QUERY, QUERY, before, real=REAL, weights=weights), CORE, rare=False)
+        if each.query.name.endswith(":input")
+    ]
+    assert [each.inputs[:2] for each in skipped] == [tuple(f"{source.name}:input" for source in roles.values())]
+    assert {found.cause for found in differences(CORE, skipped[0])} == {"missing-norm"}
+    without = variants(site_of(QUERY, QUERY, before, real=REAL), CORE, rare=False)
+    assert not any(each.query.name.endswith(":input") for each in without), "no norms"
+
+
 def test_of_another_text_only_scores_padding_and_heads_change() -> None:
     memory = np.zeros((2, 5, 32))
     core = replace(CORE, key=Source("k", memory), value=Source("v", memory), rotary=None, mask=Mask())
