@@ -159,12 +159,13 @@ def sums(site: Site) -> Iterator[Sum]:
 def _of_skipped_norms(site: Site, computed: Sum, term: np.ndarray, multiplier: float) -> Iterator[Changed]:
     """Yield the explanation that b goes on with what a norm is given, where a goes on with what it returns.
 
-    Of a residual it is one of order: the norm may stand before the part that is added.
+    It is one of order where both models have the norm's output as well: then b applies the norm before a part.
     """
+    is_held = term is not computed.whole and any(it.shared and np.array_equal(it.values, term) for it in site.before)
     for norm, given in skipped_norms(site, term):
         cause, values = "missing-norm", ("applied", "missing")
         text = f"b lacks the norm {norm}"
-        if term is not computed.whole:
+        if is_held:
             cause, values = "norm-order", ("what it returns", "what it is given")
             norm = NUMBER.sub("N", norm)  # of the layer before
             text = f"b adds what the norm {norm} is given, where a adds what it returns"

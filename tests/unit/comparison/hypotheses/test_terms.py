@@ -134,6 +134,8 @@ def test_a_residual_of_what_a_norm_is_given_is_one_of_order() -> None:
     found = explained(at)
     assert found.cause == "norm-order"
     assert found.text == "b adds what the norm first is given, where a adds what it returns"
+    alone = [replace(it, shared=it.name == "added") for it in at.before]
+    assert explained(replace(at, before=alone)).text == "b lacks the norm first"
 
 
 def test_only_changes_that_explain_a_site_are_remembered() -> None:
