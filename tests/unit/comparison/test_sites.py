@@ -66,6 +66,25 @@ def test_points_with_one_role_are_paired_in_the_order_of_the_reference() -> None
     assert [pair.time for pair in pairs] == [1.0, 2.0, 3.0]
 
 
+def test_layers_that_hold_the_weights_of_others_are_not_paired_by_their_numbers() -> None:
+    """The port lacks the first layer, so that its layer 0 is the reference's layer 1."""
+    matrices = [values() for _ in range(3)]
+
+    def side(first: int) -> Recording:
+        layers = list(enumerate(matrices[first:]))
+        made = recording([tensor(f"block.{n}:output#0", X, float(n), [f"layer.{n}"]) for n, _ in layers])
+        held = [
+            HeldWeight(f"block.{n}.W", f"block.{n}", (2, 4, 6), partial(np.asarray, matrix), layer=n)
+            for n, matrix in layers
+        ]
+        return replace(made, weights=tuple(held))
+
+    assert {(pair.a, pair.b) for pair in paired(side(0), side(1))} == {
+        ("block.1:output#0", "block.0:output#0"),
+        ("block.2:output#0", "block.1:output#0"),
+    }
+
+
 def test_tensors_of_other_shapes_are_no_pair() -> None:
     a = recording([tensor("table", X, 1.0, ["word"]), tensor(FINAL, X)])
     b = recording([tensor("table", X[:, :3], 1.0, ["word"]), tensor(FINAL, X[..., :2])])

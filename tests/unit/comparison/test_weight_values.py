@@ -336,6 +336,7 @@ WIDE = np.random.default_rng(4).normal(size=(6, 384)).astype(np.float32)
     [
         (stored(WIDE, 8, 384), 8),
         (stored(WIDE, 8, 32), 8),
+        (stored(WIDE, 8, 64), 8),
         (stored(WIDE, 8, 384, lowest=True), 8),
         (stored(WIDE.T.copy(), 8, 6 * 384).T, 8),
         (stored(WIDE, 4, 64), 4),
