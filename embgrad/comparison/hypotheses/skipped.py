@@ -30,7 +30,7 @@ class Skipped:
         is_pooled = site.a.shape[1] == 1 < site.ids.shape[1]
         if not is_pooled and (first == second or not (first and second)):
             return []
-        for computed in sums(site):
+        for computed in sorted(sums(site), key=lambda computed: bool(computed.name)):  # without a norm first
             for before in site.before:
                 if before.values.shape == site.a.shape and site.off(computed.apply(before.values)) <= most_off(site):
                     return [_explanation(site, before, computed)]
@@ -39,7 +39,7 @@ class Skipped:
 
 def _explanation(site: Site, before: Before, computed: Sum) -> Explanation:
     start = _holder(site.recordings[0], before.values) or before.name
-    end = _holder(site.recordings[0], computed.whole) or site.name
+    end = _holder(site.recordings[0], computed.whole) or _holder(site.recordings[0], site.a) or site.name
     return Explanation(
         "missing-part",
         f"the part between {start} and {end} is",
