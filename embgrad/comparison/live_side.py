@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -103,7 +104,7 @@ class LiveSide:
                 for key, arrangement in self._arrangements.items()
                 if not self._is_flat(self.points[key])
             }
-            run, final, failure = self._run(tuple(self._arrangements))
+            run, final, failure = self._run((*self._arrangements, *itertools.chain(*self._steps.values())))
         tensors = {key: self._joined(key, run.points) for key in self._steps}
         tensors |= {
             key: self._tensor(key, run.points[key])
@@ -155,24 +156,16 @@ class LiveSide:
     def _native_steps(self, changes: Mapping[str, Change]) -> dict[str, Change]:
         """Return the functions at each call of modules that are called for some positions at a time.
 
-        At a call the values at earlier positions are those that arrived before, and at later ones zeros.
+        At a call the values at other positions are those that have arrived, or zeros.
         """
         found: dict[str, Change] = {}
         for key, function in changes.items():
-            arrived: list[np.ndarray] = []
-
-            def change(
-                value: np.ndarray, function: Change = function, arrived: list[np.ndarray] = arrived
-            ) -> np.ndarray:
-                first = sum(part.shape[1] for part in arrived)
-                arrived.append(np.array(_as_features(value)))
-                known = np.concatenate(arrived, 1)
-                whole = np.zeros((*self.batch.shape, known.shape[-1]), value.dtype)
-                whole[:, : known.shape[1]] = known
-                new = np.asarray(function(whole), value.dtype)[:, first : known.shape[1]]
-                return np.ascontiguousarray(new.reshape(value.shape))
-
-            found |= dict.fromkeys(self._steps.get(key, ()), change)
+            arrived = np.zeros((*self.batch.shape, int(np.prod(self.points[key].shape[2:]))))
+            start = 0
+            for step in self._steps.get(key, ()):
+                places = slice(start, start + self.points[step].shape[1])
+                found[step] = partial(_changed_step, function, arrived, places)
+                start = places.stop
         return found
 
     def _native(self, key: str, function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
@@ -374,6 +367,13 @@ class LiveSide:
                 layer = int(numbered[0])
             held.append(HeldWeight(name, module, weight.shape, weight.get, time / whole, layer))
         return held
+
+
+def _changed_step(function: Change, arrived: np.ndarray, places: slice, value: np.ndarray) -> np.ndarray:
+    """Return what a call for some positions goes on with, and keep the values that arrive there for the other calls."""
+    arrived[:, places] = _as_features(value)
+    new = np.asarray(function(arrived.astype(value.dtype)), value.dtype)[:, places]
+    return np.ascontiguousarray(new.reshape(value.shape))
 
 
 def steps_of(points: Iterable[Point], batch: TokenBatch) -> dict[str, tuple[str, ...]]:

@@ -115,6 +115,11 @@ def test_a_module_that_is_called_for_some_positions_at_a_time_is_one_point(sizes
     earlier = np.repeat(sums, sizes, 1)
     np.testing.assert_allclose(arrived[-1], wanted + earlier)
 
+    arrived.clear()
+    asked = LiveSide(side.bound.model, embgrad.TokenBatch(IDS), embgrad.Sum())
+    asked.led({body.key: lambda values: values}, {body.key: read})  # in the order of the backward pass
+    np.testing.assert_allclose(arrived[-1], asked.record().tensors[body.key].gradient)
+
 
 def test_lookups_of_a_decoder_are_points_of_its_own_length() -> None:
     def forward(m: Any, input_ids: np.ndarray, decoder_input_ids: np.ndarray) -> Any:
