@@ -104,10 +104,9 @@ def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cau
             sentence = f"b has the weights of {len(same)} modules {OTHERS}, as another checkpoint has"
         elif setting == LAYERS:
             sentence = _text_of_moves({move for entry in same if (move := _move_of(*entry)) is not None})
-        text = (
-            sentence if setting == LAYERS else _general(sentence, same[0][0])
-        ) or f"{setting} {values[0]} in a and {values[1]} in b"
-        is_named = (cause == "missing-part" and text == sentence) or setting == LAYERS  # with both of its ends
+        general = sentence if setting == LAYERS else _general(sentence, same[0][0])
+        text = general or f"{setting} {values[0]} in a and {values[1]} in b"
+        is_named = setting == LAYERS or (cause == "missing-part" and text == sentence)  # with both of its ends
         where = f", {_span(layers)}" if layers and not is_named else "" if sentence else f", at {places[0]}"
         causes.append(
             Cause(
