@@ -125,8 +125,9 @@ def _model(known: Mapping[str, Any]) -> Any:
 def _expect_expressible(known: Mapping[str, Any]) -> None:
     if known["hidden_act"] not in ACTIVATIONS:
         raise inexpressible("hidden_act", known, f"one of {quote(ACTIVATIONS)}", MODEL)
-    if known["is_decoder"]:
-        raise inexpressible("is_decoder", known, "False", MODEL)
+    for name in ("is_decoder", "add_cross_attention"):
+        if known[name]:
+            raise inexpressible(name, known, "False", MODEL)
     if known["attention_probs_dropout_prob"] != known["hidden_dropout_prob"]:
         expected = f"{known['hidden_dropout_prob']}, the value of hidden_dropout_prob"
         raise inexpressible("attention_probs_dropout_prob", known, expected, MODEL)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +9,12 @@ import pytest
 from embgrad_gluon import GluonBackend
 from embgrad_gluon.bert import build
 from embgrad_gluon.importing import import_gluonnlp
-from safetensors.numpy import save_file
 
 import embgrad
-from embgrad.checkpoints.load_bert import bert_names
 from tests.frameworks.gluon.helpers import central_differences, mx, randomise, relative
 from tests.support import loaded_bert
-from tests.support.bert_by_hand import ACTIVATIONS, bert_by_hand, random_weights
+from tests.support.bert_by_hand import bert_by_hand, random_weights
+from tests.support.loaded_bert import DescribedBert
 
 nlp = import_gluonnlp()
 
@@ -142,59 +139,25 @@ def test_bert_inside_other_models() -> None:
 # Loading
 
 
+class TestLoaded(DescribedBert):
+    framework = "gluon"
+
+    def outputs(self, model: Any) -> tuple[np.ndarray, np.ndarray]:
+        sequence, pooled = model(*(mx.nd.array(part, dtype="float32") for part in BATCH.to_gluonnlp()))
+        return sequence.asnumpy(), pooled.asnumpy()
+
+
 def weights_of(config: dict[str, Any]) -> dict[str, np.ndarray]:
     return random_weights(config, np.random.default_rng(0))
 
 
-def checkpoint(folder: Path, **changes: Any) -> Path:
-    config = {**CONFIG, **changes}
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(weights_of(config), folder / "model.safetensors")
-    return folder
-
-
-@pytest.mark.parametrize("act", ACTIVATIONS)
-def test_a_loaded_checkpoint_agrees_with_bert_in_numpy(act: str, tmp_path: Path) -> None:
-    net = embgrad.zoo.load_bert(checkpoint(tmp_path, hidden_act=act), "gluon")
-    ids, types, lengths = (mx.nd.array(part, dtype="float32") for part in BATCH.to_gluonnlp())
-    sequence, pooled = (output.asnumpy() for output in net(ids, types, lengths))
-    weights = weights_of(CONFIG)
-    words = weights["embeddings.word_embeddings.weight"][IDS]
-    expected = bert_by_hand(weights, {**CONFIG, "hidden_act": act}, words, MASK, TYPES)
-    assert np.allclose(sequence * MASK[..., None], expected[0] * MASK[..., None], atol=2e-5)
-    assert np.allclose(pooled, expected[1], atol=2e-5)
-    assert type(net).__name__ == "BERTModel"
-    assert net.word_embed[0].weight.list_ctx() == [mx.cpu()]
-    found = embgrad.gradients(net, BATCH, embgrad.Sum(output="pooled"))
-    assert found.values.any()
-    assert found.pad_leak == 0
-
-
-def test_each_parameter_has_one_weight_of_the_checkpoint() -> None:
-    net, targets = build(CONFIG)
-    assert sorted(target.source for target in targets) == sorted(bert_names(2))
-    assert len(targets) == len(net.collect_params().keys())
-    shapes = {name: value.shape for name, value in weights_of(CONFIG).items()}
-    assert {target.source: target.shape for target in targets} == shapes
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hidden_act": "silu"}, "hidden_act 'silu', and gluonnlp's BERT supports only one of 'gelu'"),
-        ({"is_decoder": True}, "is_decoder True.*supports only False"),
-        (
-            {"attention_probs_dropout_prob": 0.2},
-            "attention_probs_dropout_prob 0.2.*only 0.1, the value of hidden_dropout_prob",
-        ),
-    ],
-)
-def test_a_configuration_that_gluonnlp_does_not_support_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_a_dropout_of_attention_that_gluonnlp_does_not_have_is_refused() -> None:
+    message = "attention_probs_dropout_prob 0.2.*only 0.1, the value of hidden_dropout_prob"
     with pytest.raises(embgrad.errors.UnsupportedError, match=message):
-        build({**CONFIG, **changes})
+        build({**CONFIG, "attention_probs_dropout_prob": 0.2})
 
 
-def test_loading_moves_no_random_numbers() -> None:
+def test_loading_moves_no_random_numbers_of_mxnet() -> None:
     def drawn(load: bool) -> float:
         mx.random.seed(5)
         if load:
