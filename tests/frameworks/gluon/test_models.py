@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -234,34 +233,6 @@ def test_masks_lengths_and_types_are_passed_by_name() -> None:
     assert unmasked.provenance["unused"] == ["mask"]
 
 
-def test_a_wrapper_passes_extra_inputs_of_any_type() -> None:
-    got: dict[str, Any] = {}
-
-    class Inner(Block):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(ROWS, DIM)
-
-        def forward(self, ids: Any, weights: Any, ragged: Any = None, name: Any = None, ready: Any = None) -> Any:
-            got.update(weights=weights, ragged=ragged, name=name, ready=ready)
-            return self.embedding(ids).sum(axis=1) * weights.expand_dims(1)
-
-    class Outer(Block):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Inner()
-
-        def forward(self, *args: Any) -> Any:
-            return self.inner(*args)
-
-    net = Outer()
-    net.initialize()
-    extras = {"weights": [2, 3.5], "ragged": [[1], [2, 3]], "name": "x", "ready": nd.array([1, 2], dtype="int32")}
-    found = embgrad.gradients(net, {"input_ids": distinct_ids(), **extras}, embgrad.Sum())
-    assert (found.values[:, 0, 0] == [2, 3.5]).all()
-    assert (got["ragged"], got["name"], got["ready"].dtype) == ([[1], [2, 3]], "x", np.int32)
-
-
 def test_ids_are_floats_of_the_models_dtype_and_large_ids_integers() -> None:
     kinds: list[Any] = []
 
@@ -286,32 +257,6 @@ def test_ids_are_floats_of_the_models_dtype_and_large_ids_integers() -> None:
     found = embgrad.gradients(large, np.array([[2**24 + 1, 3]]), embgrad.Sum())
     assert set(kinds) == {("int32", None)}
     assert found.ids.tolist() == [[2**24 + 1, 3]]
-
-
-@dataclass
-class Answer:
-    last_hidden_state: Any
-    pooler_output: Any
-    name: str = "answer"
-
-
-def test_outputs_in_a_dataclass_of_a_model_that_overrides_call() -> None:
-    class Calling(Block):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(ROWS, DIM)
-
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            return super().__call__(*args)
-
-        def forward(self, ids: Any) -> Any:
-            rows = self.embedding(ids)
-            return Answer(rows * 2, rows.mean(axis=1))
-
-    net = Calling()
-    net.initialize()
-    assert (embgrad.gradients(net, distinct_ids(), embgrad.Sum(output="sequence")).values == 2).all()
-    assert np.allclose(embgrad.gradients(net, distinct_ids(), embgrad.Sum(output="pooler_output")).values, 0.2)
 
 
 class Siamese(HybridBlock):
@@ -357,22 +302,6 @@ def test_split_gradients_with_batch_norm_in_training_mode() -> None:
             table[ids] = expected
             assert relative(found.per_example()[example].to_dense(), table) < 1e-5
             assert relative(found.values[example], expected[example]) < 1e-5
-
-
-def test_a_custom_autograd_function_is_differentiated() -> None:
-    class Square(mx.autograd.Function):
-        def forward(self, x: Any) -> Any:
-            self.save_for_backward(x)
-            return x * x
-
-        def backward(self, cotangent: Any) -> Any:
-            (x,) = self.saved_tensors
-            return 2 * x * cotangent
-
-    ids = distinct_ids()
-    net = built(lambda: Model(lambda net, F, x: Square()(net.words(x)).sum(axis=1)), ids, "float64")
-    found = embgrad.gradients(net, ids, embgrad.Sum())
-    assert relative(found.values, 2 * found.activations) < 1e-12
 
 
 def test_a_zero_gradient_is_a_result_and_no_gradient_an_error() -> None:

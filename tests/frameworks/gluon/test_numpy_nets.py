@@ -73,14 +73,9 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     ),
     "variance": lambda e: np_.var(e, axis=1),
     "variance of a sample": lambda e: np_.var(e, axis=(1, 2), ddof=1, keepdims=True) * e,
-    "variance of all": lambda e: e.var() * e,
     "standard deviation": lambda e: np_.std(e, axis=-1),
     "layer norm by hand": lambda e: np_.square((e - e.mean(-1, keepdims=True)) / (e.std(-1, keepdims=True) + 0.1)) * e,
-    "norm": lambda e: np_.linalg.norm(e, axis=-1),
     "einsum": lambda e: np_.einsum("bpd,bqd->bpq", e, e) ** 2,
-    "tensordot": lambda e: np_.tensordot(e * e, np_.array(np.arange(8.0).reshape(4, 2), dtype="float64"), 1),
-    "logsumexp": lambda e: np_.log(np_.exp(e).sum(axis=1)),
-    "cumulative sum": lambda e: np_.cumsum(e * e, axis=1),
     "maximum": lambda e: np_.maximum(e, 0.1).max(axis=1),
 }
 

@@ -26,39 +26,6 @@ class Net(mx.gluon.Block):  # type: ignore[misc, name-defined]
         return self.head((hidden if mask is None else hidden * mask.expand_dims(2)).sum(1))
 
 
-class OfOneDict(Net):
-    def forward(self, features: dict[str, Any]) -> Any:
-        return self.read(features["input_ids"], features["attention_mask"])
-
-
-def test_a_block_that_takes_one_dict() -> None:
-    net = OfOneDict()
-    result = embgrad.gradients(net, {"input_ids": IDS, "attention_mask": MASK}, embgrad.Logit(1), check=True)
-    with mx.autograd.record():
-        value = net({"input_ids": mx.nd.array(IDS), "attention_mask": mx.nd.array(MASK)})[:, 1].sum()
-    value.backward()
-    own = net.words.weight.grad().asnumpy()[IDS]
-    np.testing.assert_allclose(result.values, own, rtol=1e-5, atol=1e-7)
-    assert result.provenance["unused"] == []
-
-
-class CallingItself(Net):
-    """A block whose `__call__` passes on everything."""
-
-    def __call__(self, *args: Any) -> Any:
-        return super().__call__(*args)
-
-    def forward(self, ids: Any, mask: Any) -> Any:
-        return self.read(ids, mask)
-
-
-def test_the_arguments_of_a_call_that_passes_on_everything_are_those_of_forward() -> None:
-    net = CallingItself()
-    result = embgrad.gradients(net, embgrad.TokenBatch(IDS, MASK), embgrad.Logit(1))
-    assert result.provenance["unused"] == []
-    assert result.pad_leak == 0
-
-
 def test_call_receives_the_triple_with_zeros_for_missing_types() -> None:
     """The format has a place for them, which a net reads."""
     seen: list[Any] = []

@@ -10,8 +10,8 @@ import pytest
 
 import embgrad
 from tests.frameworks.gluon.exporting import exported
-from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, mx, randomise
-from tests.frameworks.gluon.test_capture import Net, bits, cross_entropy, make
+from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, mx
+from tests.frameworks.gluon.test_capture import cross_entropy, make
 from tests.unit.refusals import refused
 
 nn, nd, autograd, gluon = mx.gluon.nn, mx.nd, mx.autograd, mx.gluon
@@ -69,42 +69,6 @@ def test_passes_that_are_not_recorded_are_perturbed_too(hybrid: dict[str, Any] |
     np.testing.assert_allclose(logits[:, 1], expected, rtol=1e-5, atol=1e-6)
     assert np.abs(logits - plain).max() > 1e-3
     np.testing.assert_allclose(net(nd.array(ids)).asnumpy(), plain, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("hybrid", [None, {}, {"static_alloc": True, "static_shape": True}])
-def test_dropout_draws_the_same_numbers(hybrid: dict[str, Any] | None) -> None:
-    perturbed, alone = make(hybrid=hybrid), make(hybrid=hybrid)
-    for net, context in ((perturbed, embgrad.perturbed(perturbed, {"word": 0.0})), (alone, contextlib.nullcontext())):
-        trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.05}, kvstore=None)
-        mx.random.seed(7)
-        with context:
-            for ids in LOOP[:4]:
-                backward(net, ids)
-                trainer.step(len(ids))
-    assert bits(perturbed) == bits(alone)
-
-
-def test_a_block_inside_a_hybridised_net() -> None:
-    class Around(gluon.HybridBlock):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.top = Net(0.0), nn.Dense(3, in_units=3)
-
-        def hybrid_forward(self, F: Any, ids: Any) -> Any:
-            return self.top(self.net(ids))
-
-    around, ids = Around(), LOOP[0]
-    around.initialize()
-    randomise(around)
-    around.hybridize()
-    around(nd.array(ids))
-    for captured_first in (False, True):
-        perturbing, capturing = embgrad.perturbed(around.net, {"word": 1.0}), embgrad.capture(around)
-        with capturing if captured_first else perturbing as one, perturbing if captured_first else capturing as two:
-            backward(around, ids)
-        tap = one if captured_first else two
-        rows = around.net.words.weight.data().asnumpy()[ids]
-        np.testing.assert_array_equal(tap.steps[0].activations, rows + np.float32(1))
 
 
 def test_half_precision() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import warnings
 from typing import Any
 
 import numpy as np
 
 import embgrad
 from tests.contract.conformance.harness_gluon import Harness
-from tests.frameworks.gluon.helpers import DIM, ROWS, Model, built, distinct_ids, model, mx, relative
+from tests.frameworks.gluon.helpers import DIM, ROWS, Model, built, distinct_ids, mx, relative
 
 nn, rnn, autograd, nd = mx.gluon.nn, mx.gluon.rnn, mx.autograd, mx.nd
 
@@ -44,15 +42,6 @@ def make(hybrid: bool = True) -> Any:
         net(nd.array(distinct_ids())).sum().backward()
     Harness().disturb(net)
     return net
-
-
-def test_a_call_does_not_warn() -> None:
-    """`mx.nd.array` asks SciPy for what it says is deprecated."""
-    net = built(lambda: nn.Embedding(ROWS, DIM), distinct_ids(), "float32")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for options in ({}, {"batch_size": 1}):
-            embgrad.gradients(net, distinct_ids(), embgrad.Sum(position=-1), **options)
 
 
 def test_a_training_step_around_the_call_is_unchanged() -> None:
@@ -110,15 +99,6 @@ def test_training_mode_drops_as_a_recorded_forward_pass() -> None:
     assert (rows == 0).any()
 
 
-def test_running_averages_of_a_new_net_keep_their_initial_values() -> None:
-    net = nn.HybridSequential()
-    net.add(nn.Embedding(ROWS, DIM), nn.BatchNorm(axis=-1), nn.Dense(3))
-    net.initialize()
-    embgrad.gradients(net, distinct_ids(), embgrad.Sum(), training=True)
-    assert (net[1].running_mean.data().asnumpy() == 0).all()
-    assert (net[1].running_var.data().asnumpy() == 1).all()
-
-
 def test_a_new_net_keeps_no_graph_of_the_call() -> None:
     class Optional(mx.gluon.HybridBlock):
         def __init__(self) -> None:
@@ -137,44 +117,3 @@ def test_a_new_net_keeps_no_graph_of_the_call() -> None:
     net.hybridize()
     embgrad.gradients(net, embgrad.TokenBatch(distinct_ids(), np.ones((2, 5))), embgrad.Sum())
     assert net(nd.array(distinct_ids())).shape == (2, 3)  # called without lengths from here on
-
-
-def test_threads_on_one_net_beside_the_users_own_calls() -> None:
-    net, ids = make(), distinct_ids()
-    expected = embgrad.gradients(net, ids, embgrad.Logit(0)).values
-    plain = net(nd.array(ids)).asnumpy()
-    before = Harness().state(net)
-    found: list[np.ndarray] = []
-    outputs: list[np.ndarray] = []
-
-    def ours() -> None:
-        for _ in range(5):
-            found.append(embgrad.gradients(net, ids, embgrad.Logit(0)).values)
-
-    def theirs() -> None:
-        for _ in range(20):
-            outputs.append(net(nd.array(ids)).asnumpy())
-
-    threads = [threading.Thread(target=ours), threading.Thread(target=ours), threading.Thread(target=theirs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 10
-    assert all((one == expected).all() for one in found)
-    assert len(outputs) == 20
-    assert all(np.allclose(one, plain, atol=1e-6) for one in outputs)
-    assert Harness().state(net) == before
-
-
-def test_a_call_inside_a_models_forward() -> None:
-    inner = built(Net, distinct_ids(), "float32")
-
-    def forward(net: Any, F: Any, x: Any) -> Any:
-        weights = nd.array(embgrad.gradients(inner, distinct_ids(), embgrad.Logit(0)).values)
-        return (net.words(x) * weights).sum(axis=1)
-
-    net = model(forward)
-    found = embgrad.gradients(net, distinct_ids(), embgrad.Sum())
-    assert found.provenance["path"] == "words#0"
-    assert np.allclose(found.values, embgrad.gradients(inner, distinct_ids(), embgrad.Logit(0)).values)

@@ -187,22 +187,6 @@ def test_an_exported_net_of_numpy(tmp_path: Path) -> None:
     assert relative(embgrad.gradients(block, ids, embgrad.Logit(1)).values, expected) < 1e-6
 
 
-def test_half_precision(tmp_path: Path) -> None:
-    def normed() -> Any:
-        net = nn.HybridSequential()
-        net.add(nn.Embedding(ROWS, DIM), nn.LayerNorm(), nn.HybridLambda(lambda F, e: F.mean(e * e * e, axis=1)))
-        return net
-
-    ids = distinct_ids()
-    nets = {dtype: built(normed, ids, dtype) for dtype in ("float16", "float64")}
-    cotangent = np.random.default_rng(1).normal(size=(2, DIM))
-    expected = own_gradient(nets["float64"], nets["float64"][0].weight, ids, cotangent)
-    block = exported(nets["float16"], [nd.array(ids, dtype="float16")], tmp_path)
-    assert relative(pulled_back(block, ids, cotangent), expected) < 0.02
-    found = embgrad.gradients(block, ids, embgrad.Sum())
-    assert (found.values.dtype, found.provenance["compute_dtype"]) == (np.float32, "float16")
-
-
 class Around(HybridBlock):
     """A SymbolBlock in a block of Python."""
 
@@ -240,16 +224,6 @@ def test_symbol_blocks_among_blocks_of_python(hybrid: bool, tmp_path: Path) -> N
     found = embgrad.gradients([block, around.top], ids, weighted(cotangent, "float64"), call=call)
     assert relative(found.values, expected) < 1e-6
     assert found.provenance["path"] == f"0.{name}#0"
-
-
-def test_ids_as_floats_and_ids_outside_the_table(tmp_path: Path) -> None:
-    block = exported(built(bag, distinct_ids(), "float32"), [nd.array(distinct_ids())], tmp_path)
-    found = [embgrad.gradients(block, ids, embgrad.Logit(0)).values for ids in (distinct_ids(), distinct_ids() * 1.0)]
-    assert (found[0] == found[1]).all()
-    outside = distinct_ids()
-    outside[1, 2] = ROWS
-    with pytest.raises(embgrad.errors.BatchError, match=f"id {ROWS} at example 1, position 2 is outside the table"):
-        embgrad.gradients(block, outside, embgrad.Logit(0))
 
 
 def test_missing_parameters_raise_gluons_error_and_deferred_ones_are_initialized(tmp_path: Path) -> None:

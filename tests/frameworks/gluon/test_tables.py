@@ -9,7 +9,7 @@ import pytest
 from embgrad_gluon.walk import memory
 
 import embgrad
-from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, model, mx, randomise, relative, small_bert
+from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, model, mx, randomise, relative
 
 nn, nd, autograd = mx.gluon.nn, mx.nd, mx.autograd
 
@@ -80,53 +80,6 @@ def test_the_parts_of_a_tied_table(state: str, hybrid: bool) -> None:
         assert p._data is data
         assert data[0].asnumpy().tobytes() == values
     assert held == [[one.asnumpy().tobytes() for one in p._grad or ()] for p in parameters]
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_bert_with_its_decoder(frozen: bool) -> None:
-    net = small_bert(decoder=True)
-    batch = embgrad.TokenBatch([[3, 4, 5, 4], [8, 9, 2, 0]], [[1, 1, 1, 1], [1, 1, 1, 0]], convention="gluonnlp")
-    arrays = [nd.array(one) for one in batch.to_gluonnlp()]
-    masked = nd.array([[1, 2], [0, 1]])
-
-    def call(model: Any, inputs: Any) -> Any:
-        return model(*inputs, masked)
-
-    def loss(returned: Any) -> Any:
-        return nd.pick(nd.log_softmax(returned[2]), nd.array([[4, 5], [8, 9]])).sum(axis=1)
-
-    net(*arrays, masked)
-    with autograd.record(train_mode=False):  # by hand: the whole gradient, and that of the lookup as a marked output
-        total = loss(net(*arrays, masked))
-    total.backward(train_mode=False)
-    whole = net.word_embed[0].weight.grad().asnumpy()
-    marked: list[Any] = []
-    hook = net.word_embed[0].register_forward_hook(
-        lambda _, given, output: (output.attach_grad(), marked.append(output))
-    )
-    with autograd.record(train_mode=False):
-        total = loss(net(*arrays, masked))
-    hook.detach()
-    (rows,) = autograd.grad([total], marked, train_mode=False)
-    through = np.zeros_like(whole)
-    np.add.at(through, batch.ids, rows.asnumpy())
-    if frozen:
-        net.collect_params().setattr("grad_req", "null")
-    before = state_of(net)
-    found = embgrad.tables.table_gradients(net, batch, loss, call=call)
-    assert state_of(net) == before
-    assert relative(found.lookup, through) < 1e-5
-    assert relative(found.total, whole) < 1e-5
-    assert relative(found.head, whole - through) < 1e-4
-    assert found.names == ("word_embed.0.weight", "decoder.3.weight")
-    assert (found.apart is None) == frozen
-
-
-def state_of(net: Any) -> list[Any]:
-    return [
-        (p.grad_req, id(p._data), id(p._grad), [one.asnumpy().tobytes() for one in (*p._data, *(p._grad or ()))])
-        for p in net.collect_params().values()
-    ]
 
 
 def test_a_penalty_and_a_second_lookup_are_separated() -> None:

@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embgrad_gluon.importing import import_gluonnlp
 
 import embgrad
-from embgrad.checkpoints.load_bert import bert_names
 from embgrad.engine.weights import depth_of, substitute, weights_of
 from tests.frameworks.gluon.exporting import exported
 from tests.frameworks.gluon.helpers import mx
 
-gluonnlp = import_gluonnlp()
 nn = mx.gluon.nn
 IDS = np.array([[3, 5, 7, 2], [4, 1, 6, 8]])
 
@@ -105,20 +102,3 @@ def test_a_deferred_parameter_is_not_a_weight() -> None:
     model.add(nn.Embedding(20, 6), nn.Dense(5))
     model.initialize()  # the Dense waits for the size of its input
     assert [one.name for one in weights_of(model)] == ["0.weight", "1.bias"]
-
-
-@pytest.mark.parametrize("head", [False, True])
-def test_a_bert_has_the_checkpoints_names(head: bool) -> None:
-    encoder = gluonnlp.model.bert.BERTEncoder(num_layers=2, units=8, hidden_size=12, num_heads=2, max_length=10)
-    bert = gluonnlp.model.BERTModel(
-        encoder, 30, token_type_vocab_size=2, units=8, embed_size=8, use_decoder=head, use_classifier=False
-    )
-    model = gluonnlp.model.BERTClassifier(bert, num_classes=3) if not head else bert
-    model.initialize(mx.init.Normal(0.5))
-    ids, lengths = mx.nd.array(IDS), mx.nd.array([4, 3])
-    model(ids, mx.nd.zeros_like(ids), lengths, *([mx.nd.array([[1], [2]])] * head))
-    found = weights_of(model)
-    assert sorted(one.canonical for one in found if one.canonical) == sorted(bert_names(2))
-    (query,) = (one for one in found if one.canonical == "encoder.layer.1.attention.self.query.weight")
-    assert query.module.endswith("encoder.transformer_cells.1.attention_cell")
-    assert not query.transposed
