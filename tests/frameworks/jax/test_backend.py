@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 import pytest
 from flax import linen, nnx
@@ -102,17 +100,6 @@ class Remembering(nnx.Module):
         return nnx.remat(lambda block, x: block(x))(self.block, self.embed(ids)).sum(1)
 
 
-class ByHand(nnx.Module):
-    """Looks up by an index of its own."""
-
-    def __init__(self) -> None:
-        self.table = nnx.Param(jnp.ones((11, 4)))
-
-    def __call__(self, ids: Any) -> Any:
-        """(example, 4)."""
-        return self.table[ids].sum(1)
-
-
 class TwoHeads(nnx.Module):
     """Two outputs, of which only one depends on the lookup."""
 
@@ -124,16 +111,6 @@ class TwoHeads(nnx.Module):
         """Both (example, 4)."""
         rows = self.embed(ids).sum(1)
         return {"of_words": rows, "of_bias": jnp.tile(self.bias[...], (len(ids), 1)), "of_both": rows * self.bias[...]}
-
-
-def test_closed_form_of_a_tied_table() -> None:
-    """The sum over the rows has the sum of the table's rows as its gradient at the lookup; the head has the looked-up ones."""
-    model = Tied()
-    table = np.asarray(model.embed.embedding[...])
-    result = embgrad.gradients(model, IDS, embgrad.Sum())
-    np.testing.assert_allclose(result.values, np.broadcast_to(table.sum(0), (2, 3, 4)), rtol=1e-12)
-    ledger = embgrad.tables.table_gradients(model, IDS, embgrad.Sum())
-    np.testing.assert_allclose(ledger.head, np.broadcast_to(table[IDS].sum((0, 1)), table.shape), rtol=1e-12)
 
 
 def test_the_point_of_a_subclass_is_the_raw_row() -> None:
@@ -203,43 +180,6 @@ def test_modules_in_a_function_that_the_user_has_compiled_and_run_are_points() -
     np.testing.assert_array_equal(found.values, np.ones((2, 3, 4)))
 
 
-def test_variables_of_keras_with_one_path_are_numbered() -> None:
-    class Repeating(keras.Model):
-        def __init__(self) -> None:
-            super().__init__(name="repeating")
-            self.tables = [keras.layers.Embedding(11, 4, name="table") for _ in range(3)]
-
-        def call(self, ids: Any) -> Any:
-            return sum(factor * table(ids) for factor, table in zip((2.0, 3.0, 5.0), self.tables, strict=True))
-
-    model = Repeating()
-    model(jnp.asarray(IDS))
-    found = embgrad.tables.parameter_gradients(model, IDS, embgrad.Sum())
-    path = model.tables[0].embeddings.path
-    assert [table.embeddings.path for table in model.tables] == [path] * 3
-    assert list(found) == [path, f"{path}#1", f"{path}#2"]
-    counts = np.bincount(IDS.ravel(), minlength=11)[:, None] * np.ones(4)
-    for values, factor in zip(found.values(), (2.0, 3.0, 5.0), strict=True):
-        np.testing.assert_array_equal(values, factor * counts)
-
-
-def test_types_that_equal_the_ids_cut_to_their_table_are_types() -> None:
-    class Typed(nnx.Module):
-        def __init__(self) -> None:
-            self.embed = nnx.Embed(11, 4, rngs=nnx.Rngs(1))
-            self.types = nnx.Embed(2, 4, rngs=nnx.Rngs(2))
-
-        def __call__(self, input_ids: Any, token_type_ids: Any) -> Any:
-            return (self.embed(input_ids) * self.types(token_type_ids)).sum(1)
-
-    model, types = Typed(), np.minimum(IDS, 1)
-    batch = embgrad.TokenBatch(IDS, types=types)
-    found = embgrad.gradients(model, batch, embgrad.Sum(), at=["word", "type"])
-    np.testing.assert_array_equal(found["type"].ids, types)
-    np.testing.assert_array_equal(found["type"].values, np.asarray(model.embed.embedding)[IDS])
-    np.testing.assert_array_equal(found["word"].values, np.asarray(model.types.embedding)[types])
-
-
 def test_a_product_with_rows_that_compare_ids_with_a_range_is_a_lookup() -> None:
     table = np.random.default_rng(0).normal(size=(11, 4))
 
@@ -265,12 +205,6 @@ def test_no_way_is_not_zero() -> None:
 def test_a_lookup_inside_vmap() -> None:
     result = embgrad.gradients(Mapped(), IDS, embgrad.Sum())
     np.testing.assert_array_equal(result.values, np.ones((2, 3, 4)))
-
-
-def test_a_lookup_by_an_index() -> None:
-    result = embgrad.gradients(ByHand(), IDS, embgrad.Sum())
-    np.testing.assert_array_equal(result.values, np.ones((2, 3, 4)))
-    np.testing.assert_array_equal(embgrad.gradients(ByHand(), IDS, embgrad.Sum(), at="table").values, result.values)
 
 
 def test_a_call_of_the_model_itself_has_lookups_but_no_modules() -> None:
@@ -412,45 +346,6 @@ def test_a_model_that_reads_the_values_of_arrays_is_refused() -> None:
         match=r"the model's Python reads the values of arrays, which jax\.jit does not allow either \(.+\)\. Write it with",
     ):
         embgrad.gradients(Deciding(), IDS, embgrad.Sum())
-
-
-def test_a_keras_model_that_was_never_called_is_refused() -> None:
-    class Unbuilt(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = keras.layers.Embedding(11, 4)
-
-        def call(self, ids: Any) -> Any:
-            return self.words(ids)
-
-    model = Unbuilt()
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"the Keras model Unbuilt has no weights yet, .* Call it once on a"
-    ):
-        embgrad.gradients(model, IDS, embgrad.Sum())
-    assert not model.weights
-    model(jnp.asarray(IDS))
-    np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Sum()).values, np.ones((2, 3, 4)))
-
-
-def test_a_mask_that_keras_makes_itself_is_no_warning() -> None:
-    ids = np.array([[3, 1, 4, 5], [9, 2, 6, 0]])
-    model = keras.Sequential(
-        [keras.layers.Embedding(11, 3, mask_zero=True), keras.layers.LSTM(4), keras.layers.Dense(2)]
-    )
-    model(jnp.asarray(ids))
-    batch = embgrad.TokenBatch(ids, (ids != 0).astype(int))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", embgrad.EmbgradWarning)
-        each: list[dict[str, Any]] = [{}, {"compile": True}, {"batch_size": 1}]
-        for options in each:
-            found = embgrad.gradients(model, batch, embgrad.Logit(0), **options)
-            assert (found.pad_leak, found.provenance["masked_id"], found.provenance["unused"]) == (0, 0, [])
-    other = embgrad.TokenBatch(ids, [[1, 1, 1, 1], [1, 1, 0, 0]])
-    with pytest.warns(
-        embgrad.EmbgradWarning, match=r"makes its own, 0 where the id is 0, which differs from it at 1 pos"
-    ):
-        embgrad.gradients(model, other, embgrad.Logit(0))
 
 
 def test_points_are_those_of_evaluation_mode() -> None:

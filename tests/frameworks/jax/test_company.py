@@ -6,13 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 import pytest
 from flax import nnx
 
 import embgrad
-from tests.frameworks.keras_state import keras_model_of_one_number
 from tests.support.company import LOGIT, expect_of_own_number, expect_state_of_one_number
 
 IDS = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
@@ -44,18 +42,6 @@ def test_a_state_that_goes_on_from_call_to_call(kind: type) -> None:
     np.testing.assert_array_equal(model.state[...], state)
 
 
-def test_a_stateful_layer_of_keras() -> None:
-    given = keras.Input(batch_shape=(3, 3), dtype="int32")
-    model = keras.Model(given, keras.layers.LSTM(4, stateful=True)(keras.layers.Embedding(9, 4)(given)))
-    model(IDS[::-1].copy())
-    lstm = model.layers[-1]
-    state = [np.array(value) for value in lstm.states]
-    own = np.array(model(IDS))[:, 1]
-    for variable, value in zip(lstm.states, state, strict=True):
-        variable.assign(value)
-    expect_of_own_number(model, IDS, own, cut=False)
-
-
 class OfOneNumber(nnx.Module):
     """A sum of rows that begins with what it kept, in a pass of as many examples alone."""
 
@@ -85,35 +71,3 @@ def test_a_kept_trace_remembers_what_the_model_writes(count: int) -> None:
             embgrad.errors.UnsupportedError, match="the model keeps 'state' from call to call, and L of example"
         ):
             embgrad.gradients(model, IDS, LOGIT, batch_size=2, compile=True)
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_a_state_that_a_layer_of_keras_writes_for_one_number_of_examples(frozen: bool) -> None:
-    expect_state_of_one_number(lambda count: keras_model_of_one_number(count, frozen=frozen), IDS)
-
-
-def test_an_evaluation_mode_without_a_backward_pass_is_explained() -> None:
-    @jax.custom_vjp
-    def fast(rows: Any) -> Any:
-        return rows * 2.0
-
-    def back(residuals: Any, gradient: Any) -> Any:
-        raise NotImplementedError("this path is for inference")
-
-    fast.defvjp(lambda rows: (rows * 2.0, None), back)
-
-    class Net(nnx.Module):
-        def __init__(self) -> None:
-            self.table, self.dropout = nnx.Embed(9, 4, rngs=nnx.Rngs(0)), nnx.Dropout(0.0)
-
-        def __call__(self, ids: Any) -> Any:
-            rows = self.table(ids)
-            return (fast(rows) if self.dropout.deterministic else rows * 2.0).sum(1)
-
-    with pytest.raises(
-        embgrad.errors.UnsupportedError,
-        match="Net runs in evaluation mode without gradients, and raised NotImplementedError",
-    ):
-        embgrad.gradients(Net(), IDS, embgrad.Logit(1))
-    g = embgrad.gradients(Net(), IDS, embgrad.Logit(1), training=True)
-    np.testing.assert_array_equal(g.values[..., 1], 2.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -73,24 +72,6 @@ def test_the_function_alone_is_refused_with_what_to_do() -> None:
         match="in place of a function that builds a model, pass what it returns, and in place of a function of JAX",
     ):
         embgrad.gradients(mean_logits, IDS, embgrad.Sum())
-
-
-def test_ids_in_one_row() -> None:
-    def bag(parameters: Any, ids: Any, offsets: Any) -> Any:
-        example = jnp.searchsorted(offsets, jnp.arange(len(ids)), side="right") - 1
-        return jax.ops.segment_sum(parameters["table"][ids], example, len(offsets)) @ parameters["w"]
-
-    random = np.random.default_rng(0)
-    parameters = {"table": jnp.asarray(random.normal(size=(20, 3))), "w": jnp.asarray(random.normal(size=(3, 2)))}
-    batch = {"ids": np.array([1, 2, 3, 4, 4, 5]), "offsets": np.array([0, 2, 5])}
-
-    def call(parts: Any, inputs: Any) -> Any:
-        return parts[0](parts[1], inputs["input_ids"], inputs["offsets"])
-
-    result = embgrad.gradients((bag, parameters), batch, embgrad.Logit(1), call=call)
-    np.testing.assert_array_equal(result.ids, [[1, 2, 0], [3, 4, 4], [5, 0, 0]])
-    real = np.array([[1, 1, 0], [1, 1, 1], [1, 0, 0]])
-    np.testing.assert_allclose(result.values, real[..., None] * np.asarray(parameters["w"])[:, 1])
 
 
 @pytest.mark.parametrize("sides", ["bsm,mn->bsn", "bsm,nm->bsn", "bsm,hdm->bshd"])
@@ -163,36 +144,3 @@ def test_products_with_the_weights_of_all_layers_are_points(way: str) -> None:
     np.testing.assert_allclose(
         plain.values, ((1 - given[1] ** 2) * (before @ weights[1].T)) @ weights[0].T, rtol=1e-4, atol=1e-7
     )
-
-
-def _stacked_beside_listed(number: int) -> tuple[Any, Any, embgrad.TokenBatch]:
-    """Return a function with its layers' weights in one array, one with an array each of which one is scaled, and a batch."""
-    random = np.random.default_rng(0)
-    table, weights = jnp.asarray(random.normal(size=(20, 4))), random.normal(size=(3, 4, 4))
-
-    def stacked(parameters: Any, ids: Any, mask: Any) -> Any:
-        return _looped("scan", parameters["blocks"]["w"], parameters["table"][ids])
-
-    def listed(parameters: Any, ids: Any, mask: Any) -> Any:
-        x = parameters["table"][ids]
-        for layer in parameters["layers"]:
-            x = jnp.tanh(x @ layer["w"])
-        return x
-
-    layers = [{"w": jnp.asarray(weight * (1.25 if at == number else 1))} for at, weight in enumerate(weights)]
-    ids = random.integers(0, 20, (3, 5))
-    one = stacked, {"table": table, "blocks": {"w": jnp.asarray(weights)}}
-    return one, (listed, {"table": table, "layers": layers}), embgrad.TokenBatch(ids, np.ones_like(ids))
-
-
-def test_weights_of_all_layers_are_divided_in_every_comparison(tmp_path: Path) -> None:
-    """`check_port`, a dump in the place of the model, and `bisect` name the weight of the one layer."""
-    stacked, listed, batch = _stacked_beside_listed(number=1)
-    embgrad.dump(stacked, batch, tmp_path / "dump", call=applied)
-    for reference, call in ((stacked, (applied, applied)), (tmp_path / "dump", (None, applied))):
-        report = embgrad.check_port(reference, listed, batch, call=call)
-        assert report.causes[0].text == "b has blocks[1].w times 1.25", report
-        assert report.first == "blocks[1].w", report
-    found = embgrad.bisect(stacked, listed, batch, embgrad.Sum(), call_a=applied, call_b=applied)
-    assert found.first == "blocks.w:output#1", found
-    assert [(suspect.a, suspect.b) for suspect in found.parameters] == [("blocks[1].w", "layers.1.w")]

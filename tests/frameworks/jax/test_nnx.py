@@ -1,4 +1,4 @@
-"""Text models in Flax NNX: seven architectures, whatever way they look up, and what is NNX's own."""
+"""Text models in Flax NNX: four architectures, whatever way they look up, and what is NNX's own."""
 
 from __future__ import annotations
 
