@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -47,32 +46,3 @@ def test_generated_tokens_are_attributed_and_written(
     np.testing.assert_array_equal(read.scores, direct.scores)
     assert read.output_tokens == direct.output_tokens
     assert "radio" in page.read_text(encoding="utf-8")
-
-
-def test_a_target_a_contrast_and_a_method_are_passed_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["attribute-tokens", "-m", str(folder), "-t", TEXT + " are", "--target", "-1", "--contrast", "is"]
-    assert run([*words, "--method", "integrated-gradients", "--set", "steps=7", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)["result"]
-    assert result["shape"] == [1, 1, 6]
-    assert result["method"]["steps"] == 7
-    assert run([*words[:-1], "6", "--json"]) == 0
-    np.testing.assert_allclose(
-        json.loads(capsys.readouterr().out)["result"]["examples"][0]["outputs"][0]["objective"],
-        result["examples"][0]["outputs"][0]["objective"],
-        rtol=1e-6,  # the two methods read it from passes of different numbers of rows
-    )
-
-
-def test_scores_are_printed_by_the_unit_that_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["attribute-tokens", "-m", str(folder), "-t", "the keys. is on", "--target", "-1"]
-    printed = {}
-    for by in ("tokens", "sentences"):
-        assert run([*words, "--by", by]) == 0
-        printed[by] = capsys.readouterr().out.splitlines()[1]
-    assert printed["tokens"].count("(") == 3
-    assert printed["sentences"].count("(") < 3
-    assert run([*words, "--by", "letters"]) == 2
-    assert (
-        "--by is 'letters': expected one of 'tokens', 'words', 'spans', 'sentences', 'segments'"
-        in capsys.readouterr().err
-    )

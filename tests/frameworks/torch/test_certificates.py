@@ -62,19 +62,3 @@ def test_a_hook_that_changes_a_tables_gradient_is_still_refused() -> None:
         embgrad.errors.CertificationError, match=r"the framework's own gradient of the table differ by 0\.33"
     ):
         embgrad.gradients(model, IDS, OBJECTIVE, check=True)
-
-
-class Cast(Net):
-    """Casts inside its forward pass, where the user has not."""
-
-    def forward(self, input_ids: Any) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
-            return super().forward(input_ids)
-
-
-@pytest.mark.parametrize("build", [Net, Cast])
-def test_a_model_under_autocast_gets_a_certificate(build: type[Net]) -> None:
-    with torch.autocast("cpu", torch.bfloat16, enabled=build is Net):
-        result = embgrad.gradients(build().eval(), IDS, embgrad.Logit(1), check=True)
-    assert result.provenance["compute_dtype"] == "bfloat16"
-    assert result.values.dtype == np.float32

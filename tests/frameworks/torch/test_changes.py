@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import embgrad
-from tests.frameworks.torch.architectures import ARCHITECTURES, native, weighted
 from tests.frameworks.torch.checks import IDS, VOCAB, Layers, tensor
 
 NEW = np.random.default_rng(5).normal(size=(2, 4, 4))
@@ -119,29 +118,6 @@ def test_a_pass_is_freed_where_the_output_of_a_module_shares_the_memory_of_its_i
     gc.collect()
     assert alive
     assert all(reference() is None for reference in alive)
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_an_override_in_each_architecture(name: str) -> None:
-    """As a forward hook written by hand does it, on the model's own kind of output."""
-    architecture = ARCHITECTURES[name]
-    model, batch = architecture.build(), architecture.batch()
-    new = np.random.default_rng(0).normal(size=(2, 6, 16))
-    result = embgrad.gradients(model, batch, weighted, at="layer.0", override={"layer.0": new})
-    path, _, _ = architecture.layer.format(0).partition("#")
-    leaf, calls = torch.tensor(new).requires_grad_(), []
-
-    def hook(module: Any, given: Any, output: Any) -> Any:
-        calls.append(1)
-        if len(calls) > 1:
-            return output
-        return leaf if isinstance(output, torch.Tensor) else (leaf, *output[1:])
-
-    handle = model.get_submodule(path).register_forward_hook(hook)
-    loss = weighted(model(**native(batch)))
-    handle.remove()
-    np.testing.assert_allclose(result.objective, loss.detach().numpy(), rtol=1e-10)
-    np.testing.assert_allclose(result.values, torch.autograd.grad(loss.sum(), leaf)[0].numpy(), rtol=1e-9, atol=1e-13)
 
 
 class Twice(nn.Module):

@@ -416,20 +416,3 @@ def test_a_function_that_uses_a_tensor_that_is_no_argument_is_refused(kind: str,
         given = embgrad.gradients(model, IDS, LOSS, training=training)
         model.kind = None
         np.testing.assert_array_equal(given.values, embgrad.gradients(model, IDS, LOSS, training=training).values)
-
-
-def test_a_native_objective_may_use_checkpoints() -> None:
-    head = nn.Linear(3, 1).double()
-
-    def objective(logits: Any, *, reentrant: bool | None = None) -> Any:
-        run = (
-            partial(checkpoint, use_reentrant=reentrant)
-            if reentrant is not None
-            else lambda function, *args: function(*args)
-        )
-        return run(lambda value: head(value).tanh().sum(1), logits)
-
-    expected = embgrad.gradients(net(), IDS, objective).values
-    for reentrant in (False, True):
-        given = embgrad.gradients(net(), IDS, partial(objective, reentrant=reentrant))
-        np.testing.assert_array_equal(given.values, expected)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-import embgrad
 from tests.support.company import expect_of_own_number, expect_state_of_one_number
 
 IDS = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
@@ -104,77 +103,3 @@ class OfOneNumber(nn.Module):
 @pytest.mark.parametrize("way", ["attribute", "list", "buffer", "written", "written buffer"])
 def test_a_state_that_passes_of_one_number_of_examples_write(way: str) -> None:
     expect_state_of_one_number(lambda count: OfOneNumber(way, count), IDS)
-
-
-class _Tokens(nn.Module):
-    """A language model of which each example sees the mean over the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 9)
-
-    def forward(self, ids: Any) -> Any:
-        rows = self.table(ids)
-        return self.head((rows.cumsum(1) + rows.mean((0, 1))).tanh())
-
-
-class _Carrying(_Tokens):
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.state = torch.randn(count, 1, 4)
-
-    def forward(self, ids: Any) -> Any:
-        state = self.state if len(self.state) == len(ids) else torch.zeros(len(ids), 1, 4)
-        rows = self.table(ids).cumsum(1) + state
-        self.state = rows[:, -1:].detach()
-        return self.head(rows.tanh())
-
-
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("method", [embgrad.methods.IntegratedGradients(30, baseline=0), embgrad.methods.Occlusion(0)])
-def test_output_tokens_of_a_model_that_carries_a_state(count: int, method: Any) -> None:
-    model, ids = _Carrying(count).eval(), IDS[:count]
-    found = embgrad.attribute_tokens(model, ids, method=method)
-    labels = np.full(ids.shape, -100)
-    labels[:, 2] = ids[:, 2]
-    last = embgrad.LogProbability(labels)
-    g = embgrad.gradients(model, ids, last)
-    np.testing.assert_allclose(found.objective[:, 1], g.objective, rtol=1e-5)
-    gone = []
-    for position in range(2):
-        values = np.array(g.activations)
-        values[:, position] = model.table.weight[0].detach().numpy()
-        gone.append(g.objective - embgrad.evaluate(model, ids, last, override={"word": values}))
-    if isinstance(method, embgrad.methods.Occlusion):
-        np.testing.assert_allclose(found.scores[:, 1, :2], np.stack(gone, 1), atol=2e-6)
-    else:
-        ends = np.broadcast_to(model.table.weight[0].detach().numpy(), g.activations.shape)
-        before = embgrad.evaluate(model, ids, last, override={"word": np.array(ends)})
-        np.testing.assert_allclose(found.scores[:, 1].sum(1), g.objective - before, atol=1e-3)
-    assert len(model.state) == count
-
-
-@pytest.mark.parametrize("method", ["input_x_gradient", embgrad.methods.IntegratedGradients(2, baseline=0)])
-@pytest.mark.parametrize(("count", "size"), [(3, 1), (3, 2), (1, 2)])
-def test_output_tokens_of_sub_batches_of_a_model_that_carries_a_state_are_refused(
-    method: Any, count: int, size: int
-) -> None:
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match="the model keeps 'state' from call to call, and L of example"
-    ):
-        embgrad.attribute_tokens(_Carrying(count).eval(), IDS, method=method, batch_size=size)
-
-
-def test_a_net_that_takes_the_examples_for_its_positions() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.table, self.rnn = nn.Embedding(9, 4), nn.LSTM(4, 4)  # not batch_first=True
-
-        def forward(self, ids: Any) -> Any:
-            return self.rnn(self.table(ids))[0].mean(1)
-
-    model = Net()
-    expect_of_own_number(model, IDS[:1], model(torch.tensor(IDS[:1]))[:, 1].detach().numpy(), cut=False)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -245,20 +243,6 @@ def test_a_compiled_model_gives_what_the_model_gives(way: str, expected: dict[st
     assert COMPILER.compiled == made  # the code from before still fits the model
 
 
-def test_compiled_parts_and_functions() -> None:
-    parts = [nn.Sequential(nn.Embedding(12, 4), nn.Tanh()), nn.Linear(4, 3)]
-
-    def call(parts: Any, inputs: Any) -> Any:
-        return parts[1](parts[0](inputs).mean(1))
-
-    names = [point.name for point in embgrad.points(parts, IDS, call=call)]
-    plain = embgrad.gradients(parts, IDS, LOSS, call=call, at=["word", "0.1", "1"])
-    for each in ([compiled(parts[0]), compiled(parts[1])], [compiled(parts[0]), parts[1]]):
-        for function in (call, compiled(call)):
-            expect_same(embgrad.gradients(each, IDS, LOSS, call=function, at=["word", "0.1", "1"]), plain)
-            assert [point.name for point in embgrad.points(each, IDS, call=function)] == names
-
-
 def test_a_compiled_function_is_no_model() -> None:
     model = Net()
     again = compiled(compiled(model))  # a function, as torch.compile makes of a compiled module
@@ -287,25 +271,6 @@ def of_transformers(name: str) -> Any:
     return getattr(transformers, f"{name}{kind}")(config).double().eval()
 
 
-@pytest.mark.parametrize("name", TRANSFORMERS)
-def test_models_of_transformers(name: str) -> None:
-    """Whole, and as their layers are often compiled: one by one."""
-    batch = {**BATCH, **({"decoder_input_ids": IDS[:, :3]} if name == "T5" else {})}
-    objective = embgrad.Logit(1) if name == "Bert" else embgrad.Logit(1, position=-1)
-    model, whole, layered = of_transformers(name), compiled(of_transformers(name)), of_transformers(name)
-    for layers in [module for module in layered.modules() if isinstance(module, nn.ModuleList)]:
-        for number, layer in enumerate(layers):
-            layers[number] = compiled(layer)
-    points = names_of(model, batch)
-    plain = embgrad.gradients(model, batch, objective, at=["word", "embeddings", "layer.0", "layer.-1"])
-    for each in (whole, layered):
-        assert names_of(each, batch) == points
-        expect_same(embgrad.gradients(each, batch, objective, at=list(plain)), plain)
-        if name != "Bert":
-            scores = embgrad.attribute_tokens(model, batch).scores
-            np.testing.assert_allclose(embgrad.attribute_tokens(each, batch).scores, scores, rtol=1e-9, atol=1e-12)
-
-
 def test_the_names_of_a_checkpoint() -> None:
     bert = of_transformers("Bert").bert
     names = list(embgrad.tables.parameter_gradients(bert, BATCH, embgrad.Sum(output="pooled"), names="canonical"))
@@ -327,13 +292,6 @@ def test_pytorchs_own_compiler() -> None:
     np.testing.assert_array_equal(result.values, plain.values)
 
 
-def test_a_compiled_model_in_a_file() -> None:
-    model = Net()
-    plain = gradients(model)
-    for each in (torch.compile(model, backend="eager"), compiled_in_place(Net())):
-        expect_same(gradients(pickle.loads(pickle.dumps(each))), plain)
-
-
 @pytest.mark.parametrize("stance", ["force_eager", "fail_on_recompile"])
 def test_the_stance_of_the_user_stays(stance: str) -> None:
     torch._dynamo.reset()
@@ -342,25 +300,6 @@ def test_the_stance_of_the_user_stays(stance: str) -> None:
     with torch.compiler.set_stance(stance):
         expect_same(gradients(model), plain)
         assert (run(model) > 0) is (stance == "fail_on_recompile")
-
-
-def test_several_threads() -> None:
-    model, plain, failed = compiled(Net()), gradients(Net()), []
-
-    def work() -> None:
-        try:
-            for _ in range(3):
-                expect_same(gradients(model), plain)
-        except BaseException as error:
-            failed.append(error)
-
-    workers = [threading.Thread(target=work) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not failed
-    assert run(model) > 0
 
 
 REFUSED = (
@@ -421,20 +360,6 @@ def test_a_part_that_is_compiled_in_the_first_pass(name: str, expected: dict[str
     assert [stance for stance in STANCES if stance != "force_eager"] == ([] if once else ["default"])
     assert STANCES[-1] == "force_eager"
     expect_untouched(model)
-
-
-@pytest.mark.usefixtures("_compiler_is_not_loaded")
-def test_an_error_in_the_pass_that_loads_the_compiler(expected: dict[str, Any]) -> None:
-    """It may be the compiler's: the pass is repeated without it."""
-
-    class Untraceable(Loading):
-        def mean(self, hidden: Any, mask: Any) -> Any:
-            if STANCES[-1] == "default":
-                raise ValueError("this cannot be traced")
-            return super().mean(hidden, mask)
-
-    expect_same(gradients(Untraceable()), expected["word"])
-    assert STANCES == ["default", "force_eager"]
 
 
 @pytest.mark.usefixtures("_compiler_is_not_loaded")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,7 @@ import torch
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
-    Blip2Config,
-    Blip2ForConditionalGeneration,
     T5Config,
-    T5EncoderModel,
     T5ForConditionalGeneration,
 )
 
@@ -73,22 +69,6 @@ def native(batch: dict[str, Any] = BATCH) -> dict[str, Any]:
     return {name: torch.tensor(value) for name, value in batch.items()}
 
 
-def test_encoder_and_decoder_may_have_as_many_positions() -> None:
-    """The decoder's mask decides for the logits, the encoder's for what the encoder returns."""
-    batch = {**SOURCE, "decoder_input_ids": IDS, "decoder_attention_mask": np.ones_like(IDS)}
-    model = t5()
-    result = embgrad.gradients(model, batch, embgrad.Logit(3, position=3))
-    np.testing.assert_allclose(
-        result.values, by_hand(model, batch, lambda out: out.logits[:, 3, 3].sum()), rtol=1e-9, atol=1e-14
-    )
-    assert result.provenance["path"] == "shared#0"  # and not the decoder's lookup of the same ids
-    encoder = embgrad.gradients(model, batch, embgrad.Logit(3, output="encoder_last_hidden_state", position=-1))
-    expected = by_hand(
-        model, batch, lambda out: out.encoder_last_hidden_state[0, 3, 3] + out.encoder_last_hidden_state[1, 2, 3]
-    )
-    np.testing.assert_allclose(encoder.values, expected, rtol=1e-9, atol=1e-14)
-
-
 @pytest.mark.parametrize("labels", [LABELS, np.where(LABELS[:, :4] == 13, 3, LABELS[:, :4])])
 @pytest.mark.parametrize("build", [t5, bart])
 def test_labels_serve_as_decoder_ids(build: Callable[[], Any], labels: np.ndarray) -> None:
@@ -125,17 +105,6 @@ def test_missing_decoder_ids_are_reported() -> None:
     embgrad.gradients(bart(), SOURCE, embgrad.Logit(3))  # which makes them of the encoder's
 
 
-def test_an_encoder_alone_has_its_own_positions() -> None:
-    """Decoder ids that the model does not take say nothing of its outputs."""
-    model = t5(T5EncoderModel)
-    batch = {**SOURCE, "decoder_input_ids": IDS, "decoder_attention_mask": np.ones_like(IDS)}
-    with warnings.catch_warnings():  # of an input that the model does not take, where it takes no keywords at all
-        warnings.filterwarnings("ignore", "the model cannot take the input 'decoder", embgrad.EmbgradWarning)
-        result = embgrad.gradients(model, batch, embgrad.Logit(3, position=-1, output="sequence"))
-    plain = embgrad.gradients(model, SOURCE, embgrad.Logit(3, position=-1, output="sequence"))
-    np.testing.assert_array_equal(result.values, plain.values)
-
-
 def test_the_lookups_of_a_table_that_both_halves_share() -> None:
     model = t5()
     objective = embgrad.CrossEntropy(LABELS)
@@ -152,30 +121,3 @@ def test_the_lookups_of_a_table_that_both_halves_share() -> None:
     ledger = embgrad.tables.table_gradients(model, BATCH, objective)
     expected = torch.autograd.grad(losses(model(**native()).logits), model.shared.weight)[0].numpy()
     np.testing.assert_allclose(ledger.total, expected, rtol=1e-8, atol=1e-13)
-
-
-def blip2(**text: Any) -> Any:
-    torch.manual_seed(0)
-    image = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-    former = {**image, "vocab_size": 40, "encoder_hidden_size": 16, "cross_attention_frequency": 1}
-    config = Blip2Config(
-        vision_config={**image, "image_size": 8, "patch_size": 4},
-        qformer_config=former,
-        text_config=text,
-        num_query_tokens=2,
-        image_token_index=39,
-    )
-    return Blip2ForConditionalGeneration(config).eval()
-
-
-def test_the_text_part_of_a_model_decides_whether_it_has_a_decoder() -> None:
-    ids = np.array([[39, 39, 7, 8, 9], [39, 39, 5, 6, 7]])
-    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids), "pixel_values": torch.rand(2, 3, 8, 8)}
-    sizes = {"hidden_size": 16, "ffn_dim": 24, "word_embed_proj_dim": 16, "num_attention_heads": 2}
-    model = blip2(model_type="opt", vocab_size=40, num_hidden_layers=2, max_position_embeddings=16, **sizes)
-    result = embgrad.attribute_tokens(model, batch, targets=[-1])
-    expected = embgrad.gradients(model, batch, embgrad.LogProbability(np.where(np.arange(5) == 4, ids, -100)))
-    np.testing.assert_allclose(result.objective[:, 0], expected.objective, rtol=1e-5)
-    np.testing.assert_allclose(result.scores[:, 0], (expected.values * expected.activations).sum(-1), atol=1e-6)
-    with pytest.raises(embgrad.errors.BatchError, match="Blip2ForConditionalGeneration is an encoder-decoder"):
-        embgrad.attribute_tokens(blip2(model_type="t5", **T5), batch, targets=[-1])

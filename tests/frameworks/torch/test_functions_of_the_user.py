@@ -57,30 +57,6 @@ def test_a_function_of_the_user_draws_random_numbers(option: str) -> None:
     assert all(torch.equal(noise, torch.randn(noise.shape)) for noise in drawn)
 
 
-@pytest.mark.parametrize("option", ["override", "add", "edit"])
-def test_a_function_is_called_once_where_a_sub_batch_is_inconclusive(option: str) -> None:
-    """The tensor has other axes for two examples than for six, so that only the whole pass shows them."""
-
-    class Flat(torch.nn.Module):
-        def forward(self, rows: Any) -> Any:
-            return rows.flatten(0, 1) if len(rows) == 2 else rows
-
-    class Flattening(Net):
-        def forward(self, input_ids: Any) -> Any:
-            return self.head(self.layers[1](self.embedding(input_ids)).reshape(len(input_ids), -1, 8).mean(1))
-
-    net, called = Flattening().eval(), []
-    net.layers[1] = Flat()
-    ids = np.random.default_rng(0).integers(1, 30, (6, 6))
-
-    def other_each_time(values: np.ndarray) -> np.ndarray:
-        called.append(values)
-        return values * len(called)
-
-    embgrad.gradients(net, ids, embgrad.Logit(1), at="layers.1", **{option: {"word": other_each_time}})
-    assert len(called) == 1
-
-
 def test_random_numbers_that_the_model_draws_are_restored() -> None:
     class Drawing(torch.autograd.Function):
         @staticmethod
@@ -151,22 +127,6 @@ def test_a_capture_around_compiled_code_is_refused(backend: str) -> None:
         embgrad.capture(net),
     ):
         loss_of(ids).backward()
-    torch._dynamo.reset()
-
-
-def test_compiled_functions_beside_a_captured_model_are_allowed() -> None:
-    net = Net()
-
-    @torch.compile(backend="eager")
-    def loss_of(returned: Any) -> Any:
-        return returned.sum()
-
-    loss_of(torch.zeros(3, 3))
-    with embgrad.capture(net) as tap:
-        loss_of(net(torch.tensor(IDS))).backward()
-    assert len(tap.steps) == 1
-    with embgrad.capture(net):
-        pass
     torch._dynamo.reset()
 
 

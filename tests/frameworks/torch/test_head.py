@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from embgrad_torch import inputs
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -318,14 +315,6 @@ def test_autocast_is_left_to_autograd(shortcuts: list[int]) -> None:
     np.testing.assert_array_equal(result.values, expected)
 
 
-def test_inference_mode_and_no_grad_around_the_call(shortcuts: list[int]) -> None:
-    expected = embgrad.gradients(Decoder(plain), IDS, OBJECTIVE).values
-    for context in (torch.inference_mode, torch.no_grad):
-        with context():
-            np.testing.assert_array_equal(embgrad.gradients(Decoder(plain), IDS, OBJECTIVE).values, expected)
-    assert len(shortcuts) == 3
-
-
 def test_an_input_that_is_written_to_after_the_head_is_left_to_autograd(shortcuts: list[int]) -> None:
     def forward(model: Decoder, hidden: Any) -> Any:
         before = hidden * 1
@@ -370,86 +359,3 @@ def test_nothing_of_the_head_lives_on_after_a_call() -> None:
     assert not model.head._forward_hooks
     assert not model.head._backward_hooks
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
-
-
-def test_an_encoder_decoder_and_a_causal_model_of_transformers(shortcuts: list[int]) -> None:
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, n_positions=8)
-    causal = transformers.GPT2LMHeadModel(config).double()
-    values = embgrad.gradients(causal, IDS, OBJECTIVE).values
-    assert shortcuts
-    rows = causal.transformer.wte(torch.tensor(IDS)).detach().requires_grad_()
-    causal.eval()(inputs_embeds=rows).logits[:, 2, 3].sum().backward()
-    np.testing.assert_allclose(values, rows.grad.numpy(), rtol=1e-10, atol=1e-14)
-    config = transformers.T5Config(
-        vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0
-    )
-    pair = transformers.T5ForConditionalGeneration(config).double().eval()
-    decoder_ids = np.array([[0, 4, 5], [0, 6, 7]])
-    values = embgrad.gradients(pair, {"input_ids": IDS, "decoder_input_ids": decoder_ids}, OBJECTIVE).values
-    rows = pair.shared(torch.tensor(IDS)).detach().requires_grad_()
-    logits = pair(inputs_embeds=rows, decoder_input_ids=torch.tensor(decoder_ids)).logits
-    logits[:, 2, 3].sum().backward()
-    np.testing.assert_allclose(values, rows.grad.numpy(), rtol=1e-10, atol=1e-14)
-
-
-#: A decoder with a vocabulary of 5000 on 300 positions, in a process of its own; prints the peak of its memory in KiB.
-PEAK = """
-import resource, sys
-import numpy as np, torch
-import embgrad
-from embgrad.backend.registry import bind
-from embgrad.engine.options import GradientOptions
-from embgrad.engine.run import run_located
-from embgrad.engine.question import Question
-
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention = torch.nn.MultiheadAttention(64, 4, batch_first=True)
-        self.feed = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
-    def forward(self, x):
-        mask = torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1])
-        x = x + self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
-        return x + self.feed(x)
-
-class Decoder(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = torch.nn.Embedding(5000, 64)
-        self.layers = torch.nn.Sequential(Block(), Block())
-        self.head = torch.nn.Linear(64, 5000)
-    def forward(self, input_ids):
-        return self.head(self.layers(self.table(input_ids)))
-
-torch.set_num_threads(1)
-ids = np.random.default_rng(0).integers(0, 5000, (1, 300))
-objectives = tuple(embgrad.Logit(int(ids[0, i + 1]), position=i) for i in range(int(sys.argv[1])))
-question = Question(bind(Decoder(), None), embgrad.TokenBatch(ids), objectives, GradientOptions(("word",)))
-run, _ = run_located(question, lambda key, gradient, value: (gradient * value).sum(-1))
-assert len(run.points["word"].gradients) == int(sys.argv[1])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
-
-
-def test_memory_does_not_grow_with_the_number_of_objectives() -> None:
-    few, many = (
-        int(subprocess.run([sys.executable, "-c", PEAK, str(count)], capture_output=True, text=True, check=True).stdout)
-        for count in (32, 256)
-    )
-    assert many <= 1.1 * few
-
-
-class TwoOutputs(Decoder):
-    """A model one of whose outputs does not depend on the lookup."""
-
-    def forward(self, input_ids: Any) -> Any:
-        return {"logits": super().forward(input_ids), "constant": self.head(self.inner.weight).mean(0, keepdim=True)}
-
-
-def test_an_objective_of_a_list_that_does_not_depend_on_the_point_is_named() -> None:
-    objectives = [OBJECTIVE, embgrad.Sum(output="logits"), lambda outputs: outputs["constant"].sum().expand(2)]
-    with pytest.raises(
-        embgrad.errors.NoGradientError, match=r"^at index 2 of the objectives: .*does not depend on the point"
-    ):
-        embgrad.gradients(TwoOutputs(plain), IDS, objectives)

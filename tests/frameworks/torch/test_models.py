@@ -243,19 +243,6 @@ class Siamese(nn.Module):
         return (self.encoder(input_ids) * self.encoder(other_ids)).sum(1)
 
 
-def test_two_sentences_through_one_encoder_have_a_point_each() -> None:
-    torch.manual_seed(0)
-    model = Siamese()
-    others = torch.tensor([[7, 8, 10, 11], [12, 13, 14, 16]])
-    batch = {"input_ids": IDS, "other_ids": others}
-    expected = finite_differences(lambda: model(tensor(), others).sum(), model.encoder.table.weight)
-    np.testing.assert_allclose(embgrad.gradients(model, batch, embgrad.Sum()).values, expected, rtol=1e-6, atol=1e-8)
-    both = embgrad.gradients(model, batch, embgrad.Sum(), at=["word", "encoder.table#1"])
-    np.testing.assert_allclose(both["word"].values, expected, rtol=1e-6, atol=1e-8)
-    second = finite_differences(lambda: model(tensor(), others).sum(), model.encoder.table.weight, others.numpy())
-    np.testing.assert_allclose(both["encoder.table#1"].values, second, rtol=1e-6, atol=1e-8)
-
-
 class Projected(Net):
     """The table is computed from another, smaller one."""
 
@@ -291,21 +278,6 @@ def test_a_computed_table_hides_no_lookup_below_it() -> None:
     assert run.points["word"].gradients[0] is not None
 
 
-def test_rows_picked_out_of_activations_are_no_lookup() -> None:
-    class Picking(Net):
-        def forward(self, x: Any) -> Any:
-            states = self.inner(self.table(x)).tanh().reshape(-1, 4)
-            return self.head(states[torch.tensor([-1, 0])])
-
-    torch.manual_seed(0)
-    model = Picking().double()
-    assert [point.name for point in embgrad.points(model, IDS) if point.lookup] == ["table#0"]
-    expected = finite_differences(lambda: model(tensor())[:, 1].sum(), model.table.weight)
-    request = embgrad.backend.Request(("word",), (embgrad.NativeObjective(lambda logits: logits[:, 1], scalar=False),))
-    run = embgrad.backend.list_backends()["torch"].run(model, embgrad.TokenBatch(IDS), request)
-    np.testing.assert_allclose(run.points["word"].gradients[0], expected, rtol=1e-6, atol=1e-8)
-
-
 def test_indices_of_a_bare_table_may_count_from_the_end() -> None:
     class FromTheEnd(Bare):
         def __init__(self) -> None:
@@ -319,17 +291,3 @@ def test_indices_of_a_bare_table_may_count_from_the_end() -> None:
     places = [point for point in embgrad.points(model, IDS) if point.lookup and "word" not in point.roles]
     assert [point.name for point in places] == ["places#0"]
     np.testing.assert_array_equal(places[0].lookup.indices, [2, 3, 4, 5])
-
-
-class Indexed(Net):
-    def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-        rows = self.inner(self.table(input_ids)).tanh()
-        return self.head(torch.stack([one[real].mean(0) for one, real in zip(rows, attention_mask, strict=True)]))
-
-
-def test_a_mask_of_booleans_stays_one() -> None:
-    model, mask = Indexed().double(), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]) == 1
-    result = embgrad.gradients(model, {"input_ids": tensor(), "attention_mask": mask}, embgrad.Sum())
-    expected = finite_differences(lambda: model(tensor(), mask).sum(), model.table.weight)
-    np.testing.assert_allclose(result.values, expected, atol=1e-8)
-    assert result.pad_leak == 0

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import LSTM, Pooling, StaticEmbedding, WordEmbeddings
-from sentence_transformers.models.tokenizer import WhitespaceTokenizer
+from sentence_transformers.models import StaticEmbedding
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -76,27 +74,3 @@ def test_a_static_embedding() -> None:
         embgrad.errors.BatchError, match=r"offsets is .*: expected the index at which each example begins"
     ):
         embgrad.gradients(model, ["a", ""], POOLED)
-
-
-def test_word_embeddings_before_an_lstm() -> None:
-    torch.manual_seed(0)
-    words = WhitespaceTokenizer(["a", "film", "plot", "<pad>"], stop_words=[])
-    weights = np.random.default_rng(0).normal(size=(4, 4)).astype("float32")
-    modules: list[Any] = [WordEmbeddings(words, weights), LSTM(4, 2), Pooling(4)]
-    model = SentenceTransformer(modules=modules, device="cpu").eval()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", embgrad.EmbgradWarning)
-        result = embgrad.gradients(model, TEXTS, POOLED)
-    kept: list[torch.Tensor] = []
-
-    def keep(module: Any, args: Any, returned: torch.Tensor) -> torch.Tensor:
-        kept.append(returned.detach().requires_grad_())
-        return kept[0]
-
-    handle = modules[0].emb_layer.register_forward_hook(keep)
-    made = model(model.preprocess(TEXTS) if hasattr(model, "preprocess") else model.tokenize(TEXTS))
-    handle.remove()
-    (made["sentence_embedding"] * torch.tensor(DIRECTION)).sum().backward()
-    np.testing.assert_allclose(result.values, kept[0].grad.numpy(), rtol=1e-5, atol=1e-7)  # type: ignore[union-attr]
-    assert result.tokens[0][:2] == ("a", "film")
-    np.testing.assert_array_equal(result.mask, [[1, 1, 0], [1, 0, 0], [1, 1, 1]])

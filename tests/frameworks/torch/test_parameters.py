@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import embgrad
-from tests.frameworks.torch.architectures import ARCHITECTURES, native, weighted
 from tests.frameworks.torch.checks import IDS, VOCAB, Recomputing, tensor
 
 
@@ -85,14 +84,6 @@ def test_the_users_buffers_stay_as_they_were(sparse: bool) -> None:
     assert not stepped
     model(tensor()).sum().backward()
     assert stepped
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_parameters_of_architectures(name: str) -> None:
-    architecture = ARCHITECTURES[name]
-    model, batch = architecture.build(), architecture.batch()
-    expected = own(model, lambda: weighted(model(**native(batch))).sum())
-    same(embgrad.tables.parameter_gradients(model, batch, weighted), expected, 1e-9)
 
 
 class Reversible(Net):
@@ -175,27 +166,3 @@ def test_a_graph_is_freed_as_it_is_pulled_back() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda made: made.tensor):
         embgrad.tables.parameter_gradients(model, IDS, embgrad.Logit(1))
     assert alive[-1] < len(saved) / 2
-
-
-def test_compiled_and_parallel_models_keep_their_names() -> None:
-    model = net()
-    plain = embgrad.tables.parameter_gradients(model, IDS, embgrad.Logit(1))
-    compiled = embgrad.tables.parameter_gradients(torch.compile(model, backend="eager"), IDS, embgrad.Logit(1))
-    same(compiled, dict(plain))
-    parallel = embgrad.tables.parameter_gradients(nn.DataParallel(model), IDS, embgrad.Logit(1))
-    assert list(parallel) == [f"module.{name}" for name in plain]
-
-
-def test_training_mode_half_precision_and_no_grad() -> None:
-    model = net()
-    with torch.no_grad():
-        same(
-            embgrad.tables.parameter_gradients(model, IDS, embgrad.Logit(1), training=True),
-            dict(embgrad.tables.parameter_gradients(model, IDS, embgrad.Logit(1))),
-        )
-    half = net().to(torch.bfloat16)
-    result = embgrad.tables.parameter_gradients(half, IDS, embgrad.Logit(1))
-    expected = torch.autograd.grad(half(tensor())[:, 1].sum(), half.head.weight)[0]
-    assert result["head.weight"].dtype == np.float32
-    assert result.provenance["compute_dtype"] == "bfloat16"
-    np.testing.assert_array_equal(result["head.weight"], expected.float().numpy())

@@ -144,14 +144,6 @@ def test_arrays_are_cast_to_half_precision(dtype: Any) -> None:
         assert torch.equal(mine.grad, its.grad)
 
 
-@pytest.mark.parametrize("delta", [torch.ones(4), torch.ones(4, dtype=torch.float16), [1.0, 1.0, 1.0, 1.0], 1.0])
-def test_tensors_and_numbers_are_taken(delta: Any) -> None:
-    model = net().eval()
-    with embgrad.perturbed(model, {"word": delta}), embgrad.capture(model) as tap:
-        loss_of(model, IDS).backward()
-    np.testing.assert_array_equal(tap.steps[0].activations, model.table.weight[IDS].detach().numpy() + 1)
-
-
 @pytest.mark.parametrize(("at", "path"), [("word", "table"), ("head", "head")])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpoints(reentrant: bool, at: str, path: str) -> None:
@@ -208,18 +200,3 @@ def test_only_a_child_is_called() -> None:
     with torch.no_grad(), embgrad.perturbed(model, {"word": 1.0}) as perturbation:
         pass
     assert perturbation.passes == 0
-
-
-def test_a_model_that_sums_rows_in_a_bag_is_refused() -> None:
-    class Bag(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bag = nn.EmbeddingBag(VOCAB, 3)
-
-        def forward(self, input_ids: Any) -> Any:
-            return self.bag(input_ids)
-
-    torch.manual_seed(0)
-    model = Bag()
-    with refused(embgrad.errors.UnsupportedError, "by nn.EmbeddingBag"), embgrad.perturbed(model, {"word": 1.0}):
-        model(IDS)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import embgrad
-from tests.frameworks.torch.architectures import ARCHITECTURES, IDS, MASK, native, weighted
+from tests.frameworks.torch.architectures import ARCHITECTURES, IDS, native, weighted
 from tests.frameworks.torch.checks import IDS as SMALL_IDS
 from tests.frameworks.torch.checks import VOCAB, tensor
 
@@ -89,13 +89,6 @@ def test_the_other_roles_of_architectures(name: str, layers: int) -> None:
     if architecture.embeddings is not None:
         again = embgrad.gradients(model, batch, weighted, at=architecture.embeddings)
         np.testing.assert_allclose(again.values, gradient, rtol=1e-10, atol=1e-13)
-
-
-def test_positions_of_roberta_start_after_the_padding_index() -> None:
-    architecture = ARCHITECTURES["Roberta"]
-    batch = {"input_ids": np.where(MASK, IDS, 1), "attention_mask": MASK}
-    result = embgrad.gradients(architecture.build(), batch, weighted, at="position")
-    np.testing.assert_array_equal(result.ids, np.where(MASK, np.arange(2, 8), 1))
 
 
 # Modules of all kinds
@@ -327,44 +320,6 @@ def test_every_pass_takes_the_branch_of_one_with_gradients(frozen: bool) -> None
     np.testing.assert_allclose(at_word.values, at_layer.values @ model.slow.weight.detach().numpy(), rtol=1e-12)
 
 
-@pytest.mark.parametrize("way", ["no_grad", "inference", "frozen", "compiled", "parallel", "hooked"])
-def test_a_module_under_each_way_of_running(way: str) -> None:
-    model = random_model(Shared)
-    expected = embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at="first#1").values
-    at, run = "first#1", model
-    if way == "frozen":
-        model.requires_grad_(False)
-    elif way == "compiled":
-        model.first[0] = torch.compile(model.first[0], backend="eager")
-        run = torch.compile(model, backend="eager")
-        assert embgrad.gradients(run, SMALL_IDS, embgrad.Logit(1), at="first.0#1").values.shape == (2, 4, 4)
-        assert not any("_orig_mod" in point.name for point in embgrad.points(run, SMALL_IDS))
-    elif way == "parallel":
-        at, run = "module.first#1", nn.DataParallel(model)
-    elif way == "hooked":  # the user's hook replaces the output, and ours is behind it
-        model.first.register_forward_hook(lambda module, given, output: output * 1 + 0)
-    context = {"no_grad": torch.no_grad, "inference": torch.inference_mode}.get(way, torch.enable_grad)
-    with context():
-        result = embgrad.gradients(run, SMALL_IDS, embgrad.Logit(1), at=at)
-    np.testing.assert_allclose(result.values, expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_module_in_half_precision(dtype: torch.dtype) -> None:
-    model = random_model(Shared).to(dtype)
-    edited: list[np.ndarray] = []
-    result = embgrad.gradients(
-        model, SMALL_IDS, embgrad.Logit(1), at="first#1", edit={"first#1": lambda grad: edited.append(grad) or grad}
-    )
-    assert result.values.dtype == edited[0].dtype == np.float32
-    assert result.provenance["compute_dtype"] == str(dtype).removeprefix("torch.")
-    states = [model.table(tensor())]
-    for _ in range(3):
-        states.append(model.first(states[-1]))
-    expected = torch.autograd.grad(model.head(states[-1].mean(1))[:, 1].sum(), states[2])[0]
-    np.testing.assert_array_equal(result.values, expected.float().numpy())
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_quantised_model() -> None:
     model = random_model(Recurrent).float()
@@ -498,10 +453,3 @@ def test_positions_that_are_sliced_off_their_table(name: str) -> None:
     np.testing.assert_allclose(found["position"].table().to_dense(), places, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(found["word"].table().to_dense(), words, rtol=1e-9, atol=1e-12)
     np.testing.assert_array_equal(found["position"].ids, np.broadcast_to(np.arange(first, first + 5), (2, 5)))
-
-
-def test_slices_of_other_sizes_are_no_positions() -> None:
-    torch.manual_seed(3)
-    model = Sliced(lambda table, count: table[: 2 * count : 2])
-    roles = {role for point in embgrad.points(model, np.array([[2, 7, 4, 9, 3]])) for role in point.roles}
-    assert "position" not in roles

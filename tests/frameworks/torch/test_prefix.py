@@ -11,9 +11,7 @@ import transformers
 
 import embgrad
 from embgrad.backend.registry import bind
-from embgrad.token_search import GCG
 from embgrad.token_search.prefix import SharedPrefixes
-from embgrad.token_search.search import search
 
 VOCAB, LENGTH, TARGET = 40, 16, 12
 SMALL = {
@@ -82,23 +80,6 @@ def test_the_objective_is_that_of_whole_texts(name: str, dtype: Any, rtol: float
     np.testing.assert_allclose(values, embgrad.evaluate(model, IDS, OBJECTIVE), rtol=rtol)
 
 
-@pytest.mark.parametrize(
-    "objective",
-    [
-        embgrad.Logit(3, position=-1),
-        embgrad.Logit(3, position=11),
-        embgrad.CrossEntropy(np.where(np.arange(LENGTH) > 10, IDS[:, ::-1], -100)),
-        embgrad.Projection(np.arange(16.0), output="hidden_states.1", position=-2),
-    ],
-    ids=lambda objective: str(objective)[:30],
-)
-def test_each_objective_that_reads_late_rows_takes_part(objective: Any) -> None:
-    model = gpt2(torch.float64, output_hidden_states=True)
-    values, prefixes = shared(model, objective=objective)
-    assert prefixes.used
-    np.testing.assert_allclose(values, embgrad.evaluate(model, IDS, objective), rtol=1e-12)
-
-
 def test_a_model_that_keeps_nothing_by_default_is_asked_to() -> None:
     values, prefixes = shared(gpt2(torch.float64, use_cache=False))
     assert prefixes.describe() == {"prefix_cache": True}
@@ -117,27 +98,6 @@ def test_a_text_is_run_from_where_it_differs_to_the_last_row_that_is_read() -> N
     assert lengths[:3] == [(1, whole), (1, LENGTH), (1, LENGTH)]  # the shared text, and the trial
     assert sum(count * length for count, length in lengths[3:]) < 0.7 * IDS.size
     assert {length for _, length in lengths[3:]} <= {whole - at for at in range(3, 10)}
-
-
-def test_right_padding_and_types_take_part() -> None:
-    model = gpt2(torch.float64)
-    ids = np.pad(IDS, ((0, 0), (0, 3)))
-    mask = (np.arange(LENGTH + 3) < LENGTH).astype(int) * np.ones((len(ids), 1), int)
-    batch = embgrad.TokenBatch(ids, mask, np.arange(LENGTH + 3) % 2 * np.ones_like(ids))
-    objective = embgrad.Logit(3, position=-1)
-    values, prefixes = shared(model, batch, objective)
-    assert prefixes.used
-    np.testing.assert_allclose(values, embgrad.evaluate(model, batch, objective), rtol=1e-12)
-
-
-def test_left_padding_is_run_as_a_whole() -> None:
-    mask = (np.arange(LENGTH) > 1).astype(int) * np.ones_like(IDS)
-    values, prefixes = shared(gpt2(), embgrad.TokenBatch(IDS, mask))
-    assert np.isnan(values).all()
-    assert prefixes.describe() == {
-        "prefix_cache": False,
-        "without_prefix_cache": "there were too few texts that begin alike",
-    }
 
 
 def reason(model: Any, **options: Any) -> str:
@@ -218,17 +178,3 @@ def test_the_model_is_left_as_it_was() -> None:
     assert {name: dict(vars(module)) for name, module in model.named_modules()} == attributes
     assert model.config.to_dict() == settings
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
-
-
-def test_a_search_finds_the_same_with_and_without() -> None:
-    model = gpt2(torch.float64)
-    batch = embgrad.TokenBatch(IDS[:2])
-    objective = embgrad.LogProbability(LABELS[:2])
-    method = GCG(steps=4, candidates=24, top=8)
-    options: Any = {"positions": list(range(2, 10)), "batch_size": 7}
-    cached = search(model, batch, objective, method, **options)
-    whole = search(model, batch, objective, method, call=lambda model, inputs: model(**inputs), **options)
-    assert cached.provenance["prefix_cache"]
-    assert whole.provenance["without_prefix_cache"] == "call= calls the model"
-    np.testing.assert_array_equal(cached.batch.ids, whole.batch.ids)
-    np.testing.assert_allclose(cached.history.objective, whole.history.objective, rtol=1e-12)

@@ -11,78 +11,21 @@ import torch
 import transformers  # noqa: F401  # whose cache is taken
 from embgrad_torch.capture import _whole_numbers
 from embgrad_torch.inputs import parameters, to_tensors
-from embgrad_torch.parameters import Tables
 from embgrad_torch.prefix import prefix
 from embgrad_torch.readers import (
     Read,
-    _along_another_axis,
     _aten_index,
     _gather,
     _index_select,
     _indexing,
-    _is_whole,
-    _slicing,
     _take_along_dim,
     ones_of,
 )
-from embgrad_torch.state import LARGEST_COPIED, _can_be_restored, _find_written, _plain
+from embgrad_torch.state import _find_written
 from embgrad_torch.walk import Structure
-
-from embgrad.backend.protocol import Request
 
 ARRAY = torch.arange(24.0).reshape(2, 3, 4)
 INDEX = torch.tensor([1, 0])
-ALL = slice(None)
-
-
-@pytest.mark.parametrize(
-    ("array", "index", "axis"),
-    [
-        (ARRAY, (INDEX, ALL), 0),
-        (ARRAY, (ALL, INDEX), 1),
-        (ARRAY, (ALL, INDEX.short(), ALL), 1),
-        (ARRAY, (..., INDEX), 2),
-        (ARRAY, (..., INDEX, ALL), 1),
-        (ARRAY, (..., INDEX, None, ALL), 1),
-        (ARRAY, (ALL, None, INDEX), 1),
-        (ARRAY, (0, INDEX), 1),
-        (ARRAY, (0, INDEX, 0), None),
-        (ARRAY[0], (0, INDEX), None),
-        (ARRAY, (INDEX, INDEX), None),
-        (ARRAY, (ALL, INDEX > 0), None),
-        (ARRAY, (ALL, INDEX.double()), None),
-        (ARRAY.numpy(), (ALL, INDEX), None),
-    ],
-)
-def test_the_axis_along_which_a_tensor_selects_entries(array: Any, index: Any, axis: int | None) -> None:
-    read = _along_another_axis(array, index)
-    assert (None if read is None else read.axis) == axis
-    if read is not None:
-        assert read.array is array
-        assert read.indices.tolist() == [1, 0]
-
-
-@pytest.mark.parametrize(
-    ("index", "rows"),
-    [
-        (slice(1, 3), [1, 2]),
-        (slice(None), [0, 1, 2, 3]),
-        (slice(-2, None), [2, 3]),
-        ((slice(0, 2), ALL), [0, 1]),
-        ((slice(0, 2), slice(0, 3)), [0, 1]),
-        (slice(3, 1), []),
-        ((slice(0, 2), slice(0, 2)), None),
-        ((slice(0, 2), slice(1, 3)), None),
-        (slice(0, 4, 2), None),
-        ((slice(0, 2), 0), None),
-        ((slice(0, 2), ALL, ALL), None),
-    ],
-)
-def test_slices_of_whole_rows(index: Any, rows: list[int] | None) -> None:
-    read = _slicing(torch.zeros(4, 3), index)
-    assert (None if read is None else read.indices.tolist()) == rows
-    for table in (torch.zeros(4), torch.zeros(4, 3, 2), torch.zeros(4, 3).long(), np.zeros((4, 3))):
-        assert _slicing(table, index) is None
 
 
 @pytest.mark.parametrize(
@@ -198,33 +141,6 @@ def test_the_ones_of_rows_of_which_each_has_one(rows: Any, first: int, places: l
     assert (None if found is None else found.tolist()) == places
 
 
-def test_what_is_small_and_in_memory_of_its_own_can_be_restored() -> None:
-    with torch.inference_mode():
-        inference = torch.zeros(3)
-    small = torch.empty(LARGEST_COPIED, dtype=torch.uint8)
-    assert _can_be_restored(torch.zeros(3))
-    assert _can_be_restored(small)
-    for other in (
-        torch.empty(LARGEST_COPIED + 1, dtype=torch.uint8),
-        small[1:],
-        inference,
-        torch.zeros(3).to_sparse(),
-        torch.zeros(3, device="meta"),
-        torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8),
-    ):
-        assert not _can_be_restored(other)
-
-
-def test_a_whole_axis() -> None:
-    assert [_is_whole(entry) for entry in (..., slice(None), slice(0, None), 0, None)] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
-
-
 class Inner(torch.nn.Linear):
     def forward(self, ids: Any, mask: Any = None, *, scale: float = 1.0) -> Any:
         return ids
@@ -293,24 +209,6 @@ def test_what_a_model_must_take_to_keep_a_prefix(names: str, taken: Any) -> None
     assert (None if made is None else (made._name, made._limits)) == taken
 
 
-def test_the_first_module_of_a_sequential_has_to_be_given_its_argument() -> None:
-    class Optional(torch.nn.Linear):
-        def forward(self, ids: Any = None) -> Any:  # type: ignore[override]
-            return ids
-
-    (parameter,) = parameters(torch.nn.Sequential(Optional(2, 2)))
-    assert parameter.default is parameter.empty
-
-
-def test_parameters_of_other_classes_and_layouts_are_not_restored() -> None:
-    class Own(torch.nn.Parameter):
-        pass
-
-    plain = torch.nn.Parameter(torch.zeros(3))
-    (kept,) = _plain([plain, Own(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3).to_sparse())])
-    assert kept is plain
-
-
 @pytest.mark.parametrize("own", [False, True])
 def test_weights_are_copied_for_training_where_train_is_overridden(own: bool) -> None:
     class Own(torch.nn.Linear):
@@ -321,13 +219,3 @@ def test_weights_are_copied_for_training_where_train_is_overridden(own: bool) ->
     structure = Structure((model,))
     assert len(_find_written(structure, structure.parameters(), True)) == (3 if own else 0)
     assert _find_written(structure, structure.parameters(), False) == []
-
-
-def test_frozen_tables_are_trainable_for_a_while() -> None:
-    model = torch.nn.Sequential(torch.nn.Embedding(5, 2), torch.nn.Linear(2, 2))
-    model[0].weight.requires_grad_(False)
-    made = Tables([model], Structure((model,)).walked, Request(("word",), tables=True))
-    with made.differentiable():
-        assert all(parameter.requires_grad for parameter in made.parameters)
-    assert not model[0].weight.requires_grad
-    assert model[1].weight.requires_grad

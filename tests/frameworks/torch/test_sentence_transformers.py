@@ -92,15 +92,6 @@ def test_texts_go_through_its_own_tokenizer(sentences: SentenceTransformer, toke
     assert [word.text for word in result.words()[0]][1:3] == ["a", "gripping"]
 
 
-def test_outputs_by_their_roles(sentences: SentenceTransformer) -> None:
-    for role, name in (("pooled", "sentence_embedding"), ("sequence", "token_embeddings")):
-        by_role = embgrad.gradients(sentences, TEXTS, embgrad.Projection(DIRECTION, output=role))
-        by_name = embgrad.gradients(sentences, TEXTS, embgrad.Projection(DIRECTION, output=name))
-        np.testing.assert_array_equal(by_role.values, by_name.values)
-    with pytest.raises(embgrad.errors.OutputError, match=r"'sentence_embedding' \(role 'pooled'\)"):
-        embgrad.gradients(sentences, TEXTS, embgrad.Sum())
-
-
 @pytest.mark.parametrize("way", ["the transformer inside", "the model", "the model in place"])
 def test_a_compiled_sentence_encoder(sentences: SentenceTransformer, way: str) -> None:
     at = ["word", "embeddings", "layer.-1"]
@@ -156,36 +147,3 @@ def test_a_cross_encoder_that_is_no_module(tokenizer: PreTrainedTokenizerFast) -
     with embgrad.capture(older) as tap:
         model(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits.sum().backward()
     assert len(tap.steps) == 1
-
-
-def test_minilm() -> None:
-    from embgrad.loading.minilm import minilm_folder
-
-    model = SentenceTransformer(str(minilm_folder()), device="cpu")
-    direction = np.random.default_rng(0).normal(size=384)
-    result = embgrad.gradients(model, TEXTS, embgrad.Projection(direction, output="pooled"))
-    encoded = model.tokenizer(TEXTS, padding=True, return_tensors="pt")
-    expected = by_hand(inner(model), encoded, direction.astype(np.float32))
-    np.testing.assert_allclose(result.values, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_the_similarity_of_pairs_is_attributed_as_the_encoders_own_numbers_are(sentences: SentenceTransformer) -> None:
-    method = embgrad.methods.IntegratedJacobians(40)
-    made = embgrad.attribute_pairs(sentences, PAIRS, method)
-    vectors = [sentences.encode([pair[side] for pair in PAIRS]) for side in range(2)]
-    np.testing.assert_allclose(made.similarity, (vectors[0] * vectors[1]).sum(1), rtol=1e-6)
-    for pair, texts in enumerate(PAIRS):
-        sides = []
-        for text in texts:
-            objectives = [embgrad.Logit(number, output="pooled") for number in range(16)]
-            single = embgrad.methods.IntegratedGradients(40)
-            scores = [embgrad.attribute(sentences, [text], objective, single).scores[0] for objective in objectives]
-            sides.append(np.stack(scores))
-        rows, columns = (made.a.real[pair], made.b.real[pair])
-        np.testing.assert_allclose(made.scores[pair][rows][:, columns], sides[0].T @ sides[1], atol=1e-9)
-    assert made.a.texts == ("a film", "the plot")
-
-
-def test_a_cross_encoder_has_no_encodings_to_compare(scorer: CrossEncoder) -> None:
-    with pytest.raises(embgrad.errors.ObjectiveError, match="a single number for one text, which is no encoding"):
-        embgrad.attribute_pairs(scorer, PAIRS)

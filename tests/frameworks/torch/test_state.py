@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
 from typing import Any
 
@@ -53,18 +52,6 @@ def test_training_mode_drops_and_normalises_as_the_users_call() -> None:
     expected = finite_differences(loss, model.table.weight)
     np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-7)
     assert not torch.equal(model.norm.running_mean, averages)  # the user's own call moves them
-
-
-def test_modules_in_evaluation_mode_stay_so_in_a_model_in_training_mode() -> None:
-    """Batch norm that the user froze in a model in training mode is not put into training mode."""
-    model = net().train()
-    model.norm.eval()
-    model.dropout.p = 0.0
-    model.table.max_norm = None
-    result = embgrad.gradients(model, IDS, embgrad.Logit(1), training=True)
-    expected = own_gradient(lambda: model(tensor())[:, 1].sum(), model.table.weight)
-    np.testing.assert_allclose(result.values, expected, rtol=1e-12)
-    assert not model.norm.training
 
 
 def test_an_overridden_train_is_called() -> None:
@@ -329,22 +316,3 @@ def test_a_backward_pass_in_a_function_keeps_accumulated_gradients(option: str) 
         assert one.grad is gradient
         assert gradient._version == version
         assert torch.equal(gradient, values)
-
-
-def test_a_model_can_read_its_accumulated_gradients() -> None:
-    model = Adapting()
-    model(tensor()).sum().backward()
-    expected = copy.deepcopy(model)
-    for one, own in zip(expected.parameters(), model.parameters(), strict=True):
-        one.grad = own.grad.clone()
-    result = embgrad.gradients(model, IDS, embgrad.Sum())
-    np.testing.assert_allclose(result.objective, expected(tensor()).sum(1).detach().numpy(), rtol=1e-5)
-
-
-def test_a_data_loader_with_workers() -> None:
-    """Its workers are forked while the model has been used, and go on beside it."""
-    model, ids = Small(), torch.randint(1, VOCAB, (12, 5))
-    expected = embgrad.gradients(model, ids, embgrad.Sum(), batch_size=3).values
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(ids), batch_size=3, num_workers=2)
-    result = [embgrad.gradients(model, batch, embgrad.Sum()).values for (batch,) in loader]
-    np.testing.assert_array_equal(np.concatenate(result), expected)

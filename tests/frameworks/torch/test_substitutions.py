@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import subprocess
 import sys
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 import transformers
 
 import embgrad
-from embgrad.loading.minilm import minilm_folder
 
 VOCAB, TOP = 500, 256
 IDS = np.random.default_rng(0).integers(3, VOCAB, (2, 7))
@@ -114,41 +112,6 @@ def test_the_best_ids_are_those_of_a_dense_computation_by_hand(name: str, goal: 
     np.testing.assert_array_equal(made.searched, MASK)
     assert made.provenance["vocab"] == VOCAB
     np.testing.assert_allclose(made.objective, value, rtol=1e-5)
-    expect_same(made, ids, scores)
-
-
-def test_a_frozen_tied_table_on_which_a_hook_is_and_inside_no_grad() -> None:
-    model = built("gpt2")
-    expected = embgrad.substitutions(model, IDS, embgrad.Logit(7, position=-1), top=9)
-    frozen = copy.deepcopy(model).requires_grad_(False)
-    assert frozen.lm_head.weight is frozen.transformer.wte.weight
-    with torch.no_grad():
-        made = embgrad.substitutions(frozen, IDS, embgrad.Logit(7, position=-1), top=9)
-    np.testing.assert_array_equal(made.ids, expected.ids)
-    np.testing.assert_array_equal(made.scores, expected.scores)
-
-
-@pytest.fixture(scope="module")
-def minilm() -> tuple[Any, Any]:
-    folder = minilm_folder()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    return transformers.AutoModel.from_pretrained(folder).eval(), tokenizer
-
-
-def test_minilm_with_a_table_of_30522_rows(minilm: tuple[Any, Any]) -> None:
-    model, tokenizer = minilm
-    batch = embgrad.encode(TEXTS, tokenizer)
-    vector = np.random.default_rng(0).normal(size=384).astype(np.float32)
-    direction = torch.tensor(vector)
-    ids, scores, _ = by_hand(
-        model,
-        model.get_input_embeddings(),
-        batch.to_huggingface(),
-        lambda outputs: outputs.last_hidden_state[:, 0] @ direction,
-    )
-    made = embgrad.substitutions(
-        model, batch, embgrad.Projection(vector, output="sequence", position=0), positions=batch.real
-    )
     expect_same(made, ids, scores)
 
 

@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 
 import embgrad
-from tests.frameworks.torch.architectures import ARCHITECTURES, IDS, MASK, TYPES, USUAL
+from tests.frameworks.torch.architectures import ARCHITECTURES, IDS, MASK, USUAL
 from tests.frameworks.torch.checks import IDS as SMALL_IDS
 from tests.frameworks.torch.checks import VOCAB
 
@@ -135,35 +135,3 @@ def test_tables_of_all_kinds(options: dict[str, Any]) -> None:
     assert result.apart < 1e-12
     assert result.names == ("table.weight",)
     assert result.lookup[4].any()
-
-
-def test_all_names_of_a_shared_table() -> None:
-    architecture = ARCHITECTURES["T5"]
-    torch.manual_seed(0)
-    model = (
-        transformers.T5ForConditionalGeneration(transformers.T5Config(**architecture.settings, num_layers=2))
-        .double()
-        .eval()
-    )
-    result = embgrad.tables.table_gradients(model, architecture.batch(), lambda out: out.logits[:, -1].logsumexp(-1))
-    assert result.lookups == 2
-    assert result.names[0] == "shared.weight"
-    assert set(result.names) == {
-        "shared.weight",
-        "encoder.embed_tokens.weight",
-        "decoder.embed_tokens.weight",
-        "lm_head.weight",
-    }
-    assert result.apart is not None
-    assert result.apart < 1e-10
-
-
-def test_table_gradients_of_types_and_positions() -> None:
-    architecture = ARCHITECTURES["Bert"]
-    model = architecture.build()
-    for role, path in (("type", "token_type_embeddings"), ("position", "position_embeddings")):
-        result = embgrad.tables.table_gradients(
-            model, {"input_ids": IDS, "token_type_ids": TYPES}, lambda out: out[0].sum((1, 2)), at=role
-        )
-        assert result.names == (f"embeddings.{path}.weight",)
-        assert result.apart is not None

@@ -78,18 +78,3 @@ def test_a_model_without_a_backward_pass_in_evaluation_mode_is_attributed_in_tra
     assert (found.provenance["training"], found.provenance["random"]) == (True, False)
     assert not any(module.training for module in model.modules())
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in make().parameters())
-
-
-def test_output_tokens_of_rwkv_are_attributed_in_training_mode() -> None:
-    model = rwkv()
-    with pytest.raises(embgrad.errors.UnsupportedError, match="Pass training=True"):
-        embgrad.attribute_tokens(model, BATCH)
-    found = embgrad.attribute_tokens(model, BATCH, targets=[5, 9], training=True)
-    for output, position in enumerate((5, 9)):
-
-        def log_probability(logits: Any, position: int = position) -> Any:
-            return logits[:, position - 1].log_softmax(-1)[[0, 1], torch.tensor(IDS[:, position])].sum()
-
-        gradient, rows = gradient_by_hand(model, log_probability)
-        scores = (gradient * rows).sum(-1)
-        np.testing.assert_allclose(found.scores[:, output], scores, rtol=1e-3, atol=1e-4 * np.abs(scores).max())

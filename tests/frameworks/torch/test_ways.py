@@ -83,16 +83,6 @@ def test_inputs_made_under_inference_mode() -> None:
     np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-9)
 
 
-def test_max_norm_under_inference_mode() -> None:
-    with torch.inference_mode():
-        model = net()
-        model.table.max_norm = 1.0
-        before = model.table.weight.clone()
-    result = embgrad.gradients(model, IDS, embgrad.Logit(1))
-    assert torch.equal(model.table.weight, before)
-    assert np.linalg.norm(result.activations, axis=-1).max() <= 1.0
-
-
 def test_data_parallel_makes_no_replicas(expected: np.ndarray) -> None:
     class Replicating(nn.DataParallel):
         def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -159,15 +149,6 @@ def test_torchscript_is_refused(kind: str, inside: bool) -> None:
     message = r"lookups seen: none\. .* is a TorchScript module .*pass the torch\.nn\.Module that it was made from"
     with pytest.raises(embgrad.errors.PointNotReachedError, match=message):
         embgrad.gradients(model, IDS, embgrad.Logit(1))
-
-
-def test_under_autocast() -> None:
-    model = net().float()
-    with torch.autocast("cpu", torch.bfloat16):
-        result = embgrad.gradients(model, IDS, embgrad.Logit(1))
-        own = own_gradient(lambda: model(tensor())[:, 1].sum(), model.table.weight)
-    assert result.provenance["compute_dtype"] == "bfloat16"
-    np.testing.assert_allclose(result.values, own, rtol=1e-6)
 
 
 def test_the_compute_dtype_is_the_coarsest_of_points_outputs_and_autocast() -> None:
@@ -296,11 +277,3 @@ def test_inputs_are_copies_and_writable() -> None:
         embgrad.gradients(model, {"input_ids": IDS, "weights": weights}, embgrad.Logit(1))
     assert weights.sum() == 8
     assert IDS[0, 0] == 3
-
-
-@pytest.mark.filterwarnings("error")
-def test_nothing_warns(expected: np.ndarray) -> None:
-    check(net(), expected)
-    np.testing.assert_allclose(
-        embgrad.gradients(net(), IDS.astype(np.float32), embgrad.Logit(1)).values, expected, atol=1e-9
-    )
