@@ -10,8 +10,8 @@ import pytest
 from embgrad_gluon import GluonBackend
 
 import embgrad
-from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, randomise, relative, small_bert
-from tests.frameworks.gluon.test_layers import COARSE, LAYERS, SINGLE, Through, plain
+from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, randomise, relative
+from tests.frameworks.gluon.test_layers import COARSE, LAYERS, SINGLE, Through
 
 nn, nd, autograd, rnn = mx.gluon.nn, mx.nd, mx.autograd, mx.gluon.rnn
 
@@ -173,49 +173,6 @@ def test_the_parameters_gradient_buffers_are_restored(request_: str, sparse: boo
     assert buffers == [[(id(one), one.asnumpy().tobytes()) for one in p._grad or ()] for p in parameters]
 
 
-def test_parameters_in_a_list_have_names() -> None:
-    class Held(mx.gluon.HybridBlock):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(ROWS, DIM)
-            self.factors = [self.params.get(f"factor{number}", shape=(DIM,)) for number in range(2)]
-
-        def forward(self, x: Any) -> Any:
-            rows = self.words(x)
-            for factor in self.factors:
-                rows = rows * factor.data()
-            return rows.sum(axis=1)
-
-    net, ids = built(Held, distinct_ids(), "float64"), distinct_ids()
-    for factor, value in zip(net.factors, (2.0, 3.0), strict=True):
-        factor.set_data(nd.full((DIM,), value, dtype="float64"))
-    found = embgrad.tables.parameter_gradients(net, ids, embgrad.Logit(1))
-    assert list(found) == ["factor0", "factor1", "words.weight"]
-    assert found["factor0"][1] == pytest.approx(3 * net.words.weight.data().asnumpy()[ids][..., 1].sum())
-
-
-@pytest.mark.parametrize("hybrid", [False, True])
-def test_names_of_a_bert_and_canonical_ones(hybrid: bool) -> None:
-    net = small_bert()
-    batch = embgrad.TokenBatch([[3, 4, 5], [8, 9, 0]], [[1, 1, 1], [1, 1, 0]], convention="gluonnlp")
-    arrays = [nd.array(one) for one in batch.to_gluonnlp()]
-    net(*arrays)
-    net.hybridize(hybrid)
-    found = embgrad.tables.parameter_gradients(net, batch, embgrad.Logit(1, output="pooled"))
-    assert set(found) == set(net._collect_params_with_prefix())
-    with autograd.record(train_mode=False):
-        loss = net(*arrays)[1][:, 1].sum()
-    loss.backward(train_mode=False)
-    for name, parameter in net._collect_params_with_prefix().items():
-        assert relative(found[name], parameter.grad().asnumpy()) < 1e-5, name
-    canonical = embgrad.tables.parameter_gradients(net, batch, embgrad.Logit(1, output="pooled"), names="canonical")
-    assert (
-        canonical["encoder.layer.1.attention.self.query.weight"]
-        == found["encoder.transformer_cells.1.attention_cell.proj_query.weight"]
-    ).all()
-    assert len(canonical) == len(found)
-
-
 def test_an_operator_with_a_wrong_gradient_above_a_parameter_is_refused() -> None:
     class Wrong(Through):
         def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -224,20 +181,6 @@ def test_an_operator_with_a_wrong_gradient_above_a_parameter_is_refused() -> Non
     net = built(lambda: Wrong(nn.Dense(3)), distinct_ids(), "float32")
     with pytest.raises(embgrad.errors.UnsupportedError, match="SVMOutput"):
         embgrad.tables.parameter_gradients(net, distinct_ids(), embgrad.Logit(1))
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_native_recurrent_layers(frozen: bool) -> None:
-    """A GRU in float64 gives wrong gradients below it where its own are not asked for."""
-    ids = distinct_ids()
-    net = built(plain(lambda: rnn.GRU(3, layout="NTC")), ids, "float64")
-    if frozen:
-        net.layer.collect_params().setattr("grad_req", "null")
-    cotangent = np.random.default_rng(1).normal(size=(2, 5, 3))
-    found = gradients(net, ids, cotangent)
-    for name, (direction, slope) in slopes(net, ids, cotangent, "float64", 1e-6).items():
-        assert float((found[name] * direction).sum()) == pytest.approx(slope, rel=1e-6)
-    assert len(found) == (1 if frozen else 5)
 
 
 def test_an_edited_lookup_gradient_reaches_the_table() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embgrad_gluon.importing import import_gluonnlp
 
 import embgrad
 from tests.frameworks.gluon.helpers import DIM, ROWS, Model, built, distinct_ids, model, mx, relative, small_bert
@@ -200,44 +199,6 @@ def test_a_net_of_numpy(hybrid: bool) -> None:
     net.collect_params().setattr("grad_req", "null")
     frozen = embgrad.tables.table_gradients(net, ids, lambda out: out)
     assert (frozen.lookup == ledger.lookup).all()
-
-
-@pytest.mark.parametrize("kind", ["StandardRNN", "AWDRNN"])
-def test_language_models_of_gluonnlp(kind: str) -> None:
-    module = import_gluonnlp().model.language_model
-    sizes = {"vocab_size": 20, "embed_size": 8, "hidden_size": 8, "num_layers": 2}
-    options = {"mode": "lstm", "tie_weights": True, "dropout": 0.2, **sizes}
-    net = getattr(module, kind)(
-        **options, **(dict.fromkeys(("weight_drop", "drop_h", "drop_i", "drop_e"), 0.2) if kind == "AWDRNN" else {})
-    )
-    net.initialize(mx.init.Normal(0.3))
-    ids = distinct_ids(2, 5)
-
-    def call(model: Any, inputs: Any) -> Any:
-        return model(inputs.T, model.begin_state(batch_size=2, func=nd.zeros))[0]
-
-    def loss(out: Any) -> Any:
-        return out[:, :, 3].sum(axis=0)
-
-    found = embgrad.gradients(net, ids, loss, call=call, at="word")
-    block = net.embedding[0]
-    table = net.embedding[0].weight
-    with autograd.record(train_mode=False):
-        total = loss(call(net, nd.array(ids))).sum()
-    head = embgrad.tables.table_gradients(net, ids, loss, call=call) if kind == "StandardRNN" else None
-    kept: list[Any] = []
-    hook = block.register_forward_hook(lambda _, __, output: (output.attach_grad(), kept.append(output)))
-    with autograd.record(train_mode=False):
-        total = loss(call(net, nd.array(ids))).sum()
-    hook.detach()
-    (expected,) = autograd.grad([total], kept, train_mode=False)
-    assert relative(found.values, expected.asnumpy().swapaxes(0, 1)) < 1e-5
-    assert found.activations.shape == (2, 5, 8)
-    if head is not None:
-        assert head.tied
-        assert head.apart < 1e-5
-        assert head.names[0] == "embedding.0.weight"
-    assert table.grad_req == "write"
 
 
 def test_writing_into_a_blocks_output_unrecorded_is_refused() -> None:

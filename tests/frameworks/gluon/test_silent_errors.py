@@ -105,13 +105,6 @@ def test_dropout_inside_recurrent_layers_in_evaluation_mode() -> None:
     assert worst_error(make, "float64") < 1e-6
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_batch_norm_in_each_mode(training: bool) -> None:
-    """Batch norm's gradient goes by the mode of the pullback, which must be that of the forward pass."""
-    assert worst_error(lambda: Net(nn.BatchNorm(axis=-1)), "float64", training=training, step=1e-5) < 1e-5
-    assert worst_error(lambda: Net(nn.BatchNorm(axis=-1)), "float32", training=training, step=1e-5) < 1e-3
-
-
 class Frozen(mx.gluon.Block):
     """Batch norm that the model itself runs in another mode than the rest."""
 

@@ -27,7 +27,7 @@ from tests.frameworks.gluon.helpers import (
     relative,
 )
 from tests.frameworks.gluon.test_bert import BATCH, MASK, by_differences
-from tests.frameworks.gluon.test_models import Recurrent, Siamese, TextCNN, bag
+from tests.frameworks.gluon.test_models import Siamese, TextCNN, bag
 
 nn, rnn, autograd, nd = mx.gluon.nn, mx.gluon.rnn, mx.autograd, mx.nd
 SymbolBlock, HybridBlock = mx.gluon.SymbolBlock, mx.gluon.HybridBlock
@@ -236,31 +236,6 @@ def test_missing_parameters_raise_gluons_error_and_deferred_ones_are_initialized
     found = embgrad.gradients(block, ids, embgrad.Logit(0))
     table = next(p for p in block.collect_params().values() if p.shape == (ROWS, DIM))
     assert relative(found.values, own_gradient(block, table, ids, np.array([[1, 0, 0], [1, 0, 0]]))) < 1e-5
-
-
-def test_a_symbol_block_on_another_device(tmp_path: Path) -> None:
-    ids = distinct_ids()
-    net = built(lambda: Recurrent(rnn.LSTM(3)), ids, "float32")
-    here = exported(net, [nd.array(ids)], tmp_path)
-    there = exported(net, [nd.array(ids)], tmp_path, ctx=mx.cpu(1))
-    found = [embgrad.gradients(block, ids, embgrad.Logit(0)).values for block in (here, there)]
-    assert relative(found[1], found[0]) < 1e-6
-
-
-def test_a_sparse_table_with_a_trainer() -> None:
-    net = nn.Sequential()
-    net.add(mx.gluon.contrib.nn.SparseEmbedding(ROWS, DIM), nn.Dense(3))
-    net.initialize(mx.init.Normal(1))
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-    ids = np.array([[1, 2, 2], [4, 1, 6]])
-    with autograd.record():
-        loss = (net(nd.array(ids))[:, 1] ** 2).sum()
-    loss.backward()
-    before = net[0].weight.grad().asnumpy()
-    found = embgrad.gradients(net, ids, lambda out: out[:, 1] ** 2)
-    assert relative(found.table().to_dense(), before) < 1e-6
-    assert (net[0].weight.grad().asnumpy() == before).all()
-    trainer.step(1)
 
 
 def test_gradients_of_parameters_without_shapes(tmp_path: Path) -> None:
