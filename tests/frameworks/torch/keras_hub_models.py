@@ -192,24 +192,6 @@ def test_values_and_gradients_are_replaced(name: str) -> None:
     close(alone.values, plain["word"].values, 1e-5)
 
 
-@pytest.mark.parametrize("name", zoo.MODELS)
-def test_a_certificate_and_no_trace(name: str) -> None:
-    model = zoo.build(name)
-    batch = zoo.batch(model)
-    objective = zoo.objective(name, batch["padding_mask"])
-    before = keras_on_torch.state(model)
-    embgrad.gradients(model, batch, objective, check=True)
-    embgrad.gradients(model, batch, objective, at=["layer.0", "layer.-1"], training=True)
-    embgrad.tables.parameter_gradients(model, batch, objective)
-    with pytest.raises(embgrad.errors.UnknownPointError, match=r"Did you mean 'layer\.0'"):
-        embgrad.gradients(model, batch, objective, at="layers.0")
-    with pytest.raises(embgrad.errors.BatchError, match=rf"^id 99 at example 1, position 0 .*{zoo.VOCAB} rows"):
-        embgrad.gradients(
-            model, {**batch, "token_ids": np.where(np.eye(3, 5, -1) > 0, 99, batch["token_ids"])}, objective
-        )
-    assert different("", before, keras_on_torch.state(model)) == {}
-
-
 @pytest.mark.parametrize("name", ["BertTextClassifier", "GPT2CausalLM"])
 @pytest.mark.parametrize("way", ["jit_compile", "torch.compile"])
 def test_a_model_that_the_user_has_compiled(name: str, way: str) -> None:
@@ -281,43 +263,3 @@ def test_what_a_capture_sees_is_the_gradient_of_the_users_loss() -> None:
         (total(model(native(batch))) / 3).backward()
     expected = embgrad.gradients(model, batch, zoo.objective("BertTextClassifier", batch["padding_mask"]))
     close(tap.steps[0].values, expected.values / 3)
-
-
-def test_mixed_precision_keeps_the_names_of_tables() -> None:
-    model = zoo.build("BertTextClassifier", "mixed_bfloat16")
-    batch = zoo.batch(model)
-    objective = zoo.objective("BertTextClassifier", batch["padding_mask"])
-    found = embgrad.gradients(model, batch, objective, at=["word", "type"])
-    backbone = model.backbone
-    assert found["word"].provenance["path"] == f"{backbone.name}.token_embedding#0"
-    assert found["type"].provenance["path"] == f"{backbone.name}.segment_embedding#0"
-    assert found["word"].provenance["compute_dtype"] == "bfloat16"
-    ledger = embgrad.tables.table_gradients(model, batch, objective)
-    total = total_of("BertTextClassifier", batch["padding_mask"])(model(native(batch), training=False).float())
-    own = torch.autograd.grad(total, backbone.token_embedding.embeddings.value)[0].numpy()
-    close(ledger.total, own, 0.02)
-
-
-def test_a_missing_input_is_named() -> None:
-    model = zoo.build("BertMaskedLM")
-    batch = zoo.batch(model)
-    del batch["mask_positions"]
-    with pytest.raises(embgrad.errors.BatchError, match="the model needs 'mask_positions', which has no default"):
-        embgrad.gradients(model, batch, embgrad.Sum())
-
-
-def test_attribute_paths_and_layer_names_are_native_names() -> None:
-    model = zoo.build("RobertaTextClassifier")
-    batch = zoo.batch(model)
-    objective = zoo.objective("RobertaTextClassifier", batch["padding_mask"])
-    backbone = model.backbone.name
-    same = ["word", f"{backbone}.embeddings.token_embedding", "_backbone.embeddings.token_embedding", "token_embedding"]
-    first, *others = embgrad.gradients(model, batch, objective, at=same).values()
-    for other in others:
-        np.testing.assert_array_equal(other.values, first.values)
-    layers = ["layer.1", f"{backbone}.transformer_layer_1", f"{backbone}.transformer_layers.1", "transformer_layer_1"]
-    first, *others = embgrad.gradients(model, batch, objective, at=layers).values()
-    for other in others:
-        np.testing.assert_array_equal(other.values, first.values)
-    head = embgrad.gradients(model, batch, objective, at="output_dense")
-    assert head.provenance["path"] == "logits:output#0"

@@ -12,8 +12,6 @@ import torch
 from keras import layers
 
 import embgrad
-from tests.frameworks.keras_state import keras_model_of_one_number
-from tests.support.company import expect_state_of_one_number
 
 assert keras.backend.backend() == "torch"
 
@@ -118,20 +116,6 @@ def test_the_word_lookup(kind: str) -> None:
     np.testing.assert_array_equal(kept.values, result.values)
 
 
-def test_inputs_that_do_not_fit_are_refused() -> None:
-    model = functional(lambda ids, mask: {"input_ids": ids, "wanted": mask}, mask="wanted")
-    with pytest.raises(
-        embgrad.errors.BatchError, match="the model needs 'wanted', which has no default, and the batch has no"
-    ):
-        embgrad.gradients(model, BATCH, embgrad.CrossEntropy(LABELS))
-    ids = keras.Input((None,), dtype="float16", name="input_ids")
-    model = keras.Model(ids, layers.Dense(3)(layers.GlobalAveragePooling1D()(layers.Embedding(5000, 4)(ids))))
-    with pytest.raises(
-        embgrad.errors.BatchError, match="its input 'input_ids' as float16, which does not hold numbers up to"
-    ):
-        embgrad.gradients(model, np.array([[2049, 1]]), embgrad.Logit(0))
-
-
 def test_the_private_names_of_keras_exist() -> None:
     layer = layers.Embedding(3, 2, mask_zero=True)
     rows = layer(torch.tensor([[1, 0]]))
@@ -161,11 +145,6 @@ def test_averages_of_batch_norm_are_restored() -> None:
     for weight in model.weights:
         np.testing.assert_array_equal(np.array(weight.value.detach()), before[weight.path])
         assert weight.value.grad is None
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_a_state_that_a_layer_writes_for_one_number_of_examples(frozen: bool) -> None:
-    expect_state_of_one_number(lambda count: keras_model_of_one_number(count, frozen=frozen), THREE)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -284,25 +263,6 @@ def test_modules_of_pytorch_in_keras_and_keras_layers_in_pytorch() -> None:
     assert [name.partition(".")[0] for name in parameters] == [parameters_of_keras(model), "head", "head"]
 
 
-def test_the_outputs_of_a_functional_model_have_their_declared_order() -> None:
-    ids = keras.Input((None,), dtype="int32", name="input_ids")
-    rows = layers.Embedding(20, 6)(ids)
-    inner = keras.Model(ids, {"sequence": rows, "pooled": layers.GlobalAveragePooling1D()(rows)}, name="inner")
-    returned = inner(ids)
-    model = keras.Model(ids, layers.Dense(3)(returned["pooled"]) + layers.Dense(3)(returned["sequence"])[:, 0])
-    result = embgrad.gradients(model, IDS, embgrad.CrossEntropy(LABELS), at="inner")
-    assert result.values.shape == (2, 4, 6)  # and not that of "pooled", which Keras returns first
-
-
-def test_two_parts_have_numbers() -> None:
-    parts = [built(Subclassed(), MODELS["subclassed"][2]) for _ in range(2)]
-    call = lambda parts, inputs: parts[1](**inputs)  # noqa: E731
-    result = embgrad.gradients(parts, BATCH, embgrad.CrossEntropy(LABELS), call=call)
-    assert result.provenance["path"] == "1.words#0"
-    names = list(embgrad.tables.parameter_gradients(parts, BATCH, embgrad.CrossEntropy(LABELS), call=call))
-    assert [name.partition(".")[0] for name in names] == ["0"] * 3 + ["1"] * 3
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_mask_that_keras_makes_itself_is_no_warning(streamed: bool) -> None:
     model = keras.Sequential([layers.Embedding(20, 3, mask_zero=True), layers.LSTM(4), layers.Dense(2)])
@@ -333,17 +293,3 @@ def test_a_padding_index_of_pytorch_is_no_mask() -> None:
 
     with pytest.warns(embgrad.EmbgradWarning, match="so that it reads padding as text"):
         embgrad.gradients(Plain(), embgrad.TokenBatch(IDS, (IDS != 0).astype(int)), embgrad.Logit(0))
-
-
-def test_half_precision_by_policy() -> None:
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        model = keras.Sequential([layers.Embedding(20, 4), layers.GlobalAveragePooling1D(), layers.Dense(2)])
-        model(torch.tensor(IDS))
-    finally:
-        keras.config.set_dtype_policy(policy)
-    found = embgrad.gradients(model, IDS, embgrad.Logit(1))
-    expected = np.broadcast_to(keras.ops.convert_to_numpy(model.layers[-1].kernel)[:, 1] / 4, (2, 4, 4))
-    np.testing.assert_allclose(found.values, expected, rtol=0.02)
-    assert found.provenance["compute_dtype"] == "bfloat16"
