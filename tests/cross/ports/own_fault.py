@@ -106,16 +106,30 @@ class OwnRight:
         return PORTS[self.port].make(dict, OwnFault(self.port, self.label, (), "", self.settings))
 
 
-def pairs_of(faults: Iterable[OwnFault], *pairs: tuple[str, str, str]) -> tuple[OwnFault, ...]:
-    """Return two faults at once, each given by its port and both labels."""
-    by_name = {fault.name: fault for fault in faults}
-    return tuple(
-        replace(by_name[f"{port}-{first}"], second=by_name[f"{port}-{second}"]) for port, first, second in pairs
-    )
-
-
 #: Every port by its name, which the lists fill.
 PORTS: Final[dict[str, OwnPort]] = {}
+
+
+@dataclass(frozen=True)
+class OwnList:
+    """Faults of some ports, two of them at once, and right ports, as they stand and written in other ways."""
+
+    faults: tuple[OwnFault, ...]
+    pairs: tuple[OwnFault, ...]
+    right: tuple[OwnRight, ...]
+
+
+def own_list(
+    ports: Mapping[str, OwnPort],
+    faults: tuple[OwnFault, ...],
+    pairs: Iterable[tuple[str, str, str]],
+    right: Iterable[tuple[str, str, Mapping[str, Any]]],
+) -> OwnList:
+    """Return a list: pairs have a port and two labels of its faults, and right ports a port, a label and its settings."""
+    PORTS.update(ports)
+    by_name = {fault.name: fault for fault in faults}
+    both = (replace(by_name[f"{port}-{first}"], second=by_name[f"{port}-{second}"]) for port, first, second in pairs)
+    return OwnList(faults, tuple(both), (*map(OwnRight, ports), *(OwnRight(*other) for other in right)))
 
 
 def port_of(

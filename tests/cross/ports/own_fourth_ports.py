@@ -22,13 +22,11 @@ from tests.cross.ports.own_fault import (
     EPSILON,
     FEED,
     NORM,
-    PORTS,
     STREAM,
     SWAP,
     OwnPort,
-    OwnRight,
     heads_inside,
-    pairs_of,
+    own_list,
     planted,
     swapped,
     transposed,
@@ -121,15 +119,13 @@ _PORTS: Final[Mapping[str, OwnPort]] = {
     "gluon-roformer": OwnPort(_roformer, _batch, ("own_fourth_gluon", "GluonRoformer"), "called"),
 }
 
-PORTS.update(_PORTS)
-
 _MLP: Final = "intermediate|output.dense|mlp|activation|layer"
 _LAYERS: Final = r"layer\.|layers\."
 _GATE: Final = "gate-swapped permuted-weight swapped-weights"
 _QKV: Final = "swapped-weights permuted-weight attention-heads"
 _OTHER: Final = "different-weight half-weights"
 
-FOURTH_FAULTS: Final = (
+_FAULTS: Final = (
     planted("ane-minilm", "norm-bias-undivided", "different-weight", NORM, bias_divided=False),
     planted("ane-minilm", "softmax-over-queries", "", ATTENTION, axis=3),
     planted("ane-minilm", "mask-of-queries", "mask-ignored", ATTENTION, mask="queries"),
@@ -234,33 +230,32 @@ FOURTH_FAULTS: Final = (
     ),
 )
 
-#: Two of these faults at once.
-FOURTH_PAIRS: Final = pairs_of(
-    FOURTH_FAULTS,
-    ("ane-minilm", "norm-bias-undivided", "value-bias"),
-    ("int8-minilm", "query-as-stored", "padding-pooled"),
-    ("cached-neox", "whole-head-turned", "tied"),
-    ("gathered-deberta", "scale-of-one-term", "raw-table"),
-    ("keras-modernbert", "reach-of-window", "epsilon-of-keras"),
-    ("t5x-encoder", "distances-turned", "exact-gelu"),
-    ("tree-clip", "tanh-gelu", "pooled-at-last"),
-    ("gluon-roformer", "halves", "mask-ignored"),
-)
-
-#: Right ports: as they stand, and written in other ways that compute the same.
-FOURTH_RIGHT: Final = (
-    *(OwnRight(port) for port in _PORTS),
-    OwnRight("ane-minilm", "heads-at-once", {"joined": True}),
-    OwnRight("int8-minilm", "scaled-before", {"first": True}),
-    OwnRight("int8-minilm", "graph", {"graph": True}),
-    OwnRight("cached-neox", "five-tokens-at-once", {"chunk": 5}),
-    OwnRight("cached-neox", "all-at-once", {"chunk": 64}),
-    OwnRight("gathered-deberta", "gathered", {"gathered": True}),
-    OwnRight("gathered-deberta", "mask-of-keys", {"masked": "keys"}),
-    OwnRight("keras-modernbert", "einsums", {"fused": False}),
-    OwnRight("t5x-encoder", "jitted", {"jit": True}),
-    OwnRight("t5x-encoder", "fused", {"fused": True}),
-    OwnRight("tree-clip", "jitted", {"jit": True}),
-    OwnRight("tree-clip", "end-by-mask", {"pooling": "length"}),
-    OwnRight("gluon-roformer", "imperative", {"hybrid": False}),
+LIST: Final = own_list(
+    _PORTS,
+    _FAULTS,
+    pairs=(
+        ("ane-minilm", "norm-bias-undivided", "value-bias"),
+        ("int8-minilm", "query-as-stored", "padding-pooled"),
+        ("cached-neox", "whole-head-turned", "tied"),
+        ("gathered-deberta", "scale-of-one-term", "raw-table"),
+        ("keras-modernbert", "reach-of-window", "epsilon-of-keras"),
+        ("t5x-encoder", "distances-turned", "exact-gelu"),
+        ("tree-clip", "tanh-gelu", "pooled-at-last"),
+        ("gluon-roformer", "halves", "mask-ignored"),
+    ),
+    right=(
+        ("ane-minilm", "heads-at-once", {"joined": True}),
+        ("int8-minilm", "scaled-before", {"first": True}),
+        ("int8-minilm", "graph", {"graph": True}),
+        ("cached-neox", "five-tokens-at-once", {"chunk": 5}),
+        ("cached-neox", "all-at-once", {"chunk": 64}),
+        ("gathered-deberta", "gathered", {"gathered": True}),
+        ("gathered-deberta", "mask-of-keys", {"masked": "keys"}),
+        ("keras-modernbert", "einsums", {"fused": False}),
+        ("t5x-encoder", "jitted", {"jit": True}),
+        ("t5x-encoder", "fused", {"fused": True}),
+        ("tree-clip", "jitted", {"jit": True}),
+        ("tree-clip", "end-by-mask", {"pooling": "length"}),
+        ("gluon-roformer", "imperative", {"hybrid": False}),
+    ),
 )

@@ -19,12 +19,10 @@ from tests.cross.ports.own_fault import (
     ATTENTION,
     EPSILON,
     NORM,
-    PORTS,
     STREAM,
     SWAP,
     OwnPort,
-    OwnRight,
-    pairs_of,
+    own_list,
     planted,
     port_of,
     swapped,
@@ -101,8 +99,6 @@ _PORTS: Final[Mapping[str, OwnPort]] = {
     "dumped-llama": port_of("llama-lm", "own_dump", "dumped_llama"),
 }
 
-PORTS.update(_PORTS)
-
 
 def _backwards(values: np.ndarray) -> np.ndarray:
     return values[::-1]
@@ -114,7 +110,7 @@ _GATE: Final = "gate-swapped swapped-weights permuted-weight"
 _TYPES: Final = "token_type|LayerNorm|embeddings"
 _HEAD: Final = "classifier|output"
 
-MORE_FAULTS: Final = (
+_FAULTS: Final = (
     planted("scan-opt", "positions-from-0", "position-ids-offset", "embed_positions|layers", offset=0),
     planted("scan-opt", "gelu", "activation", _MLP, act="gelu"),
     planted("scan-opt", "epsilon", EPSILON, NORM, eps=1e-3),
@@ -273,34 +269,33 @@ MORE_FAULTS: Final = (
     planted("dumped-llama", "no-final-norm", "missing-norm", "norm|lm_head|output", final=False),
 )
 
-#: Two of these faults at once.
-MORE_PAIRS: Final = pairs_of(
-    MORE_FAULTS,
-    ("scan-opt", "positions-from-0", "gelu"),
-    ("linen-mistral", "window-one-more", "w1-for-w3"),
-    ("einsum-bloom", "slopes-geometric", "exact-gelu"),
-    ("module-albert", "epsilon", "types-ignored"),
-    ("sdpa-phi", "whole-head-turned", "head-bias"),
-    ("nnx-marian", "lookup-unscaled", "decoder-not-causal"),
-    ("gluon-distilbert", "tanh-gelu", "mask-ignored"),
-    ("fused-olmo2", "up-first", "base"),
-    ("reranker", "types-ignored", "tanh-missing"),
-    ("dumped-llama", "epsilon", "groups-by-remainder"),
-)
-
-#: Right ports: as they stand, and written in other ways that compute the same.
-MORE_RIGHT: Final = (
-    *(OwnRight(port) for port in _PORTS),
-    OwnRight("scan-opt", "unrolled", {"unrolled": True}),
-    OwnRight("scan-opt", "positions-counted", {"from_mask": False}),
-    OwnRight("linen-mistral", "padding-seen", {"padded": False}),
-    OwnRight("linen-mistral", "positions-from-9", {"start": 9}),
-    OwnRight("einsum-bloom", "distances-between", {"distance": "between"}),
-    OwnRight("einsum-bloom", "strided-slopes", {"slopes": "strided"}),
-    OwnRight("module-albert", "copied-layers", {"shared": False}),
-    OwnRight("module-albert", "chosen-mask", {"mask": "where"}),
-    OwnRight("sdpa-phi", "both-masks", {"mask": "both"}),
-    OwnRight("nnx-marian", "scale-folded", {"folded": "both"}),
-    OwnRight("library-mlm", "positions-first", {"by_position": True}),
-    OwnRight("dumped-llama", "permuted", {"permuted": "qk", "neighbours": True}),
+LIST: Final = own_list(
+    _PORTS,
+    _FAULTS,
+    pairs=(
+        ("scan-opt", "positions-from-0", "gelu"),
+        ("linen-mistral", "window-one-more", "w1-for-w3"),
+        ("einsum-bloom", "slopes-geometric", "exact-gelu"),
+        ("module-albert", "epsilon", "types-ignored"),
+        ("sdpa-phi", "whole-head-turned", "head-bias"),
+        ("nnx-marian", "lookup-unscaled", "decoder-not-causal"),
+        ("gluon-distilbert", "tanh-gelu", "mask-ignored"),
+        ("fused-olmo2", "up-first", "base"),
+        ("reranker", "types-ignored", "tanh-missing"),
+        ("dumped-llama", "epsilon", "groups-by-remainder"),
+    ),
+    right=(
+        ("scan-opt", "unrolled", {"unrolled": True}),
+        ("scan-opt", "positions-counted", {"from_mask": False}),
+        ("linen-mistral", "padding-seen", {"padded": False}),
+        ("linen-mistral", "positions-from-9", {"start": 9}),
+        ("einsum-bloom", "distances-between", {"distance": "between"}),
+        ("einsum-bloom", "strided-slopes", {"slopes": "strided"}),
+        ("module-albert", "copied-layers", {"shared": False}),
+        ("module-albert", "chosen-mask", {"mask": "where"}),
+        ("sdpa-phi", "both-masks", {"mask": "both"}),
+        ("nnx-marian", "scale-folded", {"folded": "both"}),
+        ("library-mlm", "positions-first", {"by_position": True}),
+        ("dumped-llama", "permuted", {"permuted": "qk", "neighbours": True}),
+    ),
 )

@@ -20,14 +20,12 @@ from tests.cross.ports.own_fault import (
     FEED,
     HEADS,
     NORM,
-    PORTS,
     STREAM,
     SWAP,
     OwnPort,
-    OwnRight,
     heads_inside,
     moved,
-    pairs_of,
+    own_list,
     planted,
     port_of,
     swapped,
@@ -74,9 +72,7 @@ _PORTS: Final[Mapping[str, OwnPort]] = {
     "classifier": port_of("roberta", "own_torch", "Classifier", "", _classifier),
 }
 
-PORTS.update(_PORTS)
-
-OWN_FAULTS: Final = (
+_FAULTS: Final = (
     planted("nanogpt", "exact-gelu", "gelu", FEED, gelu="exact"),
     planted("nanogpt", "relu-in-one", "activation", FEED, gelu="relu", layers=(1,)),
     planted("nanogpt", "epsilon", EPSILON, NORM, epsilon=1e-3),
@@ -239,34 +235,33 @@ OWN_FAULTS: Final = (
     ),
 )
 
-#: Two of these faults at once.
-OWN_PAIRS: Final = pairs_of(
-    OWN_FAULTS,
-    ("nanogpt", "exact-gelu", "as-stored"),
-    ("nanogpt", "unscaled", "epsilon"),
-    ("nanogpt", "positions-from-1", "no-final-norm"),
-    ("jax-llama", "interleaved", "epsilon"),
-    ("jax-llama", "tiled", "gate-on-up"),
-    ("nnx-qwen", "base", "one-plus-weight"),
-    ("nnx-qwen", "keys-unturned", "query-transposed"),
-    ("fused-llama", "tiled", "gate-up-swapped"),
-    ("linen-bert", "tanh-gelu", "epsilon"),
-    ("linen-bert", "query-for-key", "types-ignored"),
-    ("keras-bert", "epsilon", "mask-ignored"),
-    ("torch-t5", "scaled", "gate-on-up"),
-    ("keras-mixtral", "top-1", "tiled"),
-    ("gemma-functions", "weight-alone", "no-cap"),
-    ("sentences", "first-token", "mask-ignored"),
-)
-
-#: Right ports: as they stand, and written in other ways that compute the same.
-OWN_RIGHT: Final = (
-    *(OwnRight(port) for port in _PORTS),
-    OwnRight("jax-llama", "added-mask", {"mask": "added"}),
-    OwnRight("jax-llama", "positions-from-7", {"start": 7}),
-    OwnRight("nnx-qwen", "padding-seen", {"padded": False}),
-    OwnRight("linen-bert", "added-mask", {"mask": "added"}),
-    OwnRight("torch-t5", "added-mask", {"mask": "added"}),
-    OwnRight("keras-mixtral", "softmax-of-chosen", {"order": "of chosen"}),
-    OwnRight("sentences", "normalised-sum", {"pooling": "sum"}),
+LIST: Final = own_list(
+    _PORTS,
+    _FAULTS,
+    pairs=(
+        ("nanogpt", "exact-gelu", "as-stored"),
+        ("nanogpt", "unscaled", "epsilon"),
+        ("nanogpt", "positions-from-1", "no-final-norm"),
+        ("jax-llama", "interleaved", "epsilon"),
+        ("jax-llama", "tiled", "gate-on-up"),
+        ("nnx-qwen", "base", "one-plus-weight"),
+        ("nnx-qwen", "keys-unturned", "query-transposed"),
+        ("fused-llama", "tiled", "gate-up-swapped"),
+        ("linen-bert", "tanh-gelu", "epsilon"),
+        ("linen-bert", "query-for-key", "types-ignored"),
+        ("keras-bert", "epsilon", "mask-ignored"),
+        ("torch-t5", "scaled", "gate-on-up"),
+        ("keras-mixtral", "top-1", "tiled"),
+        ("gemma-functions", "weight-alone", "no-cap"),
+        ("sentences", "first-token", "mask-ignored"),
+    ),
+    right=(
+        ("jax-llama", "added-mask", {"mask": "added"}),
+        ("jax-llama", "positions-from-7", {"start": 7}),
+        ("nnx-qwen", "padding-seen", {"padded": False}),
+        ("linen-bert", "added-mask", {"mask": "added"}),
+        ("torch-t5", "added-mask", {"mask": "added"}),
+        ("keras-mixtral", "softmax-of-chosen", {"order": "of chosen"}),
+        ("sentences", "normalised-sum", {"pooling": "sum"}),
+    ),
 )

@@ -21,12 +21,10 @@ from tests.cross.ports.own_fault import (
     ATTENTION,
     EPSILON,
     NORM,
-    PORTS,
     STREAM,
     SWAP,
     OwnPort,
-    OwnRight,
-    pairs_of,
+    own_list,
     planted,
     port_of,
     swapped,
@@ -84,8 +82,6 @@ _PORTS: Final[Mapping[str, OwnPort]] = {
     "meta-cohere": port_of("llama-lm", "own_minilm_torch", "MetaCohere", "", lambda: twins.model("cohere-lm")),
 }
 
-PORTS.update(_PORTS)
-
 
 def _heads_inside(values: np.ndarray) -> np.ndarray:
     return values.reshape(12, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
@@ -105,7 +101,7 @@ _TYPES: Final = "token_type|LayerNorm|embeddings"
 _PLACES: Final = "position|LayerNorm|embeddings"
 _LAYERS: Final = r"layer\.|layers\."
 
-THIRD_FAULTS: Final = (
+_FAULTS: Final = (
     planted("variables-minilm", "tanh-gelu", "gelu", _MLP, tanh=True),
     planted("variables-minilm", "epsilon", EPSILON, NORM, eps=1e-5),
     planted("variables-minilm", "no-types", "types-ignored", _TYPES, types=False),
@@ -218,30 +214,29 @@ THIRD_FAULTS: Final = (
     planted("meta-cohere", "layers-in-another-order", SWAP, _LAYERS, order=(1, 0, 2)),
 )
 
-#: Two of these faults at once.
-THIRD_PAIRS: Final = pairs_of(
-    THIRD_FAULTS,
-    ("variables-minilm", "tanh-gelu", "positions-from-1"),
-    ("einsum-minilm", "epsilon-of-keras", "mask-ignored"),
-    ("gluon-minilm", "tanh-gelu", "words-scaled"),
-    ("vmap-minilm", "scale-of-width", "second-type"),
-    ("loose-minilm", "order-kqv", "tanh-gelu"),
-    ("packed-minilm", "epsilon", "last-token"),
-    ("meta-cohere", "halves", "logits-unscaled"),
-)
-
-#: Right ports: as they stand, and written in other ways that compute the same.
-THIRD_RIGHT: Final = (
-    *(OwnRight(port) for port in _PORTS),
-    OwnRight("variables-minilm", "chosen-mask", {"mask": "chosen"}),
-    OwnRight("einsum-minilm", "sum-for-mean", {"divide": False}),
-    OwnRight("gluon-minilm", "hybrid", {"hybrid": True}),
-    OwnRight("gluon-minilm", "mask-of-numbers", {"by_length": False}),
-    OwnRight("vmap-minilm", "jitted", {"jit": True}),
-    OwnRight("vmap-minilm", "no-key-bias", {"key_bias": False}),
-    OwnRight("loose-minilm", "compiled", {"run": "compiled"}),
-    OwnRight("loose-minilm", "traced", {"run": "traced"}),
-    OwnRight("packed-minilm", "no-key-bias", {"unbiased": ("attention.self.key",)}),
-    OwnRight("packed-minilm", "unit-of-another-mean", {"pooling": "length"}),
-    OwnRight("meta-cohere", "positions-from-5", {"start": 5}),
+LIST: Final = own_list(
+    _PORTS,
+    _FAULTS,
+    pairs=(
+        ("variables-minilm", "tanh-gelu", "positions-from-1"),
+        ("einsum-minilm", "epsilon-of-keras", "mask-ignored"),
+        ("gluon-minilm", "tanh-gelu", "words-scaled"),
+        ("vmap-minilm", "scale-of-width", "second-type"),
+        ("loose-minilm", "order-kqv", "tanh-gelu"),
+        ("packed-minilm", "epsilon", "last-token"),
+        ("meta-cohere", "halves", "logits-unscaled"),
+    ),
+    right=(
+        ("variables-minilm", "chosen-mask", {"mask": "chosen"}),
+        ("einsum-minilm", "sum-for-mean", {"divide": False}),
+        ("gluon-minilm", "hybrid", {"hybrid": True}),
+        ("gluon-minilm", "mask-of-numbers", {"by_length": False}),
+        ("vmap-minilm", "jitted", {"jit": True}),
+        ("vmap-minilm", "no-key-bias", {"key_bias": False}),
+        ("loose-minilm", "compiled", {"run": "compiled"}),
+        ("loose-minilm", "traced", {"run": "traced"}),
+        ("packed-minilm", "no-key-bias", {"unbiased": ("attention.self.key",)}),
+        ("packed-minilm", "unit-of-another-mean", {"pooling": "length"}),
+        ("meta-cohere", "positions-from-5", {"start": 5}),
+    ),
 )

@@ -12,10 +12,7 @@ from tests.cross.ports.architectures import ARCHITECTURES, reference
 from tests.cross.ports.causes import CAUSES, FAMILIES, family
 from tests.cross.ports.faults import FAULTS, LISTED
 from tests.cross.ports.own_fault import PORTS
-from tests.cross.ports.own_fourth_ports import FOURTH_FAULTS, FOURTH_PAIRS, FOURTH_RIGHT
-from tests.cross.ports.own_more_ports import MORE_FAULTS, MORE_PAIRS, MORE_RIGHT
-from tests.cross.ports.own_ports import OWN_FAULTS, OWN_PAIRS, OWN_RIGHT
-from tests.cross.ports.own_third_ports import THIRD_FAULTS, THIRD_PAIRS, THIRD_RIGHT
+from tests.cross.ports.own_lists import OWN_FAULTS, OWN_PAIRS, OWN_RIGHT
 from tests.cross.ports.pairs_of_faults import PAIRS
 from tests.cross.ports.right_ports import RIGHT_PORTS
 from tests.cross.ports.twins import TWIN_FAULTS
@@ -53,19 +50,16 @@ def test_sites_are_modules_of_the_reference(architecture: str) -> None:
 
 
 def test_ports_written_by_hand_have_faults_with_names_of_their_own_and_known_causes() -> None:
-    faults = (*OWN_FAULTS, *MORE_FAULTS, *THIRD_FAULTS, *FOURTH_FAULTS)
-    pairs = (*OWN_PAIRS, *MORE_PAIRS, *THIRD_PAIRS, *FOURTH_PAIRS)
-    right = (*OWN_RIGHT, *MORE_RIGHT, *THIRD_RIGHT, *FOURTH_RIGHT)
-    listed = [entry.name for entry in (*faults, *pairs, *right)]
+    listed = [entry.name for entry in (*OWN_FAULTS, *OWN_PAIRS, *OWN_RIGHT)]
     assert len(set(listed)) == len(listed)
-    assert {cause for fault in faults for cause in fault.causes} <= set(CAUSES)
-    assert {fault.port for fault in faults} == set(PORTS)
+    assert {cause for fault in OWN_FAULTS for cause in fault.causes} <= set(CAUSES)
+    assert {fault.port for fault in OWN_FAULTS} == set(PORTS)
 
 
 @pytest.mark.parametrize("name", PORTS)
 def test_sites_of_faults_in_ports_written_by_hand_are_modules_of_the_reference(name: str) -> None:
     paths = [path for path, _ in PORTS[name].reference().named_modules()]
-    for fault in (*OWN_FAULTS, *MORE_FAULTS, *THIRD_FAULTS, *FOURTH_FAULTS):
+    for fault in OWN_FAULTS:
         if fault.port == name:
             assert any(re.search(fault.site, path) for path in paths), fault.name
 

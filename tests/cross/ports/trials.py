@@ -21,10 +21,7 @@ from embgrad.results import PortReport
 from tests.cross.ports.fault import Fault
 from tests.cross.ports.faults import FAULTS
 from tests.cross.ports.own_fault import OwnFault, OwnRight
-from tests.cross.ports.own_fourth_ports import FOURTH_FAULTS, FOURTH_PAIRS, FOURTH_RIGHT
-from tests.cross.ports.own_more_ports import MORE_FAULTS, MORE_PAIRS, MORE_RIGHT
-from tests.cross.ports.own_ports import OWN_FAULTS, OWN_PAIRS, OWN_RIGHT
-from tests.cross.ports.own_third_ports import THIRD_FAULTS, THIRD_PAIRS, THIRD_RIGHT
+from tests.cross.ports.own_lists import OWN_FAULTS, OWN_PAIRS, OWN_RIGHT
 from tests.cross.ports.pairs_of_faults import PAIRS, TwoFaults
 from tests.cross.ports.ports import Pair
 from tests.cross.ports.right_ports import RIGHT_PORTS, RightPort
@@ -224,9 +221,9 @@ def main(arguments: list[str] | None = None) -> int:
         "two": (PAIRS, try_fault),
         "twin": ({fault.name: fault for fault in TWIN_FAULTS}, try_fault),
         "right": (RIGHT_PORTS, try_right),
-        "own": ({fault.name: fault for fault in (*OWN_FAULTS, *MORE_FAULTS, *THIRD_FAULTS, *FOURTH_FAULTS)}, try_fault),
-        "own-two": ({pair.name: pair for pair in (*OWN_PAIRS, *MORE_PAIRS, *THIRD_PAIRS, *FOURTH_PAIRS)}, try_fault),
-        "own-right": ({port.name: port for port in (*OWN_RIGHT, *MORE_RIGHT, *THIRD_RIGHT, *FOURTH_RIGHT)}, try_right),
+        "own": ({fault.name: fault for fault in OWN_FAULTS}, try_fault),
+        "own-two": ({pair.name: pair for pair in OWN_PAIRS}, try_fault),
+        "own-right": ({port.name: port for port in OWN_RIGHT}, try_right),
     }
     for kind in options.kinds.split(","):
         listed, function = kinds[kind]
