@@ -19,20 +19,20 @@ State = Mapping[str, np.ndarray]
 GELUS: Final = {"exact": F.gelu, "tanh": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu}
 
 
-def _tensor(values: np.ndarray) -> nn.Parameter:
+def parameter(values: np.ndarray) -> nn.Parameter:
     return nn.Parameter(torch.tensor(np.ascontiguousarray(values)))
 
 
 def _linear(state: State, name: str) -> nn.Linear:
     weight = state[f"{name}.weight"]
     made = nn.Linear(weight.shape[1], weight.shape[0])
-    made.weight, made.bias = _tensor(weight), _tensor(state[f"{name}.bias"])
+    made.weight, made.bias = parameter(weight), parameter(state[f"{name}.bias"])
     return made
 
 
-def _norm(state: State, name: str, eps: float) -> nn.LayerNorm:
+def norm(state: State, name: str, eps: float) -> nn.LayerNorm:
     made = nn.LayerNorm(len(state[f"{name}.weight"]), eps)
-    made.weight, made.bias = _tensor(state[f"{name}.weight"]), _tensor(state[f"{name}.bias"])
+    made.weight, made.bias = parameter(state[f"{name}.weight"]), parameter(state[f"{name}.bias"])
     return made
 
 
@@ -45,7 +45,7 @@ class ChannelNorm(nn.Module):
     def __init__(self, state: State, name: str, s: Any) -> None:
         super().__init__()
         gain, bias = state[f"{name}.weight"], state[f"{name}.bias"]
-        self.gain, self.bias = _tensor(gain), _tensor(bias / gain if s.bias_divided else bias)
+        self.gain, self.bias = parameter(gain), parameter(bias / gain if s.bias_divided else bias)
         self.eps = s.eps
 
     def forward(self, x: Any) -> Any:
@@ -63,9 +63,9 @@ class AneLayer(nn.Module):
         for part, theirs in own.items():
             kernel = state[f"{name}.{theirs}.weight"]
             conv = nn.Conv2d(kernel.shape[1], kernel.shape[0], 1, bias=part not in s.unbiased)
-            conv.weight = _tensor((kernel.T if part in s.as_stored else kernel)[..., None, None])
+            conv.weight = parameter((kernel.T if part in s.as_stored else kernel)[..., None, None])
             if conv.bias is not None:
-                conv.bias = _tensor(state[f"{name}.{theirs}.bias"])
+                conv.bias = parameter(state[f"{name}.{theirs}.bias"])
             setattr(self, part, conv)
         self.sa_norm = ChannelNorm(state, f"{name}.attention.output.LayerNorm", s)
         self.out_norm = ChannelNorm(state, f"{name}.output.LayerNorm", s)
@@ -106,7 +106,7 @@ class AneMinilm(nn.Module):
         s, state = settings.at(), bare(state)
         self.s = s
         self.words, self.places, self.kinds = (
-            _tensor(state[f"embeddings.{name}_embeddings.weight"]) for name in ("word", "position", "token_type")
+            parameter(state[f"embeddings.{name}_embeddings.weight"]) for name in ("word", "position", "token_type")
         )
         self.norm = ChannelNorm(state, "embeddings.LayerNorm", s)
         heads, numbers = config.num_attention_heads, range(config.num_hidden_layers)
@@ -138,7 +138,7 @@ class NeoxBlock(nn.Module):
         own |= {"up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h"}
         for part, theirs in own.items():
             setattr(self, part, _linear(state, f"{name}.{theirs}"))
-        self.ln1, self.ln2 = (_norm(state, f"{name}.{part}_layernorm", s.eps) for part in ("input", "post_attention"))
+        self.ln1, self.ln2 = (norm(state, f"{name}.{part}_layernorm", s.eps) for part in ("input", "post_attention"))
 
     def empty(self, count: int, length: int) -> None:
         self.k_cache, self.v_cache = (torch.zeros(count, length, self.heads, self.size) for _ in range(2))
@@ -196,11 +196,11 @@ class CachedNeox(nn.Module):
         super().__init__()
         s, own = settings.at(), "gpt_neox"
         self.s = s
-        self.embed = _tensor(state[f"{own}.embed_in.weight"])
-        self.head = self.embed if s.tied else _tensor(state["embed_out.weight"])
+        self.embed = parameter(state[f"{own}.embed_in.weight"])
+        self.head = self.embed if s.tied else parameter(state["embed_out.weight"])
         numbers = range(config.num_hidden_layers)
         self.blocks = nn.ModuleList(NeoxBlock(state, f"{own}.layers.{n}", config, settings.at(n)) for n in numbers)
-        self.norm = _norm(state, f"{own}.final_layer_norm", s.eps)
+        self.norm = norm(state, f"{own}.final_layer_norm", s.eps)
 
     def step(self, ids: Any, start: int) -> Any:
         x = self.embed[ids]
@@ -237,8 +237,8 @@ class DebertaLayer(nn.Module):
         self.out, self.fc1, self.fc2 = (
             _linear(state, f"{name}.{part}.dense") for part in ("attention.output", "intermediate", "output")
         )
-        self.ln1 = _norm(state, f"{name}.attention.output.LayerNorm", s.eps)
-        self.ln2 = _norm(state, f"{name}.output.LayerNorm", s.eps)
+        self.ln1 = norm(state, f"{name}.attention.output.LayerNorm", s.eps)
+        self.ln2 = norm(state, f"{name}.output.LayerNorm", s.eps)
 
     def split(self, x: Any) -> Any:
         return x.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
@@ -271,11 +271,11 @@ class Deberta(nn.Module):
     def __init__(self, state: State, config: Any, settings: Settings) -> None:
         super().__init__()
         s = settings.at()
-        self.s, self.words = s, _tensor(state["embeddings.word_embeddings.weight"])
-        self.norm = _norm(state, "embeddings.LayerNorm", s.eps)
-        self.table, self.table_norm = _tensor(state["encoder.rel_embeddings.weight"]), nn.Identity()
+        self.s, self.words = s, parameter(state["embeddings.word_embeddings.weight"])
+        self.norm = norm(state, "embeddings.LayerNorm", s.eps)
+        self.table, self.table_norm = parameter(state["encoder.rel_embeddings.weight"]), nn.Identity()
         if s.table_norm:
-            self.table_norm = _norm(state, "encoder.LayerNorm", s.eps)
+            self.table_norm = norm(state, "encoder.LayerNorm", s.eps)
         heads, numbers = config.num_attention_heads, range(config.num_hidden_layers)
         self.layers = nn.ModuleList(DebertaLayer(state, f"encoder.layer.{n}", heads, settings.at(n)) for n in numbers)
 

@@ -165,7 +165,7 @@ class Gain(nnx.Module):
         return _norm(x, self.g.value, self.s)
 
 
-def _dense(state: State, name: str, *, biased: bool = True) -> nnx.Linear:
+def dense(state: State, name: str, *, biased: bool = True) -> nnx.Linear:
     weight = state[f"{name}.weight"].T
     made = nnx.Linear(*weight.shape, use_bias=biased and f"{name}.bias" in state, rngs=nnx.Rngs(0))
     made.kernel.value = jnp.asarray(weight)
@@ -178,9 +178,9 @@ class QwenBlock(nnx.Module):
     def __init__(self, state: State, name: str, s: Any) -> None:
         self.s = s
         self.q, self.k, self.v, self.o = (
-            _dense(state, f"{name}.self_attn.{part}_proj", biased=part not in s.unbiased) for part in "qkvo"
+            dense(state, f"{name}.self_attn.{part}_proj", biased=part not in s.unbiased) for part in "qkvo"
         )
-        self.gate, self.up, self.down = (_dense(state, f"{name}.mlp.{part}_proj") for part in ("gate", "up", "down"))
+        self.gate, self.up, self.down = (dense(state, f"{name}.mlp.{part}_proj") for part in ("gate", "up", "down"))
         self.pre = Gain(state[f"{name}.input_layernorm.weight"], s)
         self.mid = Gain(state[f"{name}.post_attention_layernorm.weight"], s)
 
@@ -234,7 +234,7 @@ class FusedBlock(nnx.Module):
         feed = np.concatenate([state[f"{name}.mlp.{part}_proj.weight"] for part in ("gate", "up")])
         fused = {"qkv": qkv, "out": own["o"], "gate_up": feed, "down": state[f"{name}.mlp.down_proj.weight"]}
         for part, weight in fused.items():
-            setattr(self, part, _dense({f"{part}.weight": weight}, part))
+            setattr(self, part, dense({f"{part}.weight": weight}, part))
         self.norm1 = Gain(state[f"{name}.input_layernorm.weight"], s)
         self.norm2 = Gain(state[f"{name}.post_attention_layernorm.weight"], s)
 

@@ -36,42 +36,42 @@ _ENCODER: Final = {
 }
 
 
-def _model(name: str, config: str, **options: Any) -> Any:
+def drawn(name: str, config: str, *, zero_centred: bool = False, **options: Any) -> Any:
     """Return a model of transformers with drawn weights."""
     settings = getattr(transformers, config)(**options)
     settings._attn_implementation = "eager"
     made = getattr(transformers, name)(settings)
-    draw_weights(made, Architecture(name, "", "", {}, "bare"), 0)
+    draw_weights(made, Architecture(name, "", "", {}, "bare", zero_centred=zero_centred), 0)
     return made.eval()
 
 
 def _opt() -> Any:
     """Return OPT of so many layers that their numbers are in another order as text."""
     fields = {"ffn_dim": 48, "word_embed_proj_dim": 32, **_ENCODER, "num_hidden_layers": 11}
-    return _model("OPTModel", "OPTConfig", **{name: fields[name] for name in fields if name != "intermediate_size"})
+    return drawn("OPTModel", "OPTConfig", **{name: fields[name] for name in fields if name != "intermediate_size"})
 
 
 def _bloom() -> Any:
     """Return BLOOM with a number of heads that is no power of two."""
     fields = {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6, "pad_token_id": PADDING}
-    return _model("BloomModel", "BloomConfig", **fields)
+    return drawn("BloomModel", "BloomConfig", **fields)
 
 
 def _phi() -> Any:
-    return _model("PhiForCausalLM", "PhiConfig", **twins.MODELS["phi"][1])
+    return drawn("PhiForCausalLM", "PhiConfig", **twins.MODELS["phi"][1])
 
 
 def _tagger() -> Any:
     fields = {**_ENCODER, "embedding_size": 16, "num_labels": 5}
-    return _model("ElectraForTokenClassification", "ElectraConfig", **fields)
+    return drawn("ElectraForTokenClassification", "ElectraConfig", **fields)
 
 
 def _pairs() -> Any:
-    return _model("BertForSequenceClassification", "BertConfig", **_ENCODER, num_labels=1)
+    return drawn("BertForSequenceClassification", "BertConfig", **_ENCODER, num_labels=1)
 
 
 def _marian() -> Any:
-    made = _model(
+    made = drawn(
         *("MarianMTModel", "MarianConfig"),
         **{"vocab_size": VOCAB, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4},
         **{"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 40},
