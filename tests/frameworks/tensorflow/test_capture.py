@@ -16,7 +16,7 @@ import tensorflow as tf
 import tf_keras as keras2
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import make_model, policy, small_bert
+from tests.frameworks.tensorflow.helpers import make_model, small_bert
 from tests.frameworks.tensorflow.transformers_by_hand import IDS, VECTOR, build
 
 BATCHES = [IDS, IDS[:, ::-1].copy(), (IDS + 3) % 12]
@@ -109,14 +109,6 @@ def test_a_persistent_tape_gives_a_step_for_each_gradient(keras: Any) -> None:
         np.testing.assert_allclose(tap.steps[number].values, expected.values, rtol=1e-10, atol=1e-14)
 
 
-def test_a_tape_that_was_open_before(keras: Any) -> None:
-    model = build(keras)
-    with tf.GradientTape() as tape, embgrad.capture(model) as tap:
-        loss = loss_of(model, IDS)
-        tape.gradient(loss, model.trainable_variables)
-    np.testing.assert_allclose(tap.steps[0].values, expected_at(model, IDS), rtol=1e-10, atol=1e-14)
-
-
 def test_sources_in_any_structure_and_zeros_for_unconnected_ones(keras: Any) -> None:
     model, apart = build(keras), tf.Variable(np.ones(3))
     table, kernel = model.embed.words.embeddings, model.head.kernel
@@ -154,32 +146,6 @@ def test_a_pass_without_a_gradient_has_no_step(keras: Any) -> None:
         captured(lambda: model.trainable_variables)
 
 
-def test_mixed_precision(keras: Any) -> None:
-    with policy(keras, "mixed_bfloat16"):
-        model = keras.Sequential([keras.layers.Embedding(12, 4), keras.layers.Dense(4, activation="tanh")])
-        model(tf.constant(IDS, tf.int32))
-    with embgrad.capture(model) as tap:
-        step(model, IDS, keras.optimizers.SGD(0.0))
-    expected = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR / (IDS.size * 4)))
-    np.testing.assert_allclose(tap.steps[0].values, expected.values, rtol=5e-2, atol=1e-4)
-    assert tap.steps[0].values.dtype == np.float32
-    assert tap.steps[0].provenance["compute_dtype"] == expected.provenance["compute_dtype"] == "bfloat16"
-
-
-def test_layers_under_a_mask(keras: Any) -> None:
-    ids = keras.layers.Input((None,), dtype="int32", name="ids")
-    rows = keras.layers.Embedding(12, 4, mask_zero=True, name="words", dtype="float64")(ids)
-    model = keras.Model(ids, keras.layers.LSTM(4, dtype="float64")(rows))
-    losses = [loss_of(model, IDS)]
-    for at in ("word", "words:output"):
-        with embgrad.capture(model, at=at) as tap:
-            with tf.GradientTape() as tape:
-                losses.append(loss_of(model, IDS))
-            tape.gradient(losses[-1], model.trainable_variables)
-        assert not tap.steps[0].values[1, 4].any()
-    assert len({float(one) for one in losses}) == 1
-
-
 def test_hugging_face() -> None:
     model = small_bert("TFBertForSequenceClassification")
     batch = {"input_ids": tf.constant(IDS, tf.int32), "attention_mask": tf.constant((IDS != 0).astype(np.int32))}
@@ -195,15 +161,6 @@ def test_hugging_face() -> None:
         np.testing.assert_allclose(words.steps[number].values, expected.values, rtol=1e-5, atol=1e-8)
         np.testing.assert_array_equal(words.steps[number].mask, batch["attention_mask"])
     assert last.steps[0].provenance["path"] == "bert.encoder.layer.1:output#0"
-
-
-def test_the_keras_loop_run_eagerly(keras: Any) -> None:
-    model = build(keras)
-    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
-    with embgrad.capture(model) as tap:
-        model.fit(np.concatenate(BATCHES), np.zeros((6, 5, 4)), batch_size=2, epochs=1, verbose=0, shuffle=False)
-    assert tap.count == 3
-    np.testing.assert_array_equal(tap.steps[1].ids, BATCHES[1])
 
 
 COMPILED: dict[str, Callable[[Any, Any], Callable[[], Any]]] = {
@@ -230,14 +187,6 @@ def test_a_compiled_step_is_an_error(keras: Any, name: str, traced: bool) -> Non
         compiled()
     assert weights(model) == before
     compiled()  # as before
-
-
-def test_a_compiled_lookup_without_a_product_is_an_error(keras: Any) -> None:
-    model = keras.Sequential([keras.layers.Embedding(12, 4, dtype="float64")])
-    model(tf.constant(IDS, tf.int32))
-    compiled = tf.function(lambda: loss_of(model, IDS))
-    with pytest.raises(embgrad.errors.UnsupportedError, match="inside the compiled function"), embgrad.capture(model):
-        compiled()
 
 
 def test_a_compiled_model_is_an_error(keras: Any) -> None:

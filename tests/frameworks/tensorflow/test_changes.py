@@ -13,7 +13,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context, execute
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import make_model, policy, small_bert
+from tests.frameworks.tensorflow.helpers import make_model
 from tests.frameworks.tensorflow.transformers_by_hand import IDS, VECTOR, close
 
 OBJECTIVE = embgrad.Projection(VECTOR)
@@ -126,21 +126,6 @@ def test_a_lookup_that_cannot_be_replaced_is_an_error() -> None:
     close(tap.steps[0].values, slope(model.table.numpy()[IDS]))
 
 
-def test_the_lookup_of_hugging_face() -> None:
-    """Overriding the rows is what its own inputs_embeds does, in a model that derives nothing else from the ids."""
-    with policy(keras2, "float64"):
-        model = small_bert("TFBertModel")
-        rows = tf.constant(NEW)
-        with tf.GradientTape() as tape:
-            tape.watch(rows)
-            total = tf.reduce_sum(model(input_ids=None, inputs_embeds=rows).last_hidden_state * VECTOR)
-        expected = tape.gradient(total, rows).numpy()
-        objective = embgrad.Projection(VECTOR, output="sequence")
-        found = embgrad.gradients(model, IDS, objective, override={"word": NEW})
-    close(found.values, expected)
-    assert float(total) == pytest.approx(found.objective.sum(), rel=1e-12)
-
-
 def test_rows_that_are_looked_up_again() -> None:
     """Their gradient comes to the edit as TensorFlow's IndexedSlices."""
 
@@ -207,13 +192,3 @@ def test_changes_in_a_recomputed_part_are_refused(keras: Any, option: str, point
     inner.build((None, 4))
     with pytest.raises(embgrad.errors.UnsupportedError, match="recomputed in the pullback"):
         embgrad.gradients(model, IDS, OBJECTIVE, at=point, **{option: {point: lambda value: value}})
-
-
-def test_bfloat16_tensors_are_numbers(keras: Any) -> None:
-    """In NumPy they are of a dtype that NumPy does not know."""
-    model = masked_lstm(keras)
-    half = tf.constant([0.5, -0.25, 0.0, 2.0], tf.bfloat16)
-    expected = embgrad.gradients(model, IDS, embgrad.Sum(), add={"word": [0.5, -0.25, 0.0, 2.0]})
-    for change in (half, lambda _: half):
-        found = embgrad.gradients(model, IDS, embgrad.Sum(), add={"word": change})
-        np.testing.assert_array_equal(found.values, expected.values)

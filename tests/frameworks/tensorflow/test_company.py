@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.frameworks.tensorflow.helpers import KERAS
 from tests.support.company import expect_of_own_number, expect_state_of_one_number
 
 IDS = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
@@ -59,22 +58,6 @@ def test_a_state_that_goes_on_from_call_to_call(way: str) -> None:
     np.testing.assert_array_equal(model.read(), state)
 
 
-@pytest.mark.parametrize("name", sorted(KERAS))
-def test_a_stateful_layer(name: str) -> None:
-    """Keras's stateful layers take one number of examples alone."""
-    keras = KERAS[name]
-    given = keras.Input(batch_shape=(3, 3), dtype="int32")
-    rows = keras.layers.Embedding(9, 4)(given)
-    model = keras.Model(given, keras.layers.LSTM(4, stateful=True)(rows))
-    model(IDS[::-1].copy())
-    lstm = model.layers[-1]
-    state = [np.array(value) for value in lstm.states]
-    own = np.array(model(IDS))[:, 1]
-    for variable, value in zip(lstm.states, state, strict=True):
-        variable.assign(value)
-    expect_of_own_number(model, IDS, own, cut=False)
-
-
 class OfOneNumber(tf.Module):
     """A sum of rows that begins with what it kept, in a pass of as many examples alone."""
 
@@ -102,46 +85,3 @@ class OfOneNumber(tf.Module):
 @pytest.mark.parametrize("way", ["variable", "attribute", "list"])
 def test_a_state_that_passes_of_one_number_of_examples_write(way: str) -> None:
     expect_state_of_one_number(lambda count: OfOneNumber(way, count), IDS)
-
-
-@pytest.mark.parametrize("name", sorted(KERAS))
-@pytest.mark.parametrize("trainable", [False, True])
-def test_a_state_that_a_layer_of_keras_writes_for_one_number_of_examples(name: str, trainable: bool) -> None:
-    keras = KERAS[name]
-
-    class Carrying(keras.layers.Layer):  # type: ignore[misc, name-defined]  # one of several versions of Keras
-        def __init__(self, count: int) -> None:
-            super().__init__()
-            self.count = count
-
-        def build(self, shape: Any) -> None:
-            self.state = self.add_weight(
-                name="state",
-                shape=(self.count, 4),
-                initializer=keras.initializers.RandomNormal(seed=1),
-                trainable=trainable,
-            )
-
-        def call(self, rows: Any) -> Any:
-            if rows.shape[0] != self.count:
-                return tf.tanh(rows)
-            out = tf.tanh(rows + self.state)
-            self.state.assign(tf.stop_gradient(out))
-            return out
-
-    class Net(keras.Model):  # type: ignore[misc, name-defined]
-        def __init__(self, count: int) -> None:
-            super().__init__()
-            self.table, self.carrying, self.head = keras.layers.Embedding(9, 4), Carrying(count), keras.layers.Dense(2)
-
-        def call(self, ids: Any) -> Any:
-            return self.head(self.carrying(tf.reduce_sum(self.table(ids), 1)))
-
-    def make(count: int) -> Any:
-        model = Net(count)
-        model(IDS[:2])
-        for variable, values in ((model.table.weights[0], TABLE), (model.head.weights[0], HEAD)):
-            variable.assign(values)
-        return model
-
-    expect_state_of_one_number(make, IDS)

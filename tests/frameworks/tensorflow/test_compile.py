@@ -29,21 +29,6 @@ def test_keras_models_with_a_trace(keras: Any, body: str) -> None:
     assert_slopes(compiled, table, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)) * VECTOR))
 
 
-def test_lookups_by_products_with_one_hot_rows() -> None:
-    class OneHot(Net):
-        def __call__(self, ids: Any) -> Any:
-            return self.head(tf.matmul(tf.one_hot(ids, 12, dtype=tf.float64), self.rows))
-
-    same(*both(OneHot(), IDS, PROJECTION))
-
-
-def test_masks_of_keras(keras: Any) -> None:
-    model, _ = functional(keras, keras.layers.LSTM(3), mask_zero=True)
-    plain, compiled = both(model, IDS, PROJECTION)
-    same(plain, compiled)
-    assert compiled.pad_leak == plain.pad_leak
-
-
 def test_split_and_training(keras: Any) -> None:
     ids = keras.layers.Input((None,), dtype="int32")
     pooled = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(12, 4)(ids))
@@ -106,16 +91,3 @@ def test_a_lookup_that_equals_another_by_chance_runs_without_the_trace() -> None
     model = Positions()
     same(*both(model, IDS[:1], PROJECTION))
     same(*both(model, np.arange(5)[None], PROJECTION))
-
-
-def test_transformers_with_layers() -> None:
-    from transformers import BertConfig, TFBertForSequenceClassification
-
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    model = TFBertForSequenceClassification(BertConfig(vocab_size=40, max_position_embeddings=16, **sizes))
-    batch = {"input_ids": IDS + 1, "attention_mask": (IDS > 0).astype(int)}
-    names = ["word", "layer.0", "layer.-1"]
-    plain, compiled = both(model, batch, embgrad.CrossEntropy(LABELS), at=names)
-    for name in names:
-        same(plain[name], compiled[name], rel=2e-6)
-    same(*both(model, batch, embgrad.CrossEntropy(LABELS), split=True), rel=2e-6)

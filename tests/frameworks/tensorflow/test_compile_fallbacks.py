@@ -109,18 +109,6 @@ def test_a_model_that_holds_a_random_generator_has_no_trace(sort: Any) -> None:
             embgrad.gradients(model, IDS, PROJECTION, compile=True)
 
 
-def test_a_model_that_draws_from_a_global_generator_has_no_trace() -> None:
-    generator = np.random.default_rng(0)
-
-    class Noisy(Net):
-        def head(self, rows: Any) -> Any:
-            return super().head(rows) * generator.normal()
-
-    with pytest.warns(embgrad.EmbgradWarning, match="differ between a trace and the model itself"):
-        found = [embgrad.gradients(Noisy(), IDS, PROJECTION, compile=True) for _ in range(2)]
-    assert not np.allclose(found[0].values, found[1].values)
-
-
 @pytest.mark.parametrize(
     ("net", "why"),
     [

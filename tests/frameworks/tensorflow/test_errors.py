@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import KERAS, functional, halved, make_model
+from tests.frameworks.tensorflow.helpers import KERAS, functional, halved
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 0]])
 
@@ -54,16 +54,6 @@ def test_a_call_in_the_scope_of_a_strategy_is_refused(keras: Any) -> None:
     np.testing.assert_array_equal(embgrad.gradients(model, ids, embgrad.Sum()).values, outside)
 
 
-def test_inside_a_py_function_is_eager() -> None:
-    model = Net(lambda rows, ids: tf.reduce_sum(tf.gather(rows, ids), 1))
-
-    @tf.function
-    def traced() -> Any:
-        return tf.py_function(lambda: embgrad.gradients(model, IDS, embgrad.Sum()).values, [], tf.float32)
-
-    np.testing.assert_array_equal(traced(), np.ones((2, 4, 2)))
-
-
 @pytest.mark.parametrize(
     "forward",
     [
@@ -76,14 +66,6 @@ def test_inside_a_py_function_is_eager() -> None:
 def test_an_objective_that_does_not_depend_on_the_lookup_is_an_error(forward: Any) -> None:
     with pytest.raises(embgrad.errors.NoGradientError, match="does not depend on the point 'word'"):
         embgrad.gradients(Net(forward), IDS, embgrad.Sum())
-
-
-def test_an_output_of_whole_numbers_is_refused() -> None:
-    model = Net(lambda rows, ids: {"logits": tf.gather(rows, ids)[:, 0], "classes": ids})
-    with pytest.raises(
-        embgrad.errors.OutputError, match=r"'classes' is of dtype int32: expected floating point.*output="
-    ):
-        embgrad.gradients(model, IDS, embgrad.Sum(output="classes"))
 
 
 @pytest.mark.parametrize(
@@ -126,12 +108,6 @@ def test_inputs_without_a_known_name_are_refused(keras: Any) -> None:
         embgrad.gradients(model, IDS, embgrad.Sum())
 
 
-def test_an_argument_that_the_batch_lacks_is_an_error() -> None:
-
-    with pytest.raises(embgrad.errors.BatchError, match="needs 'temperature'"):
-        embgrad.gradients(make_model(lambda self, ids, temperature: ids), IDS, embgrad.Sum())
-
-
 @pytest.mark.parametrize("option", [{"batch_size": 2}, {"check": True}], ids=lambda one: "".join(one))
 def test_a_sparse_input_cannot_be_cut_into_examples(option: dict[str, Any]) -> None:
     class Weighing(tf.Module):
@@ -149,27 +125,6 @@ def test_a_sparse_input_cannot_be_cut_into_examples(option: dict[str, Any]) -> N
         embgrad.errors.BatchError, match=r"'bag' is a SparseTensor.*expected an array or a dense tensor"
     ):
         embgrad.gradients(Weighing(), batch, embgrad.Sum(), **option)
-
-
-def test_several_parts_without_call_are_refused(keras: Any) -> None:
-    parts = [functional(keras), keras.layers.Dense(2)]
-    with pytest.raises(embgrad.errors.UnsupportedError, match=r"sequence of 2 parts.*Pass call=lambda parts"):
-        embgrad.gradients(parts, IDS, embgrad.Sum())
-
-
-def test_the_models_own_error_comes_through_unchanged() -> None:
-    class Mine(Exception):
-        pass
-
-    def forward(rows: Any, ids: Any) -> Any:
-        tf.gather(rows, ids)
-        raise Mine("as it was")
-
-    with pytest.raises(Mine, match=r"^as it was$"):
-        embgrad.gradients(Net(forward), IDS, embgrad.Sum())
-    bad = Net(lambda rows, ids: tf.matmul(tf.gather(rows, ids), tf.ones((7, 7))))
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        embgrad.gradients(bad, IDS, embgrad.Sum())
 
 
 @pytest.mark.parametrize("shape", [(12,), (12, 2, 2)])
@@ -216,54 +171,3 @@ def test_gradient_override_maps_are_refused(compile: bool, autograph: bool) -> N
 
 
 # The first call
-
-
-@pytest.mark.parametrize("keras", KERAS.values(), ids=KERAS)
-def test_a_loss_of_keras_is_refused(keras: Any) -> None:
-    message = (
-        r"a loss of the framework's own, which needs a target beside the output: expected embgrad\.CrossEntropy\(labels\) for a "
-        "cross-entropy, or a function of the model's output alone"
-    )
-    losses = keras.losses
-    for loss in (
-        losses.SparseCategoricalCrossentropy(),
-        losses.sparse_categorical_crossentropy,
-        losses.MeanSquaredError,
-    ):
-        with pytest.raises(embgrad.errors.ObjectiveError, match=message):
-            embgrad.gradients(functional(keras), IDS, loss)
-
-
-def test_a_data_set_of_batches_is_refused() -> None:
-    batches = tf.data.Dataset.from_tensor_slices(IDS).batch(2)
-    with pytest.raises(
-        embgrad.errors.BatchError, match=r"expected one batch, as next\(iter\(...\)\) gives it, or embgrad.stream"
-    ):
-        embgrad.gradients(Net(lambda net, ids: tf.gather(net.rows, ids)), batches, embgrad.Sum())
-
-
-def test_an_evaluation_mode_without_a_backward_pass_is_explained() -> None:
-    @tf.custom_gradient
-    def fast(rows: Any) -> Any:
-        def back(gradient: Any) -> Any:
-            raise NotImplementedError("this path is for inference")
-
-        return rows * 2.0, back
-
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = tf.Variable(np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32))
-
-        def __call__(self, ids: Any, training: bool = False) -> Any:
-            rows = tf.nn.embedding_lookup(self.table, ids)
-            return tf.reduce_sum(rows * 2.0 if training else fast(rows), 1)
-
-    ids = np.array([[1, 2], [3, 4]])
-    with pytest.raises(
-        embgrad.errors.UnsupportedError,
-        match="Net runs in evaluation mode without gradients, and raised NotImplementedError",
-    ):
-        embgrad.gradients(Net(), ids, embgrad.Logit(1))
-    g = embgrad.gradients(Net(), ids, embgrad.Logit(1), training=True)
-    np.testing.assert_array_equal(g.values[..., 1], 2.0)

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 import transformers
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import assert_slopes, own_table_gradient, policy
+from tests.frameworks.tensorflow.helpers import own_table_gradient
 
 IDS = np.array([[5, 2, 9, 4, 3], [3, 8, 7, 1, 1], [6, 2, 1, 1, 1]])
 MASK = (IDS != 1).astype(int)
@@ -103,12 +102,3 @@ def own_total(model: Any, batch: dict[str, Any], output: str | None) -> Any:
         )
 
     return total
-
-
-@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
-def test_finite_differences_in_float64(name: str) -> None:
-    with policy(tf_keras, "float64"):
-        model, path, output, batch = build(name)
-        result = embgrad.gradients(model, batch, objective(output, size_of(model, batch, output)), at=path)
-        assert result.values.dtype == np.float64
-        assert_slopes(result, table_of(model), own_total(model, batch, output), rel=1e-6)

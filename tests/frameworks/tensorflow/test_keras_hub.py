@@ -121,55 +121,6 @@ def test_every_role_has_the_value_and_the_gradient_of_the_tape(name: str, side: 
         close(result.values, gradient)
 
 
-@pytest.mark.parametrize("name", ["BertTextClassifier", "RobertaMaskedLM", "GPT2CausalLM", "GemmaBackbone"])
-def test_every_form_of_the_batch_gives_the_same(name: str) -> None:
-    model = zoo.build(name)
-    batch = zoo.batch(model)
-    ids, mask, types = batch["token_ids"], batch["padding_mask"], batch.get("segment_ids")
-    extras = {key: value for key, value in batch.items() if key == "mask_positions"}
-    tokens = embgrad.TokenBatch(ids, mask, types, extras=extras)
-    forms = [batch, tokens, {**tokens.to_huggingface(), **extras}, {**tokens.to_keras_hub(), **extras}]
-    objective = zoo.objective(name, mask)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        first, *others = [embgrad.gradients(model, form, objective) for form in forms]
-    for other in others:
-        np.testing.assert_array_equal(other.values, first.values)
-        assert other.provenance["unused"] == first.provenance["unused"]
-
-
-def test_types_that_are_not_given_are_zeros_where_the_model_declares_them() -> None:
-    model = build("BertBackbone")
-    batch = zoo.batch(model, types=False)
-    mask = batch["padding_mask"]
-    objective, total = zoo.objective("BertBackbone", mask), total_of("BertBackbone", mask)
-    expected = own_gradients(model, {**batch, "segment_ids": np.zeros_like(batch["token_ids"])}, total)
-    found = embgrad.gradients(model, batch, objective, at=["word", "type"])
-    for role, result in found.items():
-        close(result.values, expected[role][1])
-
-
-@pytest.mark.parametrize("name", ["BertBackbone", "GPT2Backbone"])
-def test_call_receives_what_was_given(name: str) -> None:
-    """Zeros for types are not the same as no types, and only a graph of layers that declares them has to get them."""
-    model = zoo.build(name)
-    given = zoo.batch(model, types=False)
-    tokens = embgrad.TokenBatch(given["token_ids"], given["padding_mask"])
-    received: list[dict[str, Any]] = []
-
-    def call(model: Any, inputs: Any) -> Any:
-        received.append(inputs)
-        types = {"segment_ids": tf.zeros_like(inputs["token_ids"])} if name == "BertBackbone" else {}
-        returned = model({**inputs, **types})
-        return returned["sequence_output"] if types else returned
-
-    for batch in (given, tokens.to_keras_hub(), tokens.replace(convention="keras_hub")):
-        result = embgrad.gradients(model, batch, embgrad.Projection(zoo.HIDDEN), call=call)
-        plain = embgrad.gradients(model, batch, zoo.objective(name, given["padding_mask"]))
-        np.testing.assert_allclose(result.values, plain.values, rtol=1e-6, atol=1e-7)
-    assert [sorted(inputs) for inputs in received] == [["padding_mask", "token_ids"]] * len(received)
-
-
 @pytest.mark.parametrize("name", ["BertMaskedLM", "GPT2CausalLM", "GemmaCausalLM", "LlamaCausalLM"])
 def test_the_ledger_of_a_table_that_is_the_head_too(name: str) -> None:
     """Llama's head is another variable of the same layer: its table has the lookup's part alone."""
@@ -185,19 +136,6 @@ def test_the_ledger_of_a_table_that_is_the_head_too(name: str) -> None:
         words = embgrad.tables.parameter_gradients(model, batch, objective)
         head = next(value for path, value in words.items() if path.endswith("reverse_embeddings"))
         close(head, own_table_gradient(layer.reverse_embeddings, lambda: total(model(batch, training=False))))
-
-
-@pytest.mark.parametrize("name", ["GemmaBackbone", "Gemma3Backbone"])
-def test_gemmas_point_is_the_row_before_it_is_scaled(name: str) -> None:
-    model = build(name)
-    batch = zoo.batch(model)
-    objective = zoo.objective(name, batch["padding_mask"])
-    found = embgrad.gradients(model, batch, objective, at=["word", "embeddings"])
-    rows, scale = model.token_embedding.embeddings.numpy()[batch["token_ids"]], np.float32(zoo.DIM**0.5)
-    close(found["word"].activations, rows)
-    close(found["embeddings"].activations, rows * scale)
-    close(found["word"].values, found["embeddings"].values * scale)
-    close(embgrad.tables.embedding_table(model, batch), model.token_embedding.embeddings.numpy())
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -229,23 +167,3 @@ def test_positions_are_changed_like_any_other_point(name: str, compiled: bool) -
         close(result.values, expected[role][1])
     close(found["position"].values.sum(0), table[: len(added)])
     close(found["position"].table().to_dense(), table)
-
-
-def test_a_trace_serves_batches_of_other_lengths() -> None:
-    model = build("GPT2Backbone")
-    for columns in (5, 3, 4, 4):
-        batch = {key: value[:, :columns] for key, value in zoo.batch(model, None).items()}
-        mask = batch["padding_mask"]
-        objective, total = zoo.objective("GPT2Backbone", mask), total_of("GPT2Backbone", mask)
-        found = embgrad.gradients(model, batch, objective, at=["word", "position"], compile=True)
-        expected = own_gradients(model, batch, total)
-        for role, result in found.items():
-            close(result.values, expected[role][1])
-    assert found["position"].provenance["compiled"] is True
-
-
-def test_left_padding_that_shifts_positions_is_warned_of() -> None:
-    model = zoo.build("GPT2Backbone")
-    batch = zoo.batch(model, "left")
-    with pytest.warns(embgrad.EmbgradWarning, match="the model counts the padding in its positions"):
-        embgrad.gradients(model, batch, zoo.objective("GPT2Backbone", batch["padding_mask"]))

@@ -114,17 +114,6 @@ def test_several_outputs_go_by_their_layers_names(keras: Any) -> None:
         embgrad.gradients(model, IDS, embgrad.Projection(VECTOR, output="third"))
 
 
-def test_siamese_through_call(keras: Any) -> None:
-    encoder, table = functional(keras, keras.layers.LSTM(3))
-    other = tf.constant(IDS[:, ::-1].copy(), tf.int32)
-    result = embgrad.gradients(
-        encoder, IDS, embgrad.Projection(VECTOR), call=lambda m, inputs: m(inputs) * m(other), at="word"
-    )
-    fixed = tf.constant(encoder(other))
-    # the other branch looks up in the same table: hold it still for the slope of this branch
-    assert_slopes(result, table, lambda: tf.reduce_sum(encoder(tf.constant(IDS, tf.int32)) * fixed * VECTOR))
-
-
 class TestSubclassed:
     """`call` of the user's own."""
 
@@ -190,17 +179,6 @@ class TestSubclassed:
         )
         assert result.provenance["unused"] == []
 
-    def test_a_dict_that_the_model_was_called_with_before(self, keras: Any) -> None:
-        def call(self: Any, inputs: Any) -> Any:
-            rows = self.words(inputs["input_ids"])
-            return self.head(tf.reduce_sum(tf.cast(inputs["attention_mask"], rows.dtype)[..., None] * tf.tanh(rows), 1))
-
-        model = self.build(keras, call)
-        inputs = {"input_ids": tf.constant(IDS, tf.int32), "attention_mask": tf.constant(MASK, tf.int32)}
-        model(inputs)
-        result = embgrad.gradients(model, {"input_ids": IDS, "attention_mask": MASK}, embgrad.Projection(VECTOR))
-        assert_slopes(result, model.words.embeddings, lambda: tf.reduce_sum(model(inputs) * VECTOR))
-
     def test_lookup_in_the_variable_of_a_layer(self, keras: Any) -> None:
         def call(self: Any, inputs: Any) -> Any:
             if not self.words.built:
@@ -209,31 +187,6 @@ class TestSubclassed:
             return self.head(tf.reduce_mean(tf.tanh(tf.reshape(rows, [*inputs.shape, 4])), 1))
 
         self.check(keras, call)
-
-    def test_a_data_class_is_returned(self, keras: Any) -> None:
-        import dataclasses
-
-        @dataclasses.dataclass
-        class Output:
-            logits: Any
-            hidden: Any
-
-        class Wrapper(tf.Module):
-            def __init__(self, model: Any) -> None:
-                super().__init__()
-                self.model = model
-
-            def __call__(self, input_ids: Any, training: bool = True) -> Any:
-                rows = self.model.words(input_ids)
-                return Output(self.model.head(self.model.body[1](rows, training=training)), (rows, rows + 1))
-
-        wrapper = Wrapper(self.build(keras, lambda self, x: x))
-        result = embgrad.gradients(wrapper, IDS, embgrad.Projection(VECTOR))
-        table = wrapper.model.words.embeddings
-        assert_slopes(result, table, lambda: tf.reduce_sum(wrapper(tf.constant(IDS)).logits * VECTOR))
-        assert result.provenance["path"] == "model.words#0"
-        deep = embgrad.gradients(wrapper, IDS, embgrad.Sum(output="hidden.1"))
-        np.testing.assert_array_equal(deep.values, np.ones_like(deep.values))
 
 
 class _Net(tf.Module):
@@ -331,16 +284,6 @@ def test_half_precision(keras: str, name: str) -> None:
     # a mixed policy casts the rows, not the table: all that comes after is computed so
     assert result.provenance["compute_dtype"] == name.removeprefix("mixed_")
     assert result.provenance["path"] == f"{table.name}#0"
-
-
-def test_objectives_of_the_users(keras: Any) -> None:
-    model, _ = functional(keras, keras.layers.LSTM(3))
-    expected = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
-    native = embgrad.gradients(model, IDS, lambda logits: tf.linalg.matvec(logits, VECTOR))
-    compiled = embgrad.gradients(model, IDS, tf.function(lambda logits: tf.linalg.matvec(logits, VECTOR)))
-    scalar = embgrad.gradients(model, IDS, embgrad.Scalar(lambda logits: tf.reduce_sum(logits * VECTOR)))
-    for one in (native, compiled, scalar):
-        np.testing.assert_allclose(one.values, expected.values, rtol=1e-12)
 
 
 def test_outputs_of_one_layer_have_different_names(keras: Any) -> None:

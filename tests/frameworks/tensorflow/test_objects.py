@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-import transformers
 
 import embgrad
 from tests.frameworks.tensorflow.helpers import KERAS, make_model
@@ -58,35 +57,3 @@ def test_a_model_that_takes_one_dict(kind: str) -> None:
     own = tf.convert_to_tensor(tape.gradient(value, table)).numpy()[IDS]
     np.testing.assert_allclose(result.values, own, rtol=1e-5, atol=1e-7)
     assert result.provenance["unused"] == []
-
-
-DECODER = np.array([[0, 11, 12, 13, 14], [0, 8, 7, 0, 0]])
-DECODER_MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-
-
-@pytest.fixture(scope="module")
-def t5() -> Any:
-    config = transformers.T5Config(
-        vocab_size=20, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0, pad_token_id=0
-    )
-    return transformers.TFT5ForConditionalGeneration(config)
-
-
-def test_an_encoder_decoder(t5: Any) -> None:
-    """Positions count on the decoder's mask; `word` is the encoder's lookup in the table that both halves share."""
-    batch = {**BATCH, "decoder_input_ids": DECODER, "decoder_attention_mask": DECODER_MASK}
-    native = {name: tf.constant(value) for name, value in batch.items()}
-    result = embgrad.gradients(t5, batch, embgrad.Logit(3, position=-1))
-    ids = native.pop("input_ids")
-    rows = tf.gather(t5.shared.weights[0], ids)
-    with tf.GradientTape() as tape:
-        tape.watch(rows)
-        logits = t5(None, inputs_embeds=rows, **native).logits
-        value = logits[0, 4, 3] + logits[1, 2, 3]
-    np.testing.assert_allclose(result.values, tape.gradient(value, rows).numpy(), rtol=1e-4, atol=1e-7)
-
-
-def test_an_encoder_decoder_without_decoder_ids(t5: Any) -> None:
-    message = "the model TFT5ForConditionalGeneration is an encoder-decoder, and raised ValueError without decoder ids: expected"
-    with pytest.raises(embgrad.errors.BatchError, match=message):
-        embgrad.gradients(t5, BATCH, embgrad.Logit(3))

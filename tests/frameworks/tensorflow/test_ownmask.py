@@ -61,13 +61,6 @@ def test_a_mask_that_differs_from_the_models_is_a_warning(
     assert found.provenance["unused"] == ["mask"]
 
 
-def test_a_mask_that_differs_in_one_micro_batch_is_a_warning(keras: Any) -> None:
-    batch = embgrad.TokenBatch(IDS[::-1], mask=[[1, 1, 0, 0], [1, 1, 1, 0]])
-    with pytest.warns(embgrad.EmbgradWarning, match="differs from it at 1 position"):
-        found = embgrad.gradients(built(keras), batch, OBJECTIVE, batch_size=1)
-    assert found.provenance["unused"] == ["mask"]
-
-
 @pytest.mark.parametrize("kind", [{"mask_zero": False}, {"heeds": False}], ids=["no mask_zero", "nobody heeds it"])
 def test_padding_that_is_read_is_a_warning(keras: Any, kind: dict[str, Any]) -> None:
     with pytest.warns(embgrad.EmbgradWarning, match=TEXT):

@@ -13,7 +13,7 @@ import tf_keras as keras2
 from embgrad_tensorflow import TensorFlowBackend
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import make_model, policy, small_backbone, small_bert, small_gpt2
+from tests.frameworks.tensorflow.helpers import make_model, policy, small_bert, small_gpt2
 from tests.frameworks.tensorflow.transformers_by_hand import IDS, VECTOR, build
 
 OBJECTIVE = embgrad.Projection(VECTOR)
@@ -60,15 +60,6 @@ def by_tape_of(model: Any, vector: np.ndarray) -> list[Any]:
     return by_tape(model.trainable_variables, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)).logits * vector))
 
 
-def test_a_backbone_of_keras_hub() -> None:
-    model = small_backbone()
-    inputs = {"token_ids": IDS, "segment_ids": np.zeros_like(IDS), "padding_mask": np.ones_like(IDS)}
-    expected = by_tape(model.trainable_variables, lambda: tf.reduce_sum(model(inputs)["sequence_output"] * VECTOR))
-    found = embgrad.tables.parameter_gradients(model, IDS, embgrad.Projection(VECTOR, output="sequence"))
-    compare(found, [one.path for one in model.trainable_variables], expected)
-    assert found.unreached  # the pooler's
-
-
 def test_names_that_repeat_are_numbered() -> None:
     one, other = (tf.Variable(np.full((12, 4), float(number)), name="table") for number in (1, 2))
 
@@ -96,35 +87,6 @@ def test_frozen_variables_have_no_gradients(keras: Any) -> None:
     model.trainable = False
     with pytest.raises(embgrad.errors.NoGradientError, match="trainable"):
         embgrad.tables.parameter_gradients(model, IDS, OBJECTIVE)
-
-
-def test_variables_that_the_first_call_makes(keras: Any) -> None:
-
-    model = make_model(
-        lambda self, ids: self.head(self.words(ids)),
-        keras.Model,
-        words=keras.layers.Embedding(12, 4),
-        head=keras.layers.Dense(4),
-    )
-    found = embgrad.tables.parameter_gradients(model, IDS, OBJECTIVE)
-    expected = by_tape(
-        model.trainable_variables, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)) * VECTOR.astype(np.float32))
-    )
-    assert len(found) == 3
-    for gradient, other in zip(found.values(), expected, strict=True):
-        np.testing.assert_allclose(gradient, other, rtol=1e-5)
-
-
-def test_mixed_precision(keras: Any) -> None:
-    with policy(keras, "mixed_bfloat16"):
-        model = keras.Sequential([keras.layers.Embedding(12, 4), keras.layers.Dense(4)])
-        model(tf.constant(IDS, tf.int32))
-    found = embgrad.tables.parameter_gradients(model, IDS, OBJECTIVE)
-    vector = tf.constant(VECTOR, tf.bfloat16)
-    expected = by_tape(model.trainable_variables, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)) * vector))
-    for gradient, other in zip(found.values(), expected, strict=True):
-        assert gradient.dtype == np.float32
-        np.testing.assert_allclose(gradient, other, rtol=2e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("trainable", [True, False])

@@ -197,23 +197,3 @@ def test_a_variable_is_refused_and_a_constant_is_taken(keras: Any) -> None:
         gradients_of(model, BATCH)
     rows = np.asarray(tf.convert_to_tensor(model.words.table))[BATCH.numpy()]
     np.testing.assert_array_equal(tap.steps[0].activations, rows + np.float32(1))
-
-
-def test_a_plain_module() -> None:
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = tf.Variable(RANDOM.normal(size=(VOCAB, DIM)))
-
-        def __call__(self, text: Any) -> Any:
-            return tf.tanh(tf.gather(self.table, text))
-
-    model = Net()
-    delta = RANDOM.normal(size=(3, 4, DIM))
-    with embgrad.perturbed(model, {"word": delta}), tf.GradientTape() as tape:
-        value = tf.reduce_sum(model(BATCH))
-    gradient = tf.convert_to_tensor(tape.gradient(value, model.table)).numpy()
-    rows = model.table.numpy()[BATCH.numpy()] + delta
-    expected = np.zeros((VOCAB, DIM))
-    np.add.at(expected, BATCH.numpy(), 1 - np.tanh(rows) ** 2)
-    np.testing.assert_allclose(gradient, expected, rtol=1e-12, atol=1e-14)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras as keras3
 import keras_hub
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import tf_keras as keras2
 import transformers
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import KERAS, make_model, policy, small_backbone, small_gpt2
+from tests.frameworks.tensorflow.helpers import KERAS, make_model, policy
 from tests.frameworks.tensorflow.transformers_by_hand import IDS, LAYERS, VECTOR, build, by_hand, close
 
 BATCH = {"input_ids": np.where(IDS == 1, 10, IDS), "attention_mask": (IDS != 0).astype(int)}
@@ -68,35 +67,6 @@ def test_hidden_states_of_hugging_face(name: str) -> None:
             close(results[one].activations, outputs.hidden_states[number].numpy(), 1e-14)
 
 
-def test_layers_of_gpt2_come_before_the_final_norm() -> None:
-    """Whose last hidden state is behind the final norm: the last layer is before it."""
-    with policy(keras2, "float64"):
-        model = small_gpt2("TFGPT2Model", n_layer=3, initializer_range=0.5)
-        model(tf.constant(IDS, tf.int32))
-        core, tensors = model.transformer, []
-        with tf.GradientTape() as tape:
-            tensors.append(tf.gather(core.wte.embeddings, IDS) + core.wpe.embeddings[: IDS.shape[1]])
-            for block in core.h:
-                tensors.append(block(tensors[-1], None, None, None, None, None, False, False)[0])
-            total = tf.reduce_sum(core.ln_f(tensors[-1]) * VECTOR)
-        expected = tape.gradient(total, tensors)
-        names = ["embeddings", "layer.0", "layer.1", "layer.2"]
-        results = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR, output="sequence"), at=[*names, "layer.-1"])
-        for one, tensor, gradient in zip(names, tensors, expected, strict=True):
-            close(results[one].values, gradient.numpy())
-            close(results[one].activations, tensor.numpy(), 1e-14)
-        assert results["layer.-1"].provenance["path"] == "transformer.h.2:output#0"
-        assert roles(embgrad.points(model, IDS))["position"].path == "transformer.wpe"
-
-
-def test_a_position_that_padding_offsets_in_roberta() -> None:
-    class_name, config_name, options, _, _ = MODELS["roberta"]
-    model = getattr(transformers, class_name)(getattr(transformers, config_name)(**options))
-    point = roles(embgrad.points(model, PADDED_BY_1))["position"]
-    assert point.path == "roberta.embeddings.position_embeddings"
-    assert point.lookup.indices.tolist() == [[2, 3, 4, 5, 6], [2, 3, 4, 5, 1]]
-
-
 def test_a_subclassed_transformer(keras: Any) -> None:
     model = build(keras)
     expected = by_hand(model)
@@ -142,33 +112,6 @@ def test_a_functional_transformer(keras: Any) -> None:
     # the input of a module is what goes into that module alone
     kernel = model.get_layer("head").kernel.numpy()
     close(results["block_1:input"].values, np.broadcast_to(kernel @ VECTOR, (*IDS.shape, 4)))
-
-
-def test_a_backbone_of_keras_hub() -> None:
-    model = small_backbone()
-    batch = embgrad.TokenBatch(IDS, (IDS != 0).astype(int))
-    found = roles(embgrad.points(model, batch))
-    assert {name: point.path for name, point in found.items()} == {
-        "word": "token_embedding",
-        "position": "position_embedding.position_embeddings",
-        "type": "segment_embedding",
-        "embeddings": "embeddings_dropout",
-        "layer.0": "transformer_layer_0",
-        "layer.1": "transformer_layer_1",
-        "layer.-1": "transformer_layer_1",
-    }
-    names = ["embeddings_dropout", "transformer_layer_0", "transformer_layer_1"]
-    parts = keras3.Model(model.inputs, [model.get_layer(one).output for one in names])
-    given = {"token_ids": IDS, "segment_ids": np.zeros_like(IDS), "padding_mask": (IDS != 0).astype(int)}
-    with tf.GradientTape() as tape:
-        tensors = parts({key: tf.constant(value, tf.int32) for key, value in given.items()})
-        total = tf.reduce_sum(tensors[-1] * VECTOR * given["padding_mask"][..., None])
-    expected = tape.gradient(total, tensors)
-    results = embgrad.gradients(
-        model, batch, embgrad.Projection(VECTOR, output="sequence"), at=["embeddings", "layer.0", "layer.-1"]
-    )
-    for result, gradient in zip(results.values(), expected, strict=True):
-        close(result.values, gradient.numpy())
 
 
 def test_dropouts_output_has_only_the_gradient_of_its_users(keras: Any) -> None:
@@ -308,15 +251,3 @@ def test_layers_of_a_keras_hub_t5_are_those_of_its_encoder(decoder: int) -> None
     told = {role: point.path for point in points for role in point.roles}
     assert [told[f"layer.{number}"] for number in range(3)] == [f"transformer_encoder_layer_{n}" for n in range(3)]
     assert told["layer.-1"] == "transformer_encoder_layer_2"
-
-
-@pytest.mark.parametrize("decoder", [6, 4])
-def test_led_has_no_layer_roles_where_it_pads_to_its_window(decoder: int) -> None:
-    config = transformers.LEDConfig(
-        vocab_size=40, d_model=16, encoder_layers=3, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, max_encoder_position_embeddings=32,
-        max_decoder_position_embeddings=32, attention_window=[4, 4, 4],
-    )  # fmt: skip
-    model, ids = transformers.TFLEDModel(config), np.arange(5, 17).reshape(2, 6)
-    points = embgrad.points(model, {"input_ids": ids, "decoder_input_ids": ids[:, :decoder] + 1})
-    assert {role for point in points for role in point.roles} == {"word"}

@@ -194,63 +194,6 @@ class TestTheOfficialExport:
         close(result.values, embgrad.gradients(tiny, BATCH, sequence).values)
 
 
-class HubEncoder(tf.Module):
-    def __init__(self, inner: Any) -> None:
-        super().__init__()
-        self.inner = inner
-
-    @tf.function(
-        input_signature=[{name: tf.TensorSpec([None, None], tf.int32, name=name) for name in BATCH.to_tfhub()}]
-    )
-    def __call__(self, inputs: Any) -> Any:
-        outputs = self.inner(
-            input_ids=inputs["input_word_ids"],
-            attention_mask=inputs["input_mask"],
-            token_type_ids=inputs["input_type_ids"],
-            output_hidden_states=True,
-            training=False,
-        )
-        return {
-            "pooled_output": outputs.pooler_output,
-            "sequence_output": outputs.last_hidden_state,
-            "encoder_outputs": list(outputs.hidden_states[1:]),
-        }
-
-
-class TestHuggingFace:
-    @pytest.fixture(scope="class", name="inner")
-    @staticmethod
-    def _inner() -> Any:
-        from transformers import BertConfig, TFBertModel
-
-        config = BertConfig(
-            vocab_size=60,
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=32,
-            max_position_embeddings=32,
-        )
-        inner = TFBertModel(config)
-        inner(tf.constant(IDS))
-        return inner
-
-    @pytest.fixture(scope="class", name="loaded")
-    @staticmethod
-    def _loaded(inner: Any, tmp_path_factory: Any) -> Any:
-        """Saved as one function with its variables: Keras would save, and trace, each of its layers apart."""
-        encoder, holder = HubEncoder(inner), tf.Module()
-        holder.weights, holder.__call__ = list(inner.variables), encoder.__call__
-        return saved(holder, tmp_path_factory.mktemp("encoder"))
-
-    def test_under_the_names_of_tf_hub(self, inner: Any, loaded: Any) -> None:
-        by_python = embgrad.gradients(inner, BATCH, embgrad.Projection(VECTOR, output="pooled"))
-        close(embgrad.gradients(loaded, BATCH, POOLED).values, by_python.values)
-        table = next(one for one in loaded.weights if "word_embeddings" in one.name)
-        own = slices(table, lambda: tf.reduce_sum(loaded(hub_inputs())["pooled_output"] * VECTOR), IDS)
-        close(by_python.values, own)
-
-
 class TestKeras:
     def model(self, keras: Any) -> Any:
         ids = keras.layers.Input((None,), dtype="int32", name="tokens")

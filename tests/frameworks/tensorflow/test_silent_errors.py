@@ -55,16 +55,6 @@ def total(model: Any) -> Any:
     return lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)) * VECTOR)
 
 
-def test_the_keras_mask_is_not_dropped(keras: Any) -> None:
-    model, table = masked_lstm(keras)
-    result = embgrad.gradients(model, IDS, OBJECTIVE)
-    assert_slopes(result, table, total(model))
-    assert not result.values[IDS == 0].any()  # what the mask hides has no gradient
-    ids, (_, lookup, lstm, dense) = tf.constant(IDS, tf.int32), model.layers
-    dropped = dense(lstm(lookup(ids) + 0))  # what a probe behind the lookup would have computed
-    assert np.abs(dropped - model(ids)).max() > 1e-4
-
-
 @pytest.mark.parametrize("order", ["traced before", "traced after"])
 def test_traces_of_call_are_unchanged(keras: Any, order: str) -> None:
     model = subclassed(keras, tf.function)

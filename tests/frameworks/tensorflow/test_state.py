@@ -58,19 +58,6 @@ def test_batch_norm_keeps_its_averages_in_training_mode(keras: Any, state: Any) 
     np.testing.assert_allclose(trained.values, tape.gradient(loss, rows), rtol=1e-4, atol=1e-7)
 
 
-def test_stateful_recurrent_layers_keep_their_states(keras: Any) -> None:
-    ids = keras.layers.Input(batch_shape=(3, None), dtype="int32")
-    rnn = keras.layers.LSTM(3, stateful=True)
-    model = keras.Model(ids, keras.layers.Dense(2)(rnn(keras.layers.Embedding(12, 4)(ids))))
-    model(tf.constant(IDS))
-    found = [np.asarray(tf.convert_to_tensor(one)) for one in rnn.states]
-    assert np.abs(found[0]).max() > 0
-    one, other = (embgrad.gradients(model, IDS, OBJECTIVE) for _ in range(2))
-    np.testing.assert_array_equal(one.values, other.values)
-    for now, before in zip(rnn.states, found, strict=True):
-        np.testing.assert_array_equal(tf.convert_to_tensor(now), before)
-
-
 def test_generators_move_in_training_mode_only(keras: Any) -> None:
     model = functional(keras, keras.layers.GlobalAveragePooling1D(), keras.layers.Dropout(0.5))
     generators = [one for one in model.variables if "seed" in one.name]
@@ -148,23 +135,6 @@ def test_random_numbers_drawn_by_callbacks_count(name: str, compile: bool) -> No
         return tf.reduce_sum(outputs * draw((2,)), 1)
 
     assert np.abs(drawn(objective=weighted) - drawn(objective=weighted)).max() > 1e-3
-
-
-def test_training_mode_draws_as_the_users_own_forward_pass() -> None:
-    def drawn(forward: Any) -> Any:
-        keras3.utils.set_random_seed(3)
-        model = functional(keras3, keras3.layers.GlobalAveragePooling1D(), keras3.layers.Dropout(0.5, seed=5))
-        return forward(model)
-
-    own = drawn(lambda model: model(tf.constant(IDS), training=True).numpy())
-    ours: list[Any] = []
-
-    def look(outputs: Any) -> Any:
-        ours.append(outputs.numpy())
-        return tf.reduce_sum(outputs, 1)
-
-    drawn(lambda model: embgrad.gradients(model, IDS, look, training=True))
-    np.testing.assert_array_equal(ours[0], own)
 
 
 @pytest.mark.parametrize("given", ["by argument", "by call"])
@@ -445,32 +415,6 @@ def test_variables_in_containers_and_objects(holder: str, base: type, compile: b
             assert count.numpy() == 1
         tables.reverse()
         model.held = make(tables[0], count)
-
-
-@pytest.mark.parametrize("options", [{}, {"compile": True}, {"training": True}, {"training": True, "compile": True}])
-def test_metrics_of_a_forward_pass(keras: Any, options: Any) -> None:
-    def call(self: Any, ids: Any) -> Any:
-        rows = tf.reduce_sum(self.table(ids), 1)
-        self.mean.update_state(rows)
-        return rows
-
-    model = make_model(call, keras.Model, table=keras.layers.Embedding(12, 2), mean=keras.metrics.Mean())
-    model(tf.constant(IDS))
-    found = [one.numpy() for one in model.mean.variables]
-    for _ in range(2):
-        embgrad.gradients(model, IDS, OBJECTIVE, **options)
-        assert [one.numpy() for one in model.mean.variables] == found
-
-
-def test_a_slice_of_a_variable_that_the_forward_pass_writes() -> None:
-    def forward(self: Any, ids: Any) -> Any:
-        rows = tf.gather(self.rows, ids)
-        self.memory[1].assign(rows[0, 0])
-        return tf.reduce_sum(rows, 1)
-
-    model = make_model(forward, rows=tf.Variable(tf.ones((12, 2))), memory=tf.Variable(tf.zeros((3, 2))))
-    embgrad.gradients(model, IDS, OBJECTIVE)
-    np.testing.assert_array_equal(model.memory.numpy(), np.zeros((3, 2)))
 
 
 MIRRORED = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras as keras3
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,7 +15,6 @@ from tests.frameworks.tensorflow.helpers import (
     make_model,
     own_table_gradient,
     policy,
-    small_backbone,
     small_bert,
     small_gpt2,
 )
@@ -47,21 +45,6 @@ def test_a_tied_head_of_hugging_face(name: str, frozen: bool) -> None:
     assert found.names == (table.name,)
     assert (found.own is None) == frozen
     assert frozen or found.apart < 1e-12
-
-
-def test_a_tied_head_of_keras_hub() -> None:
-    model = small_backbone(1)
-    with policy(keras3, "float64"):
-        ids = keras3.Input((None,), dtype="int32", name="token_ids")
-        inputs = {"token_ids": ids, "segment_ids": ids * 0, "padding_mask": ids * 0 + 1}
-        logits = model.token_embedding(model(inputs)["sequence_output"], reverse=True)
-        tied = keras3.Model(ids, logits)
-    table = model.token_embedding.embeddings
-    own = own_table_gradient(table, lambda: tf.reduce_sum(tied(tf.constant(IDS, tf.int32)) * VECTOR))
-    found = embgrad.tables.table_gradients(tied, IDS, OBJECTIVE)
-    np.testing.assert_allclose(found.total, own, rtol=1e-10, atol=1e-12)
-    assert found.head[11].any()
-    assert found.apart < 1e-12
 
 
 def test_several_lookups_and_a_penalty(keras: Any) -> None:

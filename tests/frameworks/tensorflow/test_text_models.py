@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -27,15 +26,3 @@ def with_vocabulary() -> keras.Sequential:
 def test_texts_for_a_model_that_makes_the_ids_are_refused_with_what_to_give(texts: object) -> None:
     with pytest.raises(embgrad.errors.BatchError, match="give these, with call=lambda model, ids: model\\(texts\\)"):
         embgrad.gradients(with_vocabulary(), texts, LOGIT)
-
-
-def test_the_ids_of_a_model_that_makes_them_have_gradients_by_call() -> None:
-    model, texts = with_vocabulary(), tf.constant(TEXTS)
-    ids = np.asarray(model.layers[0](texts))
-    column = np.asarray(model.layers[-1].kernel)[:, 1]
-    expected = np.broadcast_to(column @ np.eye(4) / 4, (2, 4, 4))  # of a mean over four positions
-    result = embgrad.gradients(model, ids, LOGIT, call=lambda model, ids: model(texts))
-    np.testing.assert_allclose(result.values, expected, rtol=1e-6)
-    np.testing.assert_allclose(
-        embgrad.gradients(keras.Sequential(model.layers[1:]), ids, LOGIT).values, expected, rtol=1e-6
-    )

@@ -11,10 +11,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_hub as hub
 import tf_keras as keras2
-from transformers import BertConfig, TFBertForSequenceClassification
 
 import embgrad
-from embgrad.checkpoints.load_bert import bert_names
 from embgrad.engine.weights import depth_of, substitute, weights_of
 
 IDS = [[3, 5, 7, 2], [4, 1, 6, 8]]
@@ -66,17 +64,3 @@ def test_a_saved_model(load: Any) -> None:
     assert embgrad.common.metrics.figures_of(before.values, meanwhile.values).relative_l2 > 1e-3
     after = embgrad.gradients(model, batch, embgrad.Sum(output="pooled"))
     np.testing.assert_array_equal(after.values, before.values)
-
-
-def test_weights_of_a_bert_have_the_names_of_checkpoints() -> None:
-    config = BertConfig(
-        vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12, num_labels=3
-    )
-    model = TFBertForSequenceClassification(config)
-    model(np.array(IDS))
-    found = weights_of(model)
-    assert sorted(one.canonical for one in found if one.canonical) == sorted(bert_names(2))
-    assert [one.module for one in found if not one.canonical] == ["classifier"] * 2
-    (query,) = (one for one in found if one.canonical == "encoder.layer.1.attention.self.query.weight")
-    assert query.transposed
-    assert query.module == "bert.encoder.layer.1.attention.self_attention.query"
