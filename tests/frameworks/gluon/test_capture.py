@@ -11,7 +11,7 @@ import pytest
 
 import embgrad
 from tests.frameworks.gluon.exporting import exported
-from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, model, mx, randomise, relative
+from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, model, mx, randomise, relative, small_bert
 
 nn, nd, autograd, gluon = mx.gluon.nn, mx.nd, mx.autograd, mx.gluon
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -355,6 +355,35 @@ def test_capture_at_an_input_that_is_used_elsewhere_is_refused() -> None:
     net = model(forward, inner=nn.HybridLambda(lambda F, x: x * x + x), top=nn.Dense(3, in_units=DIM))
     with pytest.raises(embgrad.errors.UnsupportedError, match=r"'inner:input#0' is also used elsewhere"):
         in_a_capture(net, at="inner:input")
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_capture_in_gluonnlps_bert(hybrid: bool) -> None:
+    batch = embgrad.TokenBatch([[3, 4, 5, 4], [8, 9, 2, 0]], [[1, 1, 1, 1], [1, 1, 1, 0]], convention="gluonnlp")
+    arrays = [nd.array(one) for one in batch.to_gluonnlp()]
+
+    def run(at: str | None) -> tuple[list[bytes], Any]:
+        net = small_bert(dropout=0.2, decoder=True)
+        net(*arrays, nd.array([[1, 2], [0, 1]]))
+        randomise(net)
+        net.hybridize(hybrid)
+        mx.random.seed(2)
+        trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, kvstore=None)
+        with autograd.train_mode() if at is None else embgrad.capture(net, at=at) as tap:
+            for _ in range(3):
+                with autograd.record():
+                    _, _, logits = net(*arrays, nd.array([[1, 2], [0, 1]]))
+                    loss = cross_entropy(logits, nd.array([[4, 5], [8, 9]])).mean()
+                loss.backward()
+                trainer.step(1, ignore_stale_grad=True)
+        return bits(net), tap
+
+    alone, _ = run(None)
+    for at in ("word", "layer.0", "embeddings", "encoder.transformer_cells.1", "type"):
+        captured, tap = run(at)
+        assert captured == alone, at
+        assert tap.count == 3
+        assert tap.steps[0].values.any()
 
 
 @pytest.mark.parametrize("at", ["word", "net", "inside"])

@@ -8,25 +8,9 @@ import numpy as np
 import pytest
 
 import embgrad
-from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, model, mx
+from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, model, mx
 
 nn, nd = mx.gluon.nn, mx.nd
-
-
-def bag() -> Any:
-    net = nn.HybridSequential()
-    net.add(nn.Embedding(ROWS, DIM), nn.HybridLambda(lambda F, e: F.mean(e, axis=1)), nn.Dense(3))
-    return net
-
-
-@pytest.mark.parametrize("way", ["take", "wrap", "index"])
-def test_an_id_outside_a_table_that_is_indexed_directly(way: str) -> None:
-    def look_up(net: Any, F: Any, x: Any) -> Any:
-        table = net.words.weight.data()
-        return (table[x] if way == "index" else table.take(x, mode="wrap" if way == "wrap" else "clip")).sum(axis=1)
-
-    with pytest.raises(embgrad.errors.BatchError, match=rf"id {ROWS} at example 0, position 1 .*table 'words'"):
-        embgrad.gradients(model(look_up, places=nn.Embedding(4, DIM)), np.array([[1, ROWS]]), embgrad.Sum())
 
 
 def test_indices_that_are_not_whole_numbers_are_refused() -> None:
@@ -101,23 +85,6 @@ def test_writing_into_a_recorded_array_is_refused() -> None:
         embgrad.errors.UnsupportedError, match=r"writes into an array that it has computed .* while it records"
     ):
         embgrad.gradients(net, distinct_ids(), embgrad.Sum())
-
-
-@pytest.mark.parametrize(
-    ("function", "got"),
-    [
-        (lambda out: out.sum(), r"a tensor of shape \(1,\) and dtype float32"),
-        (lambda out: out.argmax(axis=1).astype("int32"), r"a tensor of shape \(2,\) and dtype int32"),
-        (lambda out: out.sum(axis=1).asnumpy(), "ndarray"),
-    ],
-)
-def test_an_objective_function_that_returns_the_wrong_type_is_refused(function: Any, got: str) -> None:
-    net = built(bag, distinct_ids(), "float32")
-    with pytest.raises(
-        embgrad.errors.ObjectiveError,
-        match=rf"returned {got}: expected an MXNet array of floating point and shape \(2,\), one",
-    ):
-        embgrad.gradients(net, distinct_ids(), function)
 
 
 def test_an_argument_that_gluon_cannot_pass_is_reported_as_unused() -> None:

@@ -175,6 +175,18 @@ def test_a_net_that_is_cast() -> None:
         expect_same(found, expected, tolerance_of(net))
 
 
+@pytest.mark.parametrize("option", ["edit", "override"])
+def test_an_mxnet_error_of_a_function_given_by_the_user_is_raised_unchanged(option: str) -> None:
+    net, raised = built(TextCNN, distinct_ids(), "float32"), mx.MXNetError("from the function")
+
+    def change(_: Any) -> Any:
+        raise raised
+
+    with pytest.raises(mx.MXNetError) as caught:
+        embgrad.gradients(net, distinct_ids(), OBJECTIVE, **{option: {"word": change}})
+    assert caught.value is raised
+
+
 def test_a_replaced_parameter_of_a_hybridised_net_is_refused() -> None:
     """Gluon goes on with the graph, and with the parameter that it was traced with."""
     ids = distinct_ids()

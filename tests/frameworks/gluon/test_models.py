@@ -233,6 +233,34 @@ def test_masks_lengths_and_types_are_passed_by_name() -> None:
     assert unmasked.provenance["unused"] == ["mask"]
 
 
+def test_a_wrapper_passes_extra_inputs_of_any_type() -> None:
+    got: dict[str, Any] = {}
+
+    class Inner(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(ROWS, DIM)
+
+        def forward(self, ids: Any, weights: Any, ragged: Any = None, name: Any = None, ready: Any = None) -> Any:
+            got.update(weights=weights, ragged=ragged, name=name, ready=ready)
+            return self.embedding(ids).sum(axis=1) * weights.expand_dims(1)
+
+    class Outer(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, *args: Any) -> Any:
+            return self.inner(*args)
+
+    net = Outer()
+    net.initialize()
+    extras = {"weights": [2, 3.5], "ragged": [[1], [2, 3]], "name": "x", "ready": nd.array([1, 2], dtype="int32")}
+    found = embgrad.gradients(net, {"input_ids": distinct_ids(), **extras}, embgrad.Sum())
+    assert (found.values[:, 0, 0] == [2, 3.5]).all()
+    assert (got["ragged"], got["name"], got["ready"].dtype) == ([[1], [2, 3]], "x", np.int32)
+
+
 def test_ids_are_floats_of_the_models_dtype_and_large_ids_integers() -> None:
     kinds: list[Any] = []
 
@@ -282,26 +310,6 @@ def test_a_lookup_in_the_rows_of_another_lookup() -> None:
     found = embgrad.gradients(net, ids, embgrad.Sum(), at=["word#0", "word#1"])
     assert np.allclose(found["word#1"].values, 1 / 3)
     assert np.allclose(found["word#0"].values, 3 / 3 + 1 / 3)
-
-
-def test_split_gradients_with_batch_norm_in_training_mode() -> None:
-    """In training mode batch norm makes the examples meet."""
-
-    def forward(net: Any, F: Any, x: Any) -> Any:
-        return net.top(F.tanh(net.norm(F.mean(net.words(x), axis=1))))
-
-    ids = distinct_ids(4, 3)
-    net = built(lambda: Model(forward, norm=nn.BatchNorm(), top=nn.Dense(3)), ids, "float64")
-    found = embgrad.gradients(net, ids, embgrad.Logit(1), training=True, split=True)
-    with autograd.train_mode():
-        for example in range(4):
-            cotangent = np.zeros((4, 3))
-            cotangent[example, 1] = 1
-            expected = differences(net, net.words.weight, ids, cotangent)
-            table = np.zeros((ROWS, DIM))
-            table[ids] = expected
-            assert relative(found.per_example()[example].to_dense(), table) < 1e-5
-            assert relative(found.values[example], expected[example]) < 1e-5
 
 
 def test_a_zero_gradient_is_a_result_and_no_gradient_an_error() -> None:

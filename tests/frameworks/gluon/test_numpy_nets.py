@@ -145,22 +145,6 @@ def test_functions_with_a_wrong_gradient_are_refused(name: str) -> None:
         embgrad.gradients(net, TIED, embgrad.Scalar(lambda out: out.sum()))
 
 
-def test_objectives_in_numpy_and_outputs_without_an_axis() -> None:
-    net = Net(lambda rows: rows.sum(axis=1))
-    net.initialize()
-    for hybrid in (False, True):
-        if hybrid:
-            net.hybridize()
-        found = embgrad.gradients(net, distinct_ids(), embgrad.Logit(2))
-        assert (found.values[..., 2] == 1).all()
-        assert found.values.sum() == 10
-    native = embgrad.gradients(net, distinct_ids(), lambda out: out[:, 2])
-    assert (native.values == found.values).all()
-    scalar = embgrad.gradients(net, distinct_ids(), embgrad.Scalar(lambda out: out[:, 2].sum()))
-    assert (scalar.values == found.values).all()
-    assert scalar.objective.shape == ()
-
-
 def test_a_call_does_not_warn() -> None:
     """Arrays of mx.np have attributes of the older kind, which warn that they were renamed."""
     nn = mx.gluon.nn

@@ -173,6 +173,27 @@ def test_the_parameters_gradient_buffers_are_restored(request_: str, sparse: boo
     assert buffers == [[(id(one), one.asnumpy().tobytes()) for one in p._grad or ()] for p in parameters]
 
 
+def test_parameters_in_a_list_have_names() -> None:
+    class Held(mx.gluon.HybridBlock):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(ROWS, DIM)
+            self.factors = [self.params.get(f"factor{number}", shape=(DIM,)) for number in range(2)]
+
+        def forward(self, x: Any) -> Any:
+            rows = self.words(x)
+            for factor in self.factors:
+                rows = rows * factor.data()
+            return rows.sum(axis=1)
+
+    net, ids = built(Held, distinct_ids(), "float64"), distinct_ids()
+    for factor, value in zip(net.factors, (2.0, 3.0), strict=True):
+        factor.set_data(nd.full((DIM,), value, dtype="float64"))
+    found = embgrad.tables.parameter_gradients(net, ids, embgrad.Logit(1))
+    assert list(found) == ["factor0", "factor1", "words.weight"]
+    assert found["factor0"][1] == pytest.approx(3 * net.words.weight.data().asnumpy()[ids][..., 1].sum())
+
+
 def test_an_operator_with_a_wrong_gradient_above_a_parameter_is_refused() -> None:
     class Wrong(Through):
         def hybrid_forward(self, F: Any, x: Any) -> Any:

@@ -85,27 +85,6 @@ def test_half_precision() -> None:
     assert tap.steps[0].provenance["compute_dtype"] == "float16"
 
 
-@pytest.mark.parametrize("hybrid", [False, True])
-def test_a_net_of_mx_np(hybrid: bool) -> None:
-    mx.npx.set_np()
-    try:
-        net = nn.HybridSequential()
-        net.add(nn.Embedding(ROWS, DIM), nn.Dense(3, in_units=DIM, flatten=False))
-        net.initialize(mx.init.Normal(1.0))
-        if hybrid:
-            net.hybridize()
-        ids = LOOP[0]
-        with embgrad.perturbed(net, {"word": 1.0, "1": 2.0}), embgrad.capture(net) as tap, autograd.record():
-            logits = net(mx.np.array(ids))
-            total = logits.sum()
-            total.backward()
-        weights = [net[0].weight.data().asnumpy(), net[1].weight.data().asnumpy(), net[1].bias.data().asnumpy()]
-        np.testing.assert_array_equal(tap.steps[0].activations, weights[0][ids] + 1)
-        np.testing.assert_allclose(logits.asnumpy(), (weights[0][ids] + 1) @ weights[1].T + weights[2] + 2, rtol=1e-5)
-    finally:
-        mx.npx.reset_np()
-
-
 def test_a_symbol_block(tmp_path: Any) -> None:
     whole, ids = make(0.0, hybrid={}), LOOP[0]
     block = exported(whole, [nd.array(ids)], tmp_path)

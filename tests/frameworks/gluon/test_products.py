@@ -80,34 +80,3 @@ def test_a_product_with_a_parameter_of_no_block_is_a_point(hybrid: bool) -> None
         model, IDS, embgrad.Sum(), at="stack.1.w", override={"stack.1.v": np.zeros_like(product)}
     )
     np.testing.assert_allclose(changed.activations, np.broadcast_to(b1, product.shape), atol=1e-6)
-
-
-def test_a_sum_turns_heads_behind_positions() -> None:
-    """An Einstein sum of MXNet's NumPy has its heads before the positions; at the point they stand behind them."""
-
-    class Heads(mx.gluon.Block):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            with self.name_scope():
-                self.table, self.w = (
-                    self.params.get(name, shape=shape) for name, shape in (("table", (VOCAB, DIM)), ("w", (2, 3, DIM)))
-                )
-
-        def forward(self, ids: Any) -> Any:
-            x = mx.npx.embedding(ids, self.table.data(), VOCAB, DIM)
-            return mx.np.tanh(mx.np.einsum("btm,hdm->hbtd", x, self.w.data())).sum(axis=(0, 2, 3))
-
-    mx.npx.set_np()
-    try:
-        model = Heads()
-        model.initialize(mx.init.Normal(1.0))
-        result = embgrad.gradients(model, IDS, embgrad.Sum(), at="w")
-        w = model.w.data().asnumpy()
-        wanted = np.einsum("btm,hdm->bthd", model.table.data().asnumpy()[IDS], w)
-    finally:
-        mx.npx.reset_np()
-    np.testing.assert_allclose(result.activations.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(result.values.reshape(wanted.shape), 1 - np.tanh(wanted) ** 2, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(
-        result.objective, np.tanh(wanted).sum((1, 2, 3)), rtol=1e-4
-    )  # it goes on with its own axes

@@ -41,17 +41,6 @@ def worst_error(factory: Any, dtype: str, *, freeze: bool = False, training: boo
     return relative(pulled_back(net, ids, cotangent, training=training), expected)
 
 
-@pytest.mark.parametrize("freeze", [False, True])
-@pytest.mark.parametrize("kind", ["gru", "tanh"])
-def test_native_recurrent_layers_without_a_gradient_of_parameters(kind: str, freeze: bool) -> None:
-    """MXNet's own GRU and vanilla RNN give a wrong input gradient unless a parameter's is asked for."""
-
-    def make() -> Any:
-        return Net(rnn.GRU(3, layout="NTC") if kind == "gru" else rnn.RNN(3, activation="tanh", layout="NTC"))
-
-    assert worst_error(make, "float64", freeze=freeze) < 1e-6
-
-
 @pytest.mark.parametrize("kind", ["lstm", "gru", "tanh"])
 def test_the_state_of_native_recurrent_layers_whose_input_needs_no_gradient(kind: str) -> None:
     """MXNet's own kernels give a state of several layers a wrong gradient unless the input's is asked for too."""
@@ -325,22 +314,6 @@ def test_each_pullback_drops_what_the_forward_pass_dropped(draw: Any, training: 
     np.testing.assert_array_equal(seeded(embgrad.Logit(1), split=True).values, whole)
     for result in seeded([embgrad.Logit(1), embgrad.Logit(1)]):
         np.testing.assert_array_equal(result.values, whole)
-
-
-def test_a_symbol_block_drops_the_same_in_each_pullback(tmp_path: Path) -> None:
-    ids = distinct_ids(3, 4)
-    net = built(lambda: Dropping(lambda F, x: F.Dropout(x, p=0.5)), ids, "float32")
-    net.hybridize()
-    net(mx.nd.array(ids))
-    net.export(str(tmp_path / "net"))
-    block = mx.gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params"))
-    results = []
-    for objective in (embgrad.Logit(1), [embgrad.Logit(1)] * 3):
-        mx.random.seed(7)
-        results.append(embgrad.gradients(block, ids, objective, training=True))
-    assert (results[0].values == 0).all(1).any()
-    for result in results[1]:
-        np.testing.assert_array_equal(result.values, results[0].values)
 
 
 def test_an_edit_on_one_of_two_ways_through_a_dropout() -> None:

@@ -101,26 +101,6 @@ def test_one_table_looked_up_twice_and_inputs_by_name(tmp_path: Path) -> None:
     assert [scope.occurrence for scope in scopes(graph_of(block)) if scope.path == net.embedding.name] == [0, 1]
 
 
-def test_an_input_for_the_valid_lengths() -> None:
-    class Lengths(HybridBlock):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(ROWS, DIM)
-
-        def hybrid_forward(self, F: Any, ids: Any, lengths: Any) -> Any:
-            return F.sum(F.SequenceMask(self.embedding(ids), lengths, use_sequence_length=True, axis=1), axis=1)
-
-    net = Lengths()
-    names = ["token_ids", "valid_length"]
-    inputs = [mx.sym.var(name) for name in names]
-    block = SymbolBlock(net(*inputs), inputs, params=net.collect_params())
-    block.initialize()
-    batch = embgrad.TokenBatch([[1, 2, 3], [4, 5, 0]], [[1, 1, 1], [1, 1, 0]])
-    found = embgrad.gradients(block, batch, embgrad.Sum())
-    assert found.values[..., 0].tolist() == [[1, 1, 1], [1, 1, 0]]
-    assert found.provenance["unused"] == []
-
-
 @pytest.mark.parametrize("output", BERT_OUTPUTS)
 def test_gradient_of_an_exported_bert(output: str, tmp_path: Path) -> None:
     net, block = exported_bert(tmp_path)
@@ -236,6 +216,22 @@ def test_missing_parameters_raise_gluons_error_and_deferred_ones_are_initialized
     found = embgrad.gradients(block, ids, embgrad.Logit(0))
     table = next(p for p in block.collect_params().values() if p.shape == (ROWS, DIM))
     assert relative(found.values, own_gradient(block, table, ids, np.array([[1, 0, 0], [1, 0, 0]]))) < 1e-5
+
+
+def test_a_sparse_table_with_a_trainer() -> None:
+    net = nn.Sequential()
+    net.add(mx.gluon.contrib.nn.SparseEmbedding(ROWS, DIM), nn.Dense(3))
+    net.initialize(mx.init.Normal(1))
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    ids = np.array([[1, 2, 2], [4, 1, 6]])
+    with autograd.record():
+        loss = (net(nd.array(ids))[:, 1] ** 2).sum()
+    loss.backward()
+    before = net[0].weight.grad().asnumpy()
+    found = embgrad.gradients(net, ids, lambda out: out[:, 1] ** 2)
+    assert relative(found.table().to_dense(), before) < 1e-6
+    assert (net[0].weight.grad().asnumpy() == before).all()
+    trainer.step(1)
 
 
 def test_gradients_of_parameters_without_shapes(tmp_path: Path) -> None:

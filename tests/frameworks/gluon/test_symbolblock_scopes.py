@@ -13,26 +13,14 @@ from embgrad_gluon.scopes import scopes
 
 import embgrad
 from embgrad.model_points.points import split_name
-from tests.frameworks.gluon.exporting import exported, exported_bert
-from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, randomise, small_bert
-from tests.frameworks.gluon.test_bert import BATCH
+from tests.frameworks.gluon.exporting import exported
+from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, small_bert
 
 nn, nd = mx.gluon.nn, mx.nd
 SymbolBlock, HybridBlock = mx.gluon.SymbolBlock, mx.gluon.HybridBlock
 
 # Gluon says so whenever it imports a symbol whose inputs' dtypes are open.
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")
-
-
-def test_the_points_and_outputs_of_an_exported_bert(tmp_path: Path) -> None:
-    net, block = exported_bert(tmp_path)
-    tables = [net.word_embed[0].weight, net.token_type_embed[0].weight, net.encoder.position_weight]
-    points = embgrad.points(block, BATCH.to_gluonnlp())
-    assert [point.name for point in points if point.lookup is not None] == [f"{table.name}#0" for table in tables]
-    with pytest.raises(
-        embgrad.errors.OutputError, match=rf"there are '{net.name}_transpose1_output', .*_tanh_fwd_output'"
-    ):
-        embgrad.gradients(block, BATCH.to_gluonnlp(), embgrad.Sum())
 
 
 def test_the_input_of_a_scope_is_one_with_a_gradient() -> None:
@@ -174,35 +162,3 @@ def test_a_scope_agrees_with_the_block_it_was_exported_from(shape: str, tmp_path
         for at in (other, one):
             np.testing.assert_allclose(changed[1][at].values, changed[0][at].values, atol=1e-12, err_msg=at)
             np.testing.assert_allclose(changed[1][at].activations, changed[0][at].activations, atol=1e-12, err_msg=at)
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_the_layers_of_an_exported_body_in_a_net_of_python(frozen: bool, tmp_path: Path) -> None:
-    """The input of the first layer is an input of the symbol, with the gradient of the table outside."""
-    ids, rows = distinct_ids(), nd.ones((2, 3, DIM))
-
-    class Around(mx.gluon.Block):  # type: ignore[misc,name-defined]
-        def __init__(self, body: Any) -> None:
-            super().__init__()
-            self.words, self.body, self.top = nn.Embedding(ROWS, DIM), body, nn.Dense(3, in_units=DIM)
-
-        def forward(self, x: Any) -> Any:
-            return self.top(self.body(self.words(x)).mean(axis=1))
-
-    body = cells(Residual, Residual, Residual)
-    body.initialize()
-    randomise(body)
-    nets = [Around(body), Around(exported(body, [rows], tmp_path))]
-    body.hybridize(False)
-    for net in nets:
-        net.words.initialize()
-        net.top.initialize()
-        randomise(net.words)
-        randomise(net.top)
-        if frozen:
-            net.collect_params().setattr("grad_req", "null")
-    at = ["word", "embeddings", "layer.0", "layer.1", "layer.-1"]
-    expected, found = (embgrad.gradients(net, ids, embgrad.Logit(1), at=at) for net in nets)
-    for name in at:
-        np.testing.assert_allclose(found[name].activations, expected[name].activations, atol=1e-6, err_msg=name)
-        np.testing.assert_allclose(found[name].values, expected[name].values, atol=1e-6, err_msg=name)

@@ -58,7 +58,6 @@ class Case:
         places: returns of a model the table of the positions, where they are looked up.
         logits: how many axes its logits have: 2 for classes, 3 for tokens.
         tied: whether the head is the table.
-        masked: whether it takes a mask.
         further: other arguments by name, for the batch.
     """
 
@@ -73,7 +72,6 @@ class Case:
     places: Callable[[Any], jax.Array] | None = None
     logits: int = 2
     tied: bool = False
-    masked: bool = True
     further: Mapping[str, np.ndarray] | None = None
 
     def __str__(self) -> str:
@@ -89,9 +87,7 @@ class Case:
 
     @property
     def batch(self) -> Any:
-        """The batch, a dict where the model takes more than ids and mask, the ids where it takes no more."""
-        if not self.masked:
-            return IDS
+        """The batch, a dict where the model takes more than ids and mask."""
         return BATCH if self.further is None else {**as_dict(), **self.further}
 
     @property

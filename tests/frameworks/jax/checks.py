@@ -204,7 +204,7 @@ class ModelChecks:
         model = self.known(case, "float64")[0]
         ids = IDS.copy()
         ids[1, 2] = number
-        batch: Any = {"input_ids": ids, "attention_mask": MASK, **(case.further or {})} if case.masked else ids
+        batch = {"input_ids": ids, "attention_mask": MASK, **(case.further or {})}
         with pytest.raises(embgrad.errors.BatchError, match=rf"id(s holds)? {number} at example 1, position 2"):
             embgrad.gradients(model, batch, case.objective, call=case.call)
 
@@ -216,7 +216,7 @@ class ModelChecks:
         def inside(ids: Any) -> Any:
             ids = ids.astype(int)
             batch = {"input_ids": ids, "attention_mask": jnp.ones_like(ids), **(case.further or {})}
-            embgrad.gradients(model, batch if case.masked else ids, case.objective, call=case.call)
+            embgrad.gradients(model, batch, case.objective, call=case.call)
             return ids.sum()
 
         with pytest.raises(embgrad.errors.BatchError, match=INSIDE):

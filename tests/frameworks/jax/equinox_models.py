@@ -92,14 +92,6 @@ class Encoder(eqx.Module):
         return jax.vmap(self.example)(input_ids, attention_mask)
 
 
-class Single(Encoder):
-    """Takes one example."""
-
-    def __call__(self, input_ids: Any, attention_mask: Any) -> Any:
-        """Logits (classes,)."""
-        return self.example(input_ids, attention_mask)
-
-
 class Compiled(eqx.Module):
     """Compiled by its author; the table is an array that is indexed by the whole batch, and the head, too."""
 
@@ -202,15 +194,6 @@ _ENCODER: Any = {
 
 CASES = [
     Case("mapped", _make(Encoder), _word, _summed, _encoder_behind, **_ENCODER),
-    Case(
-        "single",
-        _make(Single),
-        _word,
-        _summed,
-        _encoder_behind,
-        call=lambda model, inputs: jax.vmap(model)(inputs["input_ids"], inputs["attention_mask"]),
-        **_ENCODER,
-    ),
     Case(
         "compiled",
         _make(Compiled),

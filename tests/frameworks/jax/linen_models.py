@@ -81,24 +81,6 @@ class SetUp(nn.Module):
         return x if stop is not None else self.embeddings.word.attend(self.norm(x))
 
 
-class Compact(nn.Module):
-    """A text tower in one method: a table made in place, positions that are a parameter, the last real token pooled."""
-
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, ids: Any, mask: Any) -> Any:
-        """Logits (example, classes)."""
-        options = {"dtype": self.dtype, "param_dtype": self.dtype}
-        x = nn.Embed(VOCAB, DIM, name="token_embed", **options)(ids)
-        places = self.param("pos_embed", nn.initializers.normal(0.3, self.dtype), (1, LENGTH, DIM))
-        x = x + places[:, : ids.shape[1]]
-        for number in range(LAYERS):
-            x = Layer(self.dtype, name=f"layer_{number}")(x, nn.combine_masks(seen(mask), nn.make_causal_mask(ids)))
-        x = nn.LayerNorm(name="ln_post", **options)(x)[jnp.arange(len(ids)), mask.sum(-1) - 1]
-        return nn.Dense(CLASSES, name="head", **options)(x)
-
-
 class Step(nn.Module):
     """A layer as `nn.scan` runs it."""
 
@@ -176,17 +158,6 @@ def _head(parts: Any, x: Any) -> Any:
     return x @ weights["kernel"] + weights["bias"]
 
 
-def _compact_behind(parts: Any, x: Any, first: int, ids: Any, mask: Any, stop: int | None = None) -> Any:
-    for number in range(first, LAYERS if stop is None else stop):
-        mixed = nn.combine_masks(seen(mask), nn.make_causal_mask(ids))
-        x = _layer(parts, _parameters(parts, f"layer_{number}"), x, mixed)
-    if stop is not None:
-        return x
-    norm = nn.LayerNorm(dtype=parts[0].dtype)
-    x = norm.apply({"params": _parameters(parts, "ln_post")}, x)
-    return _head(parts, x[jnp.arange(len(ids)), mask.sum(-1) - 1])
-
-
 def _scanned_behind(parts: Any, x: Any, first: int, ids: Any, mask: Any, stop: int | None = None) -> Any:
     stacked = _parameters(parts, "layers", "layer")
     for number in range(first, LAYERS if stop is None else stop):
@@ -225,15 +196,6 @@ CASES = [
         places=lambda parts: _parameters(parts, "embeddings", "position", "embedding"),
         logits=3,
         tied=True,
-    ),
-    Case(
-        "compact",
-        _make(Compact),
-        lambda parts: _parameters(parts, "token_embed", "embedding"),
-        lambda parts, rows, ids, mask, places: rows + _parameters(parts, "pos_embed")[:, : ids.shape[1]],
-        _compact_behind,
-        call=applied,
-        layers=LAYERS,
     ),
     Case(
         "scanned",

@@ -1,4 +1,4 @@
-"""Text models of public design in Flax NNX, small: four architectures, each as `Case` with its forward pass from the rows."""
+"""Text models of public design in Flax NNX, small: three architectures, each as `Case` with its forward pass from the rows."""
 
 from __future__ import annotations
 
@@ -102,58 +102,6 @@ class Bert(nnx.Module):
         for layer in list(self.layers)[first:stop]:
             x = layer(x, mask[:, None, :] > 0)
         return x if stop is not None else self.classifier(jnp.tanh(self.pooler(x[:, 0])))
-
-
-class TowerBlock(nnx.Module):
-    """Norms before attention and before the dense layers."""
-
-    def __init__(self, dtype: Any, rngs: nnx.Rngs) -> None:
-        options = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
-        self.attn = Attention(dtype, rngs)
-        self.ln_1, self.ln_2 = nnx.LayerNorm(DIM, **options), nnx.LayerNorm(DIM, **options)
-        self.c_fc, self.c_proj = nnx.Linear(DIM, 2 * DIM, **options), nnx.Linear(2 * DIM, DIM, **options)
-
-    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-        """As x."""
-        x = x + self.attn(self.ln_1(x), self.ln_1(x), mask)
-        hidden = self.c_fc(self.ln_2(x))
-        return x + self.c_proj(hidden * nnx.sigmoid(1.702 * hidden))
-
-
-class TextTower(nnx.Module):
-    """Causal, pooled at the highest id, which ends the text; it takes the ids alone, and is compiled by its author."""
-
-    def __init__(self, dtype: Any) -> None:
-        rngs = nnx.Rngs(5)
-        self.token_embedding = nnx.Param(normal(rngs, (VOCAB, DIM), dtype))
-        self.positional_embedding = nnx.Param(normal(rngs, (LENGTH, DIM), dtype))
-        self.resblocks = nnx.List([TowerBlock(dtype, rngs) for _ in range(2)])
-        self.ln_final = nnx.LayerNorm(DIM, dtype=dtype, param_dtype=dtype, rngs=rngs)
-        self.text_projection = nnx.Param(normal(rngs, (DIM, CLASSES), dtype))
-
-    @nnx.jit
-    def __call__(self, input_ids: Any) -> jax.Array:
-        """Logits (example, classes)."""
-        rows = jnp.take(self.token_embedding[...], input_ids, axis=0)
-        x = rows + self.positional_embedding[: input_ids.shape[1]]
-        for block in self.resblocks:
-            x = block(x, causal_mask(jnp.ones_like(input_ids)))
-        return self.pooled(x, input_ids)
-
-    def pooled(self, x: jax.Array, ids: jax.Array) -> jax.Array:
-        """Logits (example, classes)."""
-        x = self.ln_final(x)
-        return x[jnp.arange(len(ids)), ids.argmax(-1)] @ self.text_projection[...]
-
-    def begin(self, rows: Any, ids: Any, mask: Any, places: Any) -> Any:
-        """See `Case`."""
-        return rows + places
-
-    def behind(self, x: Any, first: int, ids: Any, mask: Any, stop: int | None = None) -> Any:
-        """See `Case`."""
-        for block in list(self.resblocks)[first:stop]:
-            x = block(x, causal_mask(jnp.ones_like(ids)))
-        return x if stop is not None else self.pooled(x, ids)
 
 
 class RelativeBias(nnx.Module):
@@ -291,14 +239,6 @@ CASES = [
         layers=3,
         embeddings=True,
         places=lambda model: model.embeddings.position_embeddings.embedding[...],
-    ),
-    _case(
-        "tower",
-        TextTower,
-        lambda model: model.token_embedding,
-        layers=2,
-        masked=False,
-        places=lambda model: model.positional_embedding[...],
     ),
     _case(
         "encoder_decoder",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 from flax import linen, nnx
@@ -180,6 +182,26 @@ def test_modules_in_a_function_that_the_user_has_compiled_and_run_are_points() -
     np.testing.assert_array_equal(found.values, np.ones((2, 3, 4)))
 
 
+def test_variables_of_keras_with_one_path_are_numbered() -> None:
+    class Repeating(keras.Model):
+        def __init__(self) -> None:
+            super().__init__(name="repeating")
+            self.tables = [keras.layers.Embedding(11, 4, name="table") for _ in range(3)]
+
+        def call(self, ids: Any) -> Any:
+            return sum(factor * table(ids) for factor, table in zip((2.0, 3.0, 5.0), self.tables, strict=True))
+
+    model = Repeating()
+    model(jnp.asarray(IDS))
+    found = embgrad.tables.parameter_gradients(model, IDS, embgrad.Sum())
+    path = model.tables[0].embeddings.path
+    assert [table.embeddings.path for table in model.tables] == [path] * 3
+    assert list(found) == [path, f"{path}#1", f"{path}#2"]
+    counts = np.bincount(IDS.ravel(), minlength=11)[:, None] * np.ones(4)
+    for values, factor in zip(found.values(), (2.0, 3.0, 5.0), strict=True):
+        np.testing.assert_array_equal(values, factor * counts)
+
+
 def test_a_product_with_rows_that_compare_ids_with_a_range_is_a_lookup() -> None:
     table = np.random.default_rng(0).normal(size=(11, 4))
 
@@ -346,6 +368,45 @@ def test_a_model_that_reads_the_values_of_arrays_is_refused() -> None:
         match=r"the model's Python reads the values of arrays, which jax\.jit does not allow either \(.+\)\. Write it with",
     ):
         embgrad.gradients(Deciding(), IDS, embgrad.Sum())
+
+
+def test_a_keras_model_that_was_never_called_is_refused() -> None:
+    class Unbuilt(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = keras.layers.Embedding(11, 4)
+
+        def call(self, ids: Any) -> Any:
+            return self.words(ids)
+
+    model = Unbuilt()
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match=r"the Keras model Unbuilt has no weights yet, .* Call it once on a"
+    ):
+        embgrad.gradients(model, IDS, embgrad.Sum())
+    assert not model.weights
+    model(jnp.asarray(IDS))
+    np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Sum()).values, np.ones((2, 3, 4)))
+
+
+def test_a_mask_that_keras_makes_itself_is_no_warning() -> None:
+    ids = np.array([[3, 1, 4, 5], [9, 2, 6, 0]])
+    model = keras.Sequential(
+        [keras.layers.Embedding(11, 3, mask_zero=True), keras.layers.LSTM(4), keras.layers.Dense(2)]
+    )
+    model(jnp.asarray(ids))
+    batch = embgrad.TokenBatch(ids, (ids != 0).astype(int))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", embgrad.EmbgradWarning)
+        each: list[dict[str, Any]] = [{}, {"compile": True}, {"batch_size": 1}]
+        for options in each:
+            found = embgrad.gradients(model, batch, embgrad.Logit(0), **options)
+            assert (found.pad_leak, found.provenance["masked_id"], found.provenance["unused"]) == (0, 0, [])
+    other = embgrad.TokenBatch(ids, [[1, 1, 1, 1], [1, 1, 0, 0]])
+    with pytest.warns(
+        embgrad.EmbgradWarning, match=r"makes its own, 0 where the id is 0, which differs from it at 1 pos"
+    ):
+        embgrad.gradients(model, other, embgrad.Logit(0))
 
 
 def test_points_are_those_of_evaluation_mode() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 from flax import nnx
@@ -40,6 +41,18 @@ def test_a_state_that_goes_on_from_call_to_call(kind: type) -> None:
     own = np.array(model.head(jnp.asarray(rows)))[:, 1]
     expect_of_own_number(model, IDS, own)
     np.testing.assert_array_equal(model.state[...], state)
+
+
+def test_a_stateful_layer_of_keras() -> None:
+    given = keras.Input(batch_shape=(3, 3), dtype="int32")
+    model = keras.Model(given, keras.layers.LSTM(4, stateful=True)(keras.layers.Embedding(9, 4)(given)))
+    model(IDS[::-1].copy())
+    lstm = model.layers[-1]
+    state = [np.array(value) for value in lstm.states]
+    own = np.array(model(IDS))[:, 1]
+    for variable, value in zip(lstm.states, state, strict=True):
+        variable.assign(value)
+    expect_of_own_number(model, IDS, own, cut=False)
 
 
 class OfOneNumber(nnx.Module):

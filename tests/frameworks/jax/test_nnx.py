@@ -1,4 +1,4 @@
-"""Text models in Flax NNX: four architectures, whatever way they look up, and what is NNX's own."""
+"""Text models in Flax NNX: three architectures, whatever way they look up, and what is NNX's own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TestNNX(ModelChecks):
     def gradients_of_parameters(self, case: Case, model: Any) -> Mapping[str, Any]:
         """By `nnx.grad`, compiled."""
         given: dict[str, Any] = {**as_dict(), **(case.further or {})}
-        inputs = {name: jnp.asarray(one) for name, one in given.items() if case.masked or name == "input_ids"}
+        inputs = {name: jnp.asarray(one) for name, one in given.items()}
 
         @nnx.jit
         @nnx.grad

@@ -68,21 +68,6 @@ def test_paths_of_lookups() -> None:
     assert [point.lookup.rows for point in found] == [12, 12, 12, 7]
 
 
-def test_a_keras_model_whose_call_does_not_take_the_mode_has_it_in_its_layers(keras: Any) -> None:
-    class Dropping(keras.Model):  # type: ignore[name-defined, misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.drop = keras.layers.Embedding(12, 50), keras.layers.Dropout(0.5)
-
-        def call(self, ids: Any) -> Any:
-            return tf.reduce_sum(self.drop(self.embed(ids)), 1)
-
-    model = Dropping()
-    for training, expected in ((False, {1.0}), (True, {0.0, 2.0})):
-        found = embgrad.gradients(model, IDS, embgrad.Sum(), training=training)
-        assert {*found.values.ravel().tolist()} == expected
-
-
 def test_a_parameter_padding_mask_of_a_keras_model_takes_the_batchs_mask(keras: Any) -> None:
     class Masked(keras.Model):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:

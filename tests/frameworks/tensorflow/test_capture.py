@@ -16,7 +16,7 @@ import tensorflow as tf
 import tf_keras as keras2
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import make_model, small_bert
+from tests.frameworks.tensorflow.helpers import make_model
 from tests.frameworks.tensorflow.transformers_by_hand import IDS, VECTOR, build
 
 BATCHES = [IDS, IDS[:, ::-1].copy(), (IDS + 3) % 12]
@@ -144,23 +144,6 @@ def test_a_pass_without_a_gradient_has_no_step(keras: Any) -> None:
     model.embed.trainable = False
     with pytest.raises(embgrad.errors.NoGradientError, match="that the loss depends on the point"):
         captured(lambda: model.trainable_variables)
-
-
-def test_hugging_face() -> None:
-    model = small_bert("TFBertForSequenceClassification")
-    batch = {"input_ids": tf.constant(IDS, tf.int32), "attention_mask": tf.constant((IDS != 0).astype(np.int32))}
-    labels = tf.constant([0, 1])
-    expected = embgrad.gradients(model, {key: one.numpy() for key, one in batch.items()}, embgrad.CrossEntropy([0, 1]))
-    with embgrad.capture(model) as words, embgrad.capture(model, at="layer.-1") as last:
-        for given in ((batch,), ()):
-            with tf.GradientTape() as tape:
-                loss = model(*given, **({} if given else batch), labels=labels).loss  # one an example
-            tape.gradient(loss, model.trainable_variables)
-    assert words.count == last.count == 2
-    for number in range(2):
-        np.testing.assert_allclose(words.steps[number].values, expected.values, rtol=1e-5, atol=1e-8)
-        np.testing.assert_array_equal(words.steps[number].mask, batch["attention_mask"])
-    assert last.steps[0].provenance["path"] == "bert.encoder.layer.1:output#0"
 
 
 COMPILED: dict[str, Callable[[Any, Any], Callable[[], Any]]] = {

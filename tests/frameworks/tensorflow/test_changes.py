@@ -161,21 +161,6 @@ def test_half_precision_is_widened_for_the_functions(kind: str) -> None:
     assert found.values.dtype == np.float32
 
 
-def test_calls_of_layers_in_a_change_are_not_counted(keras: Any) -> None:
-    """The second call of the layer stays the second."""
-    ids = keras.layers.Input((None,), dtype="int32", name="ids")
-    dense = keras.layers.Dense(4, activation="tanh", name="again", dtype="float64")
-    model = keras.Model(ids, dense(dense(keras.layers.Embedding(12, 4, name="words", dtype="float64")(ids))))
-
-    def change(value: np.ndarray) -> np.ndarray:
-        return dense(tf.constant(value)).numpy()
-
-    found = embgrad.gradients(model, IDS, OBJECTIVE, at=["again#0", "again#1"], override={"again#0": change})
-    rows = dense(dense(tf.gather(model.get_layer("words").embeddings, IDS))).numpy()
-    np.testing.assert_allclose(found["again#0"].activations, rows, rtol=1e-12)
-    np.testing.assert_allclose(found["again#1"].activations, dense(tf.constant(rows)).numpy(), rtol=1e-12)
-
-
 @pytest.mark.parametrize("option", ["override", "add", "edit"])
 @pytest.mark.parametrize("point", ["word", "inner"])
 def test_changes_in_a_recomputed_part_are_refused(keras: Any, option: str, point: str) -> None:

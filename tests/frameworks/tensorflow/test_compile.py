@@ -91,3 +91,16 @@ def test_a_lookup_that_equals_another_by_chance_runs_without_the_trace() -> None
     model = Positions()
     same(*both(model, IDS[:1], PROJECTION))
     same(*both(model, np.arange(5)[None], PROJECTION))
+
+
+def test_transformers_with_layers() -> None:
+    from transformers import BertConfig, TFBertForSequenceClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    model = TFBertForSequenceClassification(BertConfig(vocab_size=40, max_position_embeddings=16, **sizes))
+    batch = {"input_ids": IDS + 1, "attention_mask": (IDS > 0).astype(int)}
+    names = ["word", "layer.0", "layer.-1"]
+    plain, compiled = both(model, batch, embgrad.CrossEntropy(LABELS), at=names)
+    for name in names:
+        same(plain[name], compiled[name], rel=2e-6)
+    same(*both(model, batch, embgrad.CrossEntropy(LABELS), split=True), rel=2e-6)

@@ -63,12 +63,6 @@ def test_sequential(keras: Any, built: bool) -> None:
     assert result.provenance["path"] == f"{model.layers[0].name}#0"
 
 
-def test_input_declared_as_float_as_keras_does_by_default(keras: Any) -> None:
-    model, table = functional(keras, keras.layers.LSTM(3), dtype="float32")
-    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
-    assert_slopes(result, table, total(model, tf.constant(IDS, tf.float32)))
-
-
 def test_nested_models(keras: Any) -> None:
     encoder, table = functional(keras, keras.layers.LSTM(3))
     ids = keras.layers.Input((None,), dtype="int32", name="input_ids")
@@ -284,26 +278,6 @@ def test_half_precision(keras: str, name: str) -> None:
     # a mixed policy casts the rows, not the table: all that comes after is computed so
     assert result.provenance["compute_dtype"] == name.removeprefix("mixed_")
     assert result.provenance["path"] == f"{table.name}#0"
-
-
-def test_outputs_of_one_layer_have_different_names(keras: Any) -> None:
-    ids = keras.layers.Input((None,), dtype="int32")
-    table = keras.layers.Embedding(12, 4)
-    model = keras.Model(ids, keras.layers.LSTM(2, return_state=True, name="lstm")(table(ids)))
-    with pytest.raises(embgrad.errors.OutputError, match="3 outputs"):
-        embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
-    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR, output="lstm"))
-    assert_slopes(result, table.embeddings, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32))[0] * VECTOR))
-
-
-def test_declared_inputs_in_a_nest(keras: Any) -> None:
-    ids = keras.layers.Input((None,), dtype="int32", name="input_ids")
-    mask = keras.layers.Input((None,), dtype="float64", name="attention_mask")
-    table = keras.layers.Embedding(12, 2)
-    rows = keras.layers.Dot(1)([table(ids), keras.layers.Reshape((-1, 1))(mask)])
-    model = keras.Model([{"input_ids": ids, "attention_mask": mask}], keras.layers.Reshape((2,))(rows))
-    result = embgrad.gradients(model, {"input_ids": IDS, "attention_mask": MASK}, embgrad.Projection(VECTOR))
-    np.testing.assert_array_equal(result.values, MASK[..., None] * VECTOR)
 
 
 class _AnyArguments(keras2.Model):

@@ -42,25 +42,6 @@ def test_a_model_that_makes_the_batchs_mask_gives_no_warning(keras: Any, options
     np.testing.assert_array_equal(found.values, embgrad.gradients(model, IDS, OBJECTIVE, **options).values)
 
 
-@pytest.mark.parametrize(
-    ("ids", "mask", "places"),
-    [
-        (IDS, IDS > 2, r"1 position\(s\), such as example 0, position 1"),
-        (IDS, np.ones_like(IDS), r"2 position\(s\), such as example 1, position 2"),
-    ],
-    ids=["more is masked", "nothing is"],
-)
-def test_a_mask_that_differs_from_the_models_is_a_warning(
-    keras: Any, ids: np.ndarray, mask: np.ndarray, places: str
-) -> None:
-    message = (
-        rf"cannot take the mask, and makes its own, 0 where the id is 0, which differs from it at {places}; if it can"
-    )
-    with pytest.warns(embgrad.EmbgradWarning, match=message):
-        found = embgrad.gradients(built(keras), embgrad.TokenBatch(ids, mask=mask), OBJECTIVE)
-    assert found.provenance["unused"] == ["mask"]
-
-
 @pytest.mark.parametrize("kind", [{"mask_zero": False}, {"heeds": False}], ids=["no mask_zero", "nobody heeds it"])
 def test_padding_that_is_read_is_a_warning(keras: Any, kind: dict[str, Any]) -> None:
     with pytest.warns(embgrad.EmbgradWarning, match=TEXT):

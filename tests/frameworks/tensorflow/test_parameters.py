@@ -89,29 +89,6 @@ def test_frozen_variables_have_no_gradients(keras: Any) -> None:
         embgrad.tables.parameter_gradients(model, IDS, OBJECTIVE)
 
 
-@pytest.mark.parametrize("trainable", [True, False])
-def test_a_layer_of_tf_hub_and_a_head(tmp_path: Any, trainable: bool) -> None:
-    import tensorflow_hub as hub
-
-    saved = tf.train.Checkpoint(table=tf.Variable(np.random.default_rng(0).normal(size=(12, 4)), name="table"))
-    saved.variables = saved.trainable_variables = [saved.table]  # as TF Hub has it
-    signature = [tf.TensorSpec((None, None), tf.int32)]
-    saved.__call__ = tf.function(lambda ids: tf.tanh(tf.gather(saved.table, ids)), input_signature=signature)
-    tf.saved_model.save(saved, str(tmp_path))
-    encoder = hub.KerasLayer(str(tmp_path), trainable=trainable, dtype="float64")
-    head = keras2.layers.Dense(4, dtype="float64")
-    ids = tf.constant(IDS, tf.int32)
-    head(encoder(ids))
-    sources = [*encoder.trainable_variables, *head.trainable_variables]
-    expected = by_tape(sources, lambda: tf.reduce_sum(head(encoder(ids)) * VECTOR))
-    found = embgrad.tables.parameter_gradients(
-        [encoder, head], IDS, OBJECTIVE, call=lambda parts, inputs: parts[1](parts[0](inputs))
-    )
-    numbers = [0] * len(encoder.trainable_variables) + [1, 1]
-    compare(found, [f"{number}.{one.name}" for number, one in zip(numbers, sources, strict=True)], expected)
-    assert len(found) == (3 if trainable else 2)
-
-
 def exported(folder: Any) -> None:
     keras3.utils.set_random_seed(0)
     layers = [keras3.layers.Embedding(12, 4), keras3.layers.BatchNormalization(), keras3.layers.Dense(4)]
@@ -145,16 +122,3 @@ def test_an_export_of_keras_3_has_each_variable_once(tmp_path: Any, around: str 
 def run_export(model: Any) -> Any:
     run = getattr(model, "serve", model)
     return run(tf.constant(IDS, tf.int32))
-
-
-def test_variables_that_a_saved_object_does_not_list(tmp_path: Any) -> None:
-    saved = tf.train.Checkpoint(
-        table=tf.Variable(np.ones((12, 4)), name="table"), head=tf.Variable(np.eye(4), name="head")
-    )
-    saved.variables = saved.trainable_variables = [saved.head]  # the table is frozen, and left out altogether
-    signature = [tf.TensorSpec((None, None), tf.int32)]
-    saved.__call__ = tf.function(lambda ids: tf.gather(saved.table, ids) @ saved.head, input_signature=signature)
-    tf.saved_model.save(saved, str(tmp_path))
-    model = tf.saved_model.load(str(tmp_path))
-    assert "head:0" in embgrad.tables.parameter_gradients(model, IDS, OBJECTIVE)
-    assert embgrad.tables.table_gradients(model, IDS, OBJECTIVE).names == ("table:0",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras_hub
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,7 +11,7 @@ import tf_keras as keras2
 import transformers
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import KERAS, make_model, policy
+from tests.frameworks.tensorflow.helpers import make_model, policy
 from tests.frameworks.tensorflow.transformers_by_hand import IDS, LAYERS, VECTOR, build, by_hand, close
 
 BATCH = {"input_ids": np.where(IDS == 1, 10, IDS), "attention_mask": (IDS != 0).astype(int)}
@@ -133,18 +132,6 @@ def test_dropouts_output_has_only_the_gradient_of_its_users(keras: Any) -> None:
         close(embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at=name).values, expected.numpy())
 
 
-def test_other_names_of_a_layer(keras: Any) -> None:
-    model = build(keras)
-    model.last = model.blocks[-1]
-    expected = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at="blocks.2.bend").values
-    for name in (model.blocks[-1].bend.name, "last.bend", "blocks.2.bend#0"):
-        np.testing.assert_array_equal(
-            embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at=name).values, expected
-        )
-    with pytest.raises(embgrad.errors.UnknownPointError, match="Did you mean"):
-        embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at="blocks.2.bent")
-
-
 class _Scale(tf.Module):
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -207,47 +194,3 @@ def test_a_layer_of_tf_hub(tmp_path: Any) -> None:
     result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at="inner")
     close(result.activations, np.tanh(2 * model.get_layer("words").embeddings.numpy()[IDS]))
     close(result.values, np.broadcast_to(model.get_layer("head").kernel.numpy() @ VECTOR, (*IDS.shape, 4)))
-
-
-@pytest.mark.parametrize("name", sorted(KERAS))
-def test_numbers_in_names_of_keras_layers_are_no_layer_roles(name: str) -> None:
-    """Two copies of one functional model, the second of which Keras numbers on from the first, have the same roles."""
-    keras = KERAS[name]
-
-    def built() -> Any:
-        ids = keras.layers.Input((None,), dtype="int32")
-        value = keras.layers.Embedding(30, 8)(ids)
-        for _ in range(3):
-            attended = keras.layers.MultiHeadAttention(2, 4)(value, value)
-            value = keras.layers.LayerNormalization()(keras.layers.Add()([value, attended]))
-            value = keras.layers.LayerNormalization()(keras.layers.Add()([value, keras.layers.Dense(8)(value)]))
-        return keras.Model(ids, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling1D()(value)))
-
-    for _ in range(3):
-        points = embgrad.points(built(), np.arange(10).reshape(2, 5))
-        assert [point.roles for point in points if point.roles] == [("word",)]
-
-
-@pytest.mark.parametrize("decoder", [5, 3])
-def test_layers_of_a_keras_hub_t5_are_those_of_its_encoder(decoder: int) -> None:
-    """The blocks of both are of one class, in one model, and as many."""
-    model = keras_hub.models.T5Backbone(
-        vocabulary_size=40, num_layers=3, num_heads=2, hidden_dim=8, intermediate_dim=12
-    )
-    ids = np.arange(2, 12).reshape(2, 5)
-
-    def call(model: Any, inputs: Any) -> Any:
-        other = inputs["input_ids"][:, :decoder] + 1
-        return model(
-            {
-                "encoder_token_ids": inputs["input_ids"],
-                "encoder_padding_mask": tf.ones_like(inputs["input_ids"]),
-                "decoder_token_ids": other,
-                "decoder_padding_mask": tf.ones_like(other),
-            }
-        )
-
-    points = embgrad.points(model, embgrad.TokenBatch(ids, np.ones_like(ids)), call=call)
-    told = {role: point.path for point in points for role in point.roles}
-    assert [told[f"layer.{number}"] for number in range(3)] == [f"transformer_encoder_layer_{n}" for n in range(3)]
-    assert told["layer.-1"] == "transformer_encoder_layer_2"

@@ -87,13 +87,3 @@ class Tied(tf.Module):
 
 def test_a_product_with_a_table_is_no_point() -> None:
     assert [point.key for point in embgrad.points(Tied(), IDS)] == ["table#0"]
-
-
-def test_a_check_names_the_variable_of_a_layer() -> None:
-    """Variables without names of their own go by their attribute paths."""
-    reference, port = Functional("stack"), Functional("matmul")
-    port.layers[1]["w"].assign(port.layers[1]["w"].numpy().T)
-    report = embgrad.check_port(reference, port, IDS)
-    assert report.first == "stack[1]", report
-    assert [cause.text for cause in report.causes] == ["b uses stack[1] transposed"], report
-    assert embgrad.check_port(reference, Functional("einsum"), IDS).agrees

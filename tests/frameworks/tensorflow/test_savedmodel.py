@@ -270,13 +270,6 @@ def test_compiled_functions_of_the_users_own() -> None:
     close(embgrad.gradients(by_xla, SMALL, TOTAL).values, expected)
 
 
-def test_an_id_beyond_a_saved_table_is_an_error(tiny: Any) -> None:
-    with pytest.raises(
-        embgrad.errors.BatchError, match=r"id 60 at example 0, position 2 is outside the table.*60 rows"
-    ):
-        embgrad.gradients(tiny, [[1, 2, 60]], POOLED)
-
-
 def constant(self: Any) -> Any:
     return tf.reduce_sum(self.rows, 1)
 
@@ -354,10 +347,6 @@ class TestErrors:
         ):
             embgrad.gradients(loaded, SMALL, TOTAL)
 
-    def test_an_input_that_the_batch_does_not_have(self, tiny: Any) -> None:
-        with pytest.raises(embgrad.errors.BatchError, match="needs 'masked_lm_positions'"):
-            embgrad.gradients(tiny.mlm, BATCH, TOTAL)
-
 
 class Counting(tf.Module):
     """Writes to a variable in its forward pass, in either mode; and computes what nobody uses."""
@@ -403,10 +392,3 @@ class TestState:
             )  # the read comes before the write, and after it
             assert model.calls.numpy() == 2
         assert [point.lookup.path for point in lookups(used, SMALL)] == ["rows"]
-
-    def test_a_tape_of_the_users_own(self, tiny: Any, expected: Any) -> None:
-        with tf.GradientTape() as tape:
-            result = embgrad.gradients(tiny, BATCH, POOLED)
-            total = tf.reduce_sum(tiny(hub_inputs(), training=False)["pooled_output"] * VECTOR)
-        close(result.values, expected)
-        close(tape.gradient(total, tiny.variables[0]).values.numpy().reshape(expected.shape), expected)

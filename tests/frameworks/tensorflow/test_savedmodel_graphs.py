@@ -141,30 +141,3 @@ class TestGraphsThatStayClosed:
                 [model, other], SMALL, TOTAL, call=lambda parts, ids: parts[0](ids) + parts[1](tf.zeros_like(ids))
             )
         np.testing.assert_array_equal(result.values, function)
-
-
-def test_a_restored_recurrent_model_is_run_in_several_ways(tmp_path: Any) -> None:
-    import keras
-
-    ids = np.array([[3, 5, 8, 0], [2, 2, 7, 1]])
-    model = keras.Sequential(
-        [
-            keras.Input((None,), dtype="int32"),
-            keras.layers.Embedding(9, 3, mask_zero=True),
-            keras.layers.LSTM(2),
-            keras.layers.Dense(2),
-        ]
-    )
-    model.export(str(tmp_path), verbose=False)
-    restored = tf.saved_model.load(str(tmp_path))
-    expected = embgrad.gradients(model, ids, embgrad.Logit(1)).values
-    ways: dict[str, tuple[Any, dict[str, Any]]] = {
-        "plain": (restored, {}),
-        "called": (restored, {"call": lambda model, ids: model.serve(ids)}),
-        "its function": (restored.serve, {}),
-        "plain again": (restored, {}),
-    }
-    for target, options in ways.values():
-        found = embgrad.gradients(target, ids, embgrad.Logit(1), **options)
-        np.testing.assert_allclose(found.values, expected, rtol=1e-4, atol=1e-7)
-    assert embgrad.gradients(restored, np.ones((2, 6), int), embgrad.Logit(1)).shape == (2, 6, 3)

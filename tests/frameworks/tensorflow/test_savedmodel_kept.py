@@ -140,19 +140,6 @@ def test_branches_and_loops_in_a_saved_graph(tmp_path: Any, made: list[Any]) -> 
     assert len(made) == 1
 
 
-def test_concatenations(tmp_path: Any) -> None:
-    def forward(table: Any, ids: Any) -> Any:
-        rows = tf.gather(table, ids)
-        _, rows = tf.while_loop(
-            lambda n, _: n < 2, lambda n, rows: (n + 1, tf.concat([rows[:, 1:], rows[:, :1]], 1)), (0, rows)
-        )
-        return weighed(tf.concat([tf.tanh(rows[..., :1]), rows[..., 1:]], -1))
-
-    model = Net(forward).saved(tmp_path)
-    for ids in (SMALL, SMALL + 1, SMALL // 2):
-        close(embgrad.gradients(model, ids, TOTAL).values, by_slices(model, ids))
-
-
 def test_a_saved_model_is_not_kept_alive(tmp_path: Any) -> None:
     def ask(model: Any) -> weakref.ref[Any]:
         for _ in range(3):

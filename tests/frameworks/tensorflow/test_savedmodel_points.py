@@ -59,18 +59,6 @@ class Encoder(tf.Module):
         return hidden
 
 
-@pytest.fixture(scope="module", params=[1, 2], name="encoder")
-def _encoder(request: Any) -> Encoder:
-    return Encoder(request.param)
-
-
-@pytest.fixture(scope="module", name="folder")
-def _folder(encoder: Encoder, tmp_path_factory: Any) -> Path:
-    folder: Path = tmp_path_factory.mktemp("encoder")
-    tf.saved_model.save(encoder, str(folder))
-    return folder
-
-
 def test_the_roles_are_those_of_the_python_model(encoder: Encoder, folder: Path) -> None:
     loaded = tf.saved_model.load(str(folder))
     names = [role for point in embgrad.points(encoder, SMALL) for role in point.roles]
@@ -79,20 +67,6 @@ def test_the_roles_are_those_of_the_python_model(encoder: Encoder, folder: Path)
     for name in names:
         close(saved[name].activations, own[name].activations)
         close(saved[name].values, own[name].values)
-
-
-def test_the_layers_before_a_head_of_more_linear_maps(encoder: Encoder, folder: Path) -> None:
-    """A stack of layers that hold others comes before a longer one of those that hold none, here as in Python."""
-    ids = keras2.layers.Input((None,), dtype="int32", name="ids")
-    value = hub.KerasLayer(str(folder))(ids)
-    for _ in range(3):
-        value = keras2.layers.Dense(DIM, activation="tanh")(value)
-    model = keras2.Model(ids, value)
-    result = embgrad.gradients(model, SMALL, embgrad.Sum(), at=["layer.0", "layer.-1", "embeddings"])
-    points = {role: point.path for point in embgrad.points(model, SMALL) for role in point.roles}
-    assert points["layer.-1"] == f"block_{len(encoder.blocks) - 1}"
-    close(result["layer.-1"].activations, encoder(SMALL))
-    close(result["embeddings"].activations, tf.gather(encoder.table, SMALL))
 
 
 def test_a_scopes_input_is_replaced_inside_the_scope_only(encoder: Encoder, folder: Path) -> None:
@@ -172,18 +146,3 @@ def test_a_saved_model_with_a_tensor_as_its_mode(training: bool, tmp_path: Path)
     tf.saved_model.save(make_model(forward, table=table), str(tmp_path))
     result = embgrad.gradients(tf.saved_model.load(str(tmp_path)), SMALL, TOTAL, training=training)
     np.testing.assert_array_equal(result.values, np.full((2, 4, DIM), 3.0 if training else 1.0))
-
-
-def test_the_layers_of_an_exported_backbone(tmp_path: Path) -> None:
-    """TensorFlow puts `_1` behind the names of the second trace: it is no layer's number."""
-    import keras_hub
-
-    model = keras_hub.models.BertBackbone(
-        vocabulary_size=40, num_layers=3, num_heads=2, hidden_dim=8, intermediate_dim=12, max_sequence_length=16
-    )
-    model.export(str(tmp_path), verbose=False)
-    points = embgrad.points(tf.saved_model.load(str(tmp_path)), embgrad.TokenBatch(SMALL, mask=np.ones_like(SMALL)))
-    told = {role: point.path for point in points for role in point.roles}
-    for number in range(3):
-        assert f"transformer_layer_{number}" in told[f"layer.{number}"]
-    assert told["layer.-1"] == told["layer.2"]

@@ -28,24 +28,6 @@ def sequence_model(keras: Any, *, mask_zero: bool = False) -> Any:
     return keras.Model(ids, keras.layers.Dense(3, dtype="float64")(hidden))
 
 
-def expect_single_calls(model: Any, batch: Any = IDS, **options: Any) -> None:
-    results = embgrad.gradients(model, batch, OBJECTIVES, **options)
-    for result, objective in zip(results, OBJECTIVES, strict=True):
-        single = embgrad.gradients(model, batch, objective, **options)
-        assert np.abs(result.values - single.values).max() <= 1e-6 * np.abs(single.values).max()
-        np.testing.assert_allclose(result.objective, single.objective, rtol=1e-6)
-
-
-def test_saved_models_take_several_objectives(tmp_path: Any) -> None:
-    model = sequence_model(keras2)
-    tf.saved_model.save(model, str(tmp_path / "saved"))
-    restored = tf.saved_model.load(str(tmp_path / "saved"))
-    expect_single_calls(restored)
-    plain = embgrad.gradients(model, IDS, OBJECTIVES)
-    for result, other in zip(embgrad.gradients(restored, IDS, OBJECTIVES), plain, strict=True):
-        np.testing.assert_allclose(result.values, other.values, rtol=1e-10, atol=1e-14)
-
-
 def test_a_trace_takes_several_objectives(keras: Any) -> None:
     model = sequence_model(keras)
     for _ in range(2):

@@ -307,24 +307,6 @@ def test_a_write_that_cannot_be_undone_is_an_error(monkeypatch: pytest.MonkeyPat
         embgrad.gradients(model, IDS, OBJECTIVE)
 
 
-def test_evaluation_mode_of_layers_that_train_by_default(keras: Any) -> None:
-    class Loud(keras.layers.Layer):
-        def call(self, x: Any, training: Any = True) -> Any:
-            return 2 * x if training else x
-
-    class Wrapper(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.loud = keras.layers.Embedding(12, 2), Loud()
-
-        def __call__(self, ids: Any) -> Any:
-            return tf.reduce_sum(self.loud(self.table(ids)), 1)
-
-    for training, factor in ((False, 1), (True, 2)):
-        result = embgrad.gradients(Wrapper(), IDS, embgrad.Sum(), training=training)
-        np.testing.assert_array_equal(result.values, np.full((3, 4, 2), factor))
-
-
 class Holder:
     """No module of any framework's."""
 

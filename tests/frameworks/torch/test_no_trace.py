@@ -306,22 +306,3 @@ print(sorted({name.partition(".")[0] for name in set(sys.modules) - before} & {"
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "[]\n"
-
-
-def test_a_source_may_draw_random_numbers_while_a_pass_runs() -> None:
-    """The source is read in another thread, and PyTorch has one generator for all threads."""
-
-    def source() -> Any:
-        for _ in range(150):
-            drawn.append(int(torch.randint(0, 2**40, (1,))))
-            yield example_batch()
-
-    model, expected = Net(), []
-    torch.manual_seed(0)
-    for _ in range(150):
-        expected.append(int(torch.randint(0, 2**40, (1,))))
-    drawn: list[int] = []
-    torch.manual_seed(0)
-    for _ in embgrad.stream(model, source(), embgrad.Sum(), ahead=2):
-        pass
-    assert drawn == expected

@@ -117,3 +117,20 @@ def test_a_text_of_any_length_has_layers_beside_an_image() -> None:
     for positions in (3, 5, 6, 40):
         result = embgrad.gradients(model.eval(), inputs(positions, 0), objective, at="layer.-1")
         assert result.provenance["path"] == "text_model.encoder.layers.1:output#0"
+
+
+def test_capture_and_perturbed_name_the_texts_layers() -> None:
+    torch.manual_seed(0)
+    model, objective = MODELS["CLIP"][0]()
+    batch = {key: torch.as_tensor(value) for key, value in inputs(5, 0).items()}
+    model.eval()
+    with embgrad.capture(model, at="layer.0") as tap:
+        objective(model(**batch)).sum().backward()
+    result = embgrad.gradients(model, batch, objective, at="layer.0")
+    np.testing.assert_allclose(tap.steps[0].values, result.values, rtol=1e-5, atol=1e-9)
+    plain = objective(model(**batch)).detach().numpy()
+    with embgrad.perturbed(model, {"layer.0": np.linspace(-1, 1, 32)}):
+        changed = objective(model(**batch)).detach().numpy()
+    added = embgrad.evaluate(model, batch, objective, add={"layer.0": np.linspace(-1, 1, 32)})
+    np.testing.assert_allclose(changed, added, rtol=1e-5)
+    assert abs(changed - plain).max() > 1e-4
