@@ -12,7 +12,7 @@ from embgrad_gluon import GluonBackend
 import embgrad
 from tests.frameworks.gluon.helpers import DIM, Model, distinct_ids, mx, relative
 
-nn, nd, autograd = mx.gluon.nn, mx.nd, mx.autograd
+nn, nd = mx.gluon.nn, mx.nd
 
 
 IDS = distinct_ids(2, 5)

@@ -103,6 +103,3 @@ def test_an_argument_that_gluon_cannot_pass_is_reported_as_unused() -> None:
     with pytest.warns(embgrad.EmbgradWarning, match="mask"):
         found = embgrad.gradients(net, embgrad.TokenBatch([[1, 0]], [[1, 0]]), embgrad.Sum())
     assert found.provenance["unused"] == ["mask"]
-
-
-# The first call

@@ -15,7 +15,7 @@ from tests.frameworks.gluon.helpers import DIM, ROWS, Model, built, differences,
 from tests.frameworks.gluon.test_models import Bare, Recurrent, TextCNN, bag, sparse
 
 nn, rnn, autograd, nd = mx.gluon.nn, mx.gluon.rnn, mx.autograd, mx.nd
-HybridBlock, Block = mx.gluon.HybridBlock, mx.gluon.Block
+HybridBlock = mx.gluon.HybridBlock
 
 # Gluon says so whenever it imports a symbol whose inputs' dtypes are open.
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")
@@ -160,19 +160,6 @@ def test_compile_is_refused_with_what_to_do() -> None:
         embgrad.errors.UnsupportedError, match=r"does not support 'compile'.*hybridised net runs operator by operator"
     ):
         embgrad.gradients(net, ids, OBJECTIVE, compile=True)
-
-
-def test_a_net_that_is_cast() -> None:
-    """A recurrent layer's first state is made in the dtype that the layer was last cast to."""
-    ids = distinct_ids()
-    net = built(lambda: Recurrent(rnn.LSTM(3)), ids, "float32")
-    for dtype in ("float32", "float64", "float32"):
-        net.hybridize(False)
-        net.cast(dtype)
-        expected = embgrad.gradients(net, ids, OBJECTIVE)
-        found = embgrad.gradients(hybridised(net, ids, dtype), ids, OBJECTIVE)
-        assert found.provenance["compute_dtype"] == dtype
-        expect_same(found, expected, tolerance_of(net))
 
 
 @pytest.mark.parametrize("option", ["edit", "override"])

@@ -113,34 +113,6 @@ def test_no_counter_of_names_moves() -> None:
     assert int(second.removeprefix("hybridblock")) - int(first.removeprefix("hybridblock")) == 1
 
 
-@pytest.mark.parametrize(
-    ("op", "attributes", "inputs"),
-    [
-        ("Cast", {"dtype": "float32"}, [1]),
-        ("Cast", {"dtype": "int32"}, []),
-        ("cast", {"dtype": "uint8"}, []),
-        ("tanh", {"dtype": "int32"}, [1]),
-        ("topk", {}, []),
-        ("topk", {"ret_typ": "mask"}, []),
-        ("topk", {"ret_typ": "value"}, [1]),
-        ("topk", {"ret_typ": "both"}, [1]),
-        ("broadcast_greater", {}, []),
-        ("_npi_greater_scalar", {}, []),
-        ("_sample_normal", {}, []),
-        ("_random_uniform_like", {}, []),
-        ("take", {}, [1]),
-        ("where", {}, [3, 5]),
-        ("_contrib_SparseEmbedding", {}, [3]),
-        ("broadcast_like", {}, [1]),
-        ("elemwise_add", {}, [1, 3]),
-    ],
-)
-def test_the_inputs_that_a_gradient_reaches(op: str, attributes: dict[str, str], inputs: list[int]) -> None:
-    several = {"take": 2, "where": 3, "_contrib_SparseEmbedding": 2, "broadcast_like": 2, "elemwise_add": 2}
-    entries = [[2 * number + 1, 0, 0] for number in range(several.get(op, 1))]
-    assert pullback.differentiable_inputs({"op": op, "attrs": attributes, "inputs": entries}) == inputs
-
-
 HOT = np.array([[0.0, 1, 0], [1, 0, 0]])
 
 

@@ -44,27 +44,6 @@ def make(hybrid: bool = True) -> Any:
     return net
 
 
-def test_a_training_step_around_the_call_is_unchanged() -> None:
-    ids = nd.array(distinct_ids())
-
-    def step(interrupted: bool) -> list[np.ndarray]:
-        net = built(Net, distinct_ids(), "float32")
-        net.encoder._dropout = net.dropout._rate = 0.0
-        trainer = mx.gluon.Trainer(net.collect_params(), "adam")
-        for _ in range(2):
-            with autograd.record():
-                loss = net(ids).square().sum()
-                if interrupted:
-                    embgrad.gradients(net, distinct_ids(), embgrad.Logit(1))
-            loss.backward()
-            if interrupted:
-                embgrad.gradients(net, distinct_ids(), embgrad.Logit(1), training=True)
-            trainer.step(2)
-        return [parameter.data().asnumpy() for parameter in net.collect_params().values()]
-
-    assert all(np.array_equal(a, b) for a, b in zip(step(False), step(True), strict=True))
-
-
 def test_random_numbers_move_in_training_mode_only() -> None:
     net = make(hybrid=False)
 
@@ -97,23 +76,3 @@ def test_training_mode_drops_as_a_recorded_forward_pass() -> None:
     rows = net.words.weight.grad().asnumpy()[distinct_ids()]
     assert relative(found.values, rows) < 1e-12
     assert (rows == 0).any()
-
-
-def test_a_new_net_keeps_no_graph_of_the_call() -> None:
-    class Optional(mx.gluon.HybridBlock):
-        def __init__(self) -> None:
-            super().__init__()
-            self.E = nn.Embedding(ROWS, DIM)
-            self.weight = self.params.get("weight", shape=(3, 0), allow_deferred_init=True)
-
-        def hybrid_forward(self, F: Any, x: Any, valid_length: Any = None, weight: Any = None) -> Any:
-            rows = self.E(x)
-            if valid_length is not None:
-                rows = F.SequenceMask(rows, valid_length, use_sequence_length=True, axis=1)
-            return F.FullyConnected(F.mean(rows, axis=1), weight, no_bias=True, num_hidden=3)
-
-    net = Optional()
-    net.initialize()
-    net.hybridize()
-    embgrad.gradients(net, embgrad.TokenBatch(distinct_ids(), np.ones((2, 5))), embgrad.Sum())
-    assert net(nd.array(distinct_ids())).shape == (2, 3)  # called without lengths from here on

@@ -29,7 +29,7 @@ from tests.frameworks.gluon.helpers import (
 from tests.frameworks.gluon.test_bert import BATCH, MASK, by_differences
 from tests.frameworks.gluon.test_models import Siamese, TextCNN, bag
 
-nn, rnn, autograd, nd = mx.gluon.nn, mx.gluon.rnn, mx.autograd, mx.nd
+nn, autograd, nd = mx.gluon.nn, mx.autograd, mx.nd
 SymbolBlock, HybridBlock = mx.gluon.SymbolBlock, mx.gluon.HybridBlock
 
 # Gluon says so whenever it imports a symbol whose inputs' dtypes are open.

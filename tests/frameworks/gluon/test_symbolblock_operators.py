@@ -13,8 +13,8 @@ from tests.frameworks.gluon.exporting import exported, opened
 from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, model, mx, relative
 from tests.frameworks.gluon.test_models import bag
 
-nn, nd = mx.gluon.nn, mx.nd
-SymbolBlock, HybridBlock = mx.gluon.SymbolBlock, mx.gluon.HybridBlock
+nd = mx.nd
+SymbolBlock = mx.gluon.SymbolBlock
 
 # Gluon says so whenever it imports a symbol whose inputs' dtypes are open.
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")

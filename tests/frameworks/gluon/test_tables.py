@@ -11,7 +11,7 @@ from embgrad_gluon.walk import memory
 import embgrad
 from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, model, mx, randomise, relative
 
-nn, nd, autograd = mx.gluon.nn, mx.nd, mx.autograd
+nn, nd = mx.gluon.nn, mx.nd
 
 
 class Tied(mx.gluon.HybridBlock):  # type: ignore[misc]

@@ -133,20 +133,6 @@ def test_an_array_of_numpy_among_the_parameters_needs_no_new_trace() -> None:
     assert next(traces) == 2  # of the model, and of the trace that was compared with it
 
 
-def test_new_weights_need_no_new_trace() -> None:
-    traces = itertools.count()
-
-    def call(parameters: Any, ids: Any) -> Any:
-        next(traces)
-        return (parameters["table"][ids] ** 2).sum(1)
-
-    for scale in (1.0, 2.0, 3.0):
-        parameters = {"table": scale * jnp.ones((11, 4))}
-        compiled = embgrad.gradients(parameters, IDS, embgrad.Sum(), call=call, compile=True)
-        np.testing.assert_array_equal(compiled.values, np.full((2, 3, 4), 2 * scale))
-    assert next(traces) == 2  # of the model, and of the trace that was compared with it
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(slots=True)
 class Slotted:

@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from embgrad_jax.graphs import _counts, _last_uses, inner_jaxprs, is_lookup, is_slice
+from embgrad_jax.graphs import _counts, inner_jaxprs, is_slice
 from embgrad_jax.inputs import as_given, native
 
 import embgrad
 
 TABLE = np.arange(12.0).reshape(4, 3)
-IDS = np.asarray([[3, 1], [0, 2]])
 
 
 def equations(function: Any, *arrays: Any, name: str = "") -> list[Any]:
@@ -26,26 +25,6 @@ def equations(function: Any, *arrays: Any, name: str = "") -> list[Any]:
             found += [equation] if equation.primitive.name == name or not name else []
             graphs += inner_jaxprs(equation) if name else []
     return found
-
-
-@pytest.mark.parametrize(
-    ("table", "read", "expected"),
-    [
-        (TABLE, lambda table: table[IDS], True),
-        (TABLE, lambda table: jnp.take(table, IDS, axis=0), True),
-        (TABLE, lambda table: table[IDS[0, 0]], None),
-        (TABLE, lambda table: jnp.take(table, IDS, axis=1), False),
-        (TABLE, lambda table: table[IDS, IDS], False),
-        (TABLE, lambda table: table[IDS, :2], False),
-        (TABLE.astype(int), lambda table: table[IDS], False),
-        (TABLE.reshape(4, 3, 1), lambda table: table[IDS], False),
-        (TABLE[:, 0], lambda table: table[IDS], False),
-        (TABLE, lambda table: jnp.take_along_axis(table, jnp.zeros((4, 1), int), 1), False),
-    ],
-)
-def test_a_gather_of_whole_rows_of_a_matrix_is_a_lookup(table: Any, read: Any, expected: bool | None) -> None:
-    found = [is_lookup(equation) for equation in equations(read, table, name="gather")]
-    assert found == ([] if expected is None else [expected])
 
 
 @pytest.mark.parametrize(
@@ -77,18 +56,6 @@ def test_inner_graphs_are_those_of_calls_branches_and_loops() -> None:
     )
     assert len(inner_jaxprs(loop)) == 1
     assert _counts(loop.params) == (1, 1)
-
-
-def test_a_value_is_dropped_after_its_last_use() -> None:
-    def function(table: Any) -> Any:
-        first = jnp.sin(table)
-        second = jnp.cos(first)
-        return second * first, second
-
-    jaxpr = jax.make_jaxpr(function)(TABLE).jaxpr
-    first, second, product = (equation.outvars[0] for equation in jaxpr.eqns)
-    assert [set(variables) for variables in _last_uses(jaxpr)] == [{jaxpr.invars[0]}, set(), {first}]
-    assert list(jaxpr.outvars) == [product, second]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras as keras3
-import keras_hub
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras2
@@ -105,11 +104,3 @@ def small_gpt2(name: str, **options: Any) -> Any:
     """Return a GPT-2 of Hugging Face's class of that name, with 12 rows of 4 columns."""
     sizes = {"vocab_size": 12, "n_embd": 4, "n_layer": 2, "n_head": 2, "n_positions": 12}
     return getattr(transformers, name)(transformers.GPT2Config(**{**sizes, **options}))
-
-
-def small_backbone(layers: int = 2) -> Any:
-    """Return a BERT of KerasHub, in float64."""
-    with policy(keras3, "float64"):
-        return keras_hub.models.BertBackbone(
-            vocabulary_size=12, num_layers=layers, num_heads=2, hidden_dim=4, intermediate_dim=6, max_sequence_length=8
-        )

@@ -139,6 +139,3 @@ def test_gradient_override_maps_are_refused(compile: bool, autograph: bool) -> N
     found = embgrad.gradients(own, IDS, embgrad.Sum(), compile=compile)
     np.testing.assert_array_equal(found.values, np.full((*IDS.shape, 2), 0.5))
     assert tf.Graph.gradient_override_map.__module__.startswith("tensorflow.")
-
-
-# The first call

@@ -71,32 +71,6 @@ def test_nested_models(keras: Any) -> None:
     assert_slopes(result, table, total(outer))
 
 
-@pytest.mark.parametrize("structure", ["list", "reversed list", "dict"])
-def test_several_declared_inputs(keras: Any, structure: str) -> None:
-    ids = keras.layers.Input((None,), dtype="int32", name="input_ids")
-    mask = keras.layers.Input((None,), dtype="float64", name="attention_mask")
-    types = keras.layers.Input((None,), dtype="int32", name="token_type_ids")
-    table, kinds = keras.layers.Embedding(12, 4), keras.layers.Embedding(2, 4)
-    rows = keras.layers.Add()([table(ids), kinds(types)])
-    pooled = keras.layers.Dot(axes=(1, 1))([keras.layers.Activation("tanh")(rows), mask])
-    inputs = {"list": [ids, mask, types], "reversed list": [types, mask, ids]}.get(
-        structure, {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
-    )
-    model = keras.Model(inputs, keras.layers.Dense(2)(pooled))
-    given = {"input_ids": IDS, "attention_mask": MASK}
-    result = embgrad.gradients(model, given, embgrad.Projection(VECTOR))
-    native = {
-        "input_ids": tf.constant(IDS, tf.int32),
-        "attention_mask": tf.constant(MASK, tf.float64),
-        "token_type_ids": tf.zeros(IDS.shape, tf.int32),
-    }
-    order = ["input_ids", "attention_mask", "token_type_ids"]
-    ordered = [native[name] for name in (reversed(order) if structure == "reversed list" else order)]
-    assert_slopes(result, table.embeddings, total(model, native if structure == "dict" else ordered))
-    assert not result.values[MASK == 0].any()
-    assert result.pad_leak == 0.0
-
-
 def test_several_outputs_go_by_their_layers_names(keras: Any) -> None:
     ids = keras.layers.Input((None,), dtype="int32")
     table = keras.layers.Embedding(12, 4)

@@ -18,7 +18,6 @@ from tests.frameworks.tensorflow.savedmodels import (
     TOTAL,
     Net,
     close,
-    saved,
     slices,
     weighed,
     weighed_gradient,
@@ -68,35 +67,6 @@ def test_each_call_runs_one_graph(made: list[Any]) -> None:
         assert "compiled" not in found.provenance
     close(embgrad.gradients(model, longer, objective).values, own(longer))
     assert len(made) == 1
-
-
-class Gated(tf.Module):
-    """The slope (1 + x)·eˣ of what the other branch hides is infinite before eˣ is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = tf.Variable(np.random.default_rng(0).normal(size=(12, 4)), dtype=tf.float32)
-
-    @tf.function(input_signature=[tf.TensorSpec((None, None), tf.int32, name="input_word_ids")])
-    def __call__(self, ids: Any) -> Any:
-        rows = tf.gather(self.table, ids)
-        return {"sequence_output": tf.where(rows > 0, rows, rows * tf.exp(rows))}
-
-
-def test_an_overflow_in_the_other_branch_of_where_is_harmless(tmp_path: Any) -> None:
-    model, ids = saved(Gated(), tmp_path), np.array([[1, 2, 3], [4, 5, 6]])
-    model.table.assign(tf.tensor_scatter_nd_update(model.table, [[3, 0]], [86.0]))
-    called: list[None] = []
-
-    def nothing(value: np.ndarray) -> np.ndarray:
-        called.append(None)
-        return np.zeros_like(value)
-
-    found = embgrad.gradients(model, ids, embgrad.Sum(), add={"word": nothing})
-    rows = np.asarray(model.table.numpy()[ids], np.float64)
-    with np.errstate(over="ignore"):
-        close(found.values, np.where(rows > 0, 1, (1 + rows) * np.exp(rows)))
-    assert len(called) == 1  # as whoever counts or draws expects
 
 
 def test_points_and_changes(made: list[Any]) -> None:

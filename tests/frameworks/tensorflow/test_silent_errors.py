@@ -116,23 +116,6 @@ def test_a_stale_trace_is_not_used(keras: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "decorate", [lambda call: call, tf.function, tf.function(jit_compile=True)], ids=["plain", "tf", "xla"]
-)
-@pytest.mark.parametrize("number", [12, 99])
-def test_ids_outside_the_table_are_named(keras: Any, decorate: Any, number: int) -> None:
-    """XLA clamps them, a GPU gives zeros, and on a CPU TensorFlow's error says nothing of examples."""
-    model = subclassed(keras, decorate)
-    ids = IDS.copy()
-    ids[1, 1] = number
-    with pytest.raises(embgrad.errors.BatchError) as caught:
-        embgrad.gradients(model, ids, OBJECTIVE)
-    assert caught.value.message == (
-        f"id {number} at example 1, position 1 is outside the table: table 'table' has 12 rows: expected 0 to 11; use the "
-        "tokenizer that belongs to this model"
-    )
-
-
-@pytest.mark.parametrize(
     "lookup",
     [
         lambda table, ids: tf.gather(table, ids),

@@ -100,25 +100,6 @@ def test_an_object_in_the_memory_of_a_freed_one_is_another() -> None:
         assert described([model]) == walked([model])
 
 
-def test_a_variable_that_is_added_later_is_restored_too() -> None:
-    class Counting(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = tf.Variable(np.ones((6, 4), np.float32))
-            self.counts: list[Any] = []
-
-        def __call__(self, ids: Any) -> Any:
-            for one in self.counts:
-                one.assign_add(1.0)
-            return tf.gather(self.table, ids)
-
-    model = Counting()
-    embgrad.gradients(model, IDS, embgrad.Sum())
-    model.counts.append(tf.Variable(5.0))
-    embgrad.gradients(model, IDS, embgrad.Sum())
-    assert float(model.counts[0]) == 5.0
-
-
 def test_a_table_that_is_renamed_by_its_attribute_goes_by_the_new_name() -> None:
     model = Model()
     assert "table" in [point.path for point in embgrad.points(model, IDS)]

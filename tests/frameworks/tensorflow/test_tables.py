@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_hub as hub
 import tf_keras as keras2
 
 import embgrad
@@ -18,7 +17,6 @@ from tests.frameworks.tensorflow.helpers import (
     small_bert,
     small_gpt2,
 )
-from tests.frameworks.tensorflow.savedmodels import Net
 from tests.frameworks.tensorflow.transformers_by_hand import IDS
 
 VECTOR = np.cos(np.arange(12))
@@ -60,23 +58,6 @@ def test_several_lookups_and_a_penalty(keras: Any) -> None:
     np.testing.assert_allclose(found.head, 2 * 2 * rows, rtol=1e-12)
     np.testing.assert_allclose(found.total, own, rtol=1e-10)
     assert (found.lookups, found.padding) == (2, 0)
-
-
-@pytest.mark.parametrize("trainable", [True, False])
-def test_a_layer_of_tf_hub_around_a_module_that_lists_no_variables(tmp_path: Any, trainable: bool) -> None:
-    model = Net(lambda rows, ids: tf.reduce_sum(tf.tanh(tf.gather(rows, ids)), 1))
-    plain, objective = model.saved(tmp_path), embgrad.Projection(np.cos(np.arange(4)))
-    layer = hub.KerasLayer(str(tmp_path), trainable=trainable)
-    assert not layer.variables
-    batch = embgrad.TokenBatch(IDS, mask=np.not_equal(IDS, IDS[0, 0]))
-    expected = embgrad.tables.table_gradients(plain, batch.ids, objective)
-    found = embgrad.tables.table_gradients(layer, batch.ids, objective)
-    np.testing.assert_array_equal(found.total, expected.total)
-    assert found.names == expected.names == ("rows:0",)
-    assert found.own is None  # the layer trains nothing
-    assert embgrad.gradients(layer, batch.ids, objective, check=True).certificate is not None
-    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask"):
-        assert embgrad.metrics.padding_report(layer, batch, objective).pad_id == IDS[0, 0]
 
 
 @pytest.mark.parametrize("compiled", [False, True])

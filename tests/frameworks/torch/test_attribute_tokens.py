@@ -1,4 +1,4 @@
-"""Attributions of output tokens in small language models of Hugging Face, and LogProbability beside PyTorch."""
+"""Attributions of output tokens in small language models of Hugging Face."""
 
 from __future__ import annotations
 
@@ -54,12 +54,6 @@ def alone(example: int) -> np.ndarray:
     return IDS[example : example + 1, MASK[example] == 1]
 
 
-# The objective.
-
-
-# Causal language models.
-
-
 @pytest.mark.parametrize("generate", [4, {"max_new_tokens": 4, "do_sample": False, "num_beams": 2}])
 @pytest.mark.parametrize("build", [gpt2, llama])
 def test_prompts_of_different_lengths_are_continued(build: Any, generate: Any) -> None:
@@ -91,16 +85,3 @@ def test_texts_are_continued_up_to_the_end_of_a_text() -> None:
         count = int((plain.output_ids[0] == end).argmax()) + 1
         np.testing.assert_array_equal(result.output_ids[0][result.outputs[0] >= 0], plain.output_ids[0, :count])
         np.testing.assert_allclose(result.scores[0, 0, :3], plain.scores[0, 0, :3], **EXACT)
-
-
-# Encoder-decoders.
-
-SOURCE = RANDOM.integers(3, VOCAB, (2, 6))
-SOURCE_MASK = np.array([[1] * 6, [1] * 4 + [0] * 2])
-DECODER = np.array([[0, 7, 8, 9, 10], [0, 21, 22, 0, 0]])
-DECODER_MASK = np.array([[1] * 5, [1, 1, 1, 0, 0]])
-ENCODER = {"input_ids": SOURCE, "attention_mask": SOURCE_MASK}
-PAIR = {**ENCODER, "decoder_input_ids": DECODER, "decoder_attention_mask": DECODER_MASK}
-
-
-# Spans, and contrasts of several tokens.

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import embgrad
-from tests.frameworks.torch.checks import IDS, VOCAB, Layers, tensor
+from tests.frameworks.torch.checks import IDS, Layers, tensor
 
 NEW = np.random.default_rng(5).normal(size=(2, 4, 4))
 
@@ -118,49 +117,3 @@ def test_a_pass_is_freed_where_the_output_of_a_module_shares_the_memory_of_its_i
     gc.collect()
     assert alive
     assert all(reference() is None for reference in alive)
-
-
-class Twice(nn.Module):
-    """Looks its table up, bends the rows, and looks it up again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.inner = nn.Embedding(VOCAB, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Any) -> Any:
-        return (self.inner(self.table(x)).tanh() * self.table(x + 1)).mean(1)
-
-
-def test_a_lookup_in_a_function_of_the_user_is_not_the_models() -> None:
-    """It would be taken for the second, or make it the third."""
-    torch.manual_seed(0)
-    model = Twice().double()
-    rows = torch.tensor(IDS)
-    plain = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["table#0", "table#1"])
-    result = embgrad.gradients(
-        model,
-        IDS,
-        embgrad.Logit(1),
-        at=["table#0", "table#1"],
-        add={"inner": lambda value: 0 * nn.functional.embedding(rows, model.table.weight).detach().numpy()},
-        edit={"inner": lambda grad: grad + 0 * model.table.weight[rows].detach().numpy()},
-    )
-    for name, one in result.items():
-        np.testing.assert_allclose(one.values, plain[name].values, rtol=1e-12)
-        np.testing.assert_array_equal(one.activations, plain[name].activations)
-
-
-def test_a_backward_pass_in_the_objective_is_not_edited() -> None:
-    model, edited = net(), []
-
-    def objective(outputs: Any) -> Any:
-        outputs.sum().backward(retain_graph=True)
-        return outputs[:, 1]
-
-    def edit(grad: np.ndarray) -> np.ndarray:
-        edited.append(grad.copy())
-        return grad
-
-    result = embgrad.gradients(model, IDS, objective, at="word", edit={"layer.1": edit})
-    assert len(edited) == 1
-    np.testing.assert_allclose(result.values, by_hand(model)["word"], rtol=1e-12)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -243,53 +242,6 @@ def test_nothing_is_left_of_an_exception_in_a_segment() -> None:
         (x * x).sum().backward()
         np.testing.assert_array_equal(x.grad, [4.0, 4.0, 4.0])
         assert held.value.args == ("on purpose",)
-
-
-class Counted(Block):
-    """A block that counts its runs."""
-
-    runs = 0
-
-    def forward(self, rows: Any) -> Any:
-        self.runs += 1
-        return super().forward(rows)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_another_thread_trains_with_checkpoints_meanwhile(reentrant: bool) -> None:
-    """Each of its segments runs twice, as without embgrad, and has the same gradients."""
-    layer = Counted().double().eval()
-    rows = torch.ones(1, 4, dtype=torch.float64, requires_grad=True)
-
-    def train() -> np.ndarray:
-        loss = checkpoint(layer, rows, use_reentrant=reentrant).sum()
-        rows.grad = None
-        loss.backward()
-        return rows.grad.numpy().copy()
-
-    expected, failures, ready, over = train(), [], threading.Event(), threading.Event()
-    layer.runs = 0
-
-    def work() -> None:
-        number = 0
-        while number < 20 or not over.is_set():
-            number += 1
-            if not np.array_equal(train(), expected) or layer.runs != 2 * number:
-                failures.append(number)
-            ready.set()
-
-    # A segment sets the random state of the process, so that a model made meanwhile might have other weights.
-    model, plain = net(KINDS["reentrant"]), embgrad.gradients(net(), IDS, LOSS).values
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        assert ready.wait(60)
-        for _ in range(20):
-            np.testing.assert_array_equal(embgrad.gradients(model, IDS, LOSS).values, plain)
-    finally:
-        over.set()
-        thread.join()
-    assert not failures
 
 
 # Functions of the user's that run a segment again by themselves

@@ -22,6 +22,7 @@ from tests.decoders.page import EXACT, ROUNDED, recorded
 ELSEWHERE = ("float32", "bfloat16")
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode not in ELSEWHERE])
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_cell_of_the_table(name: str, mode: str, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -78,35 +77,6 @@ def test_random_numbers_that_the_model_draws_are_restored() -> None:
     torch.set_rng_state(before)
     embgrad.gradients(net, IDS, OBJECTIVE, add={"word": np.zeros(8)})
     assert torch.equal(torch.get_rng_state(), before)
-
-
-VIEWS: dict[str, Callable[[Any], Any]] = {
-    "all": lambda table: table[:],
-    "rows": lambda table: table[:30],
-    "view": lambda table: table.view(30, 8),
-    "reshaped": lambda table: table.reshape(30, 8),
-    "expanded": lambda table: table.expand(30, 8),
-    "turned twice": lambda table: table.t().t(),
-}
-
-
-@pytest.mark.parametrize("name", VIEWS)
-@pytest.mark.parametrize("tied", [False, True])
-def test_table_gradients_of_a_view_of_the_table(name: str, tied: bool) -> None:
-    class Viewed(Net):
-        def forward(self, input_ids: Any) -> Any:
-            table = self.embedding.weight
-            rows = torch.tanh(torch.nn.functional.embedding(input_ids, VIEWS[name](table))).mean(1)
-            return rows @ table.t()[:, :3] if tied else self.head(rows)
-
-    net = Viewed().eval()
-    loss = torch.nn.functional.cross_entropy(net(torch.tensor(IDS)), torch.tensor([0, 1, 2]), reduction="sum")
-    expected = torch.autograd.grad(loss, net.embedding.weight)[0].numpy()
-    ledger = embgrad.tables.table_gradients(net, IDS, OBJECTIVE)
-    np.testing.assert_allclose(ledger.total, expected, rtol=1e-5, atol=1e-7)
-    assert ledger.tied is tied
-    assert bool(np.linalg.norm(ledger.head)) is tied
-    embgrad.gradients(net, IDS, OBJECTIVE, check=True)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

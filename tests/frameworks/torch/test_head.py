@@ -264,18 +264,6 @@ def test_hooks_of_the_head_are_called(name: str, shortcuts: list[int]) -> None:
     np.testing.assert_allclose(result.values, 2 * without, rtol=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_computed_weight_is_a_part_of_the_graph_only_where_it_is_trained(shortcuts: list[int]) -> None:
-    model = Decoder(plain)
-    torch.nn.utils.parametrizations.weight_norm(model.head)
-    result = embgrad.gradients(model, IDS, OBJECTIVE)
-    np.testing.assert_allclose(result.values, by_autograd(model), rtol=1e-12)
-    del shortcuts[:]
-    trained = embgrad.gradients(model, IDS, OBJECTIVE, training=True)
-    assert not shortcuts
-    np.testing.assert_allclose(trained.values, result.values, rtol=1e-12)
-
-
 def test_tied_weights_get_their_whole_gradient(shortcuts: list[int]) -> None:
     model = Decoder(plain)
     model.head.weight = model.embedding.weight
@@ -288,21 +276,6 @@ def test_tied_weights_get_their_whole_gradient(shortcuts: list[int]) -> None:
     np.testing.assert_allclose(tables.total, expected, rtol=1e-12, atol=1e-15)
     assert np.abs(tables.head).max() > 0
     assert embgrad.gradients(model, IDS, OBJECTIVE).values.any()
-    assert shortcuts
-
-
-def test_points_at_the_head_are_left_to_autograd(shortcuts: list[int]) -> None:
-    model = Decoder(plain)
-    whole = embgrad.gradients(model, IDS, OBJECTIVE).values
-    assert shortcuts.pop()
-    edited = embgrad.gradients(model, IDS, OBJECTIVE, edit={"head": lambda gradient: 3 * gradient})
-    np.testing.assert_allclose(edited.values, 3 * whole, rtol=1e-12)
-    at_head = embgrad.gradients(model, IDS, OBJECTIVE, at="head").values
-    assert at_head[:, 2, 3].tolist() == [1, 1]
-    assert at_head.sum() == 2
-    assert not shortcuts
-    before = embgrad.gradients(model, IDS, OBJECTIVE, at="head:input").values
-    np.testing.assert_allclose(before[:, 2], np.tile(model.head.weight[3].detach().numpy(), (2, 1)), rtol=1e-12)
     assert shortcuts
 
 

@@ -190,22 +190,6 @@ def test_a_wrapper_takes_the_arguments_of_the_model_inside(wrapper: Any, kind: A
         assert result.provenance["unused"] == expected.provenance["unused"]
 
 
-def test_a_bag_with_max_norm_leaves_its_table() -> None:
-    torch.manual_seed(0)
-    model = Bag(mode="mean", max_norm=1.0).double()
-    before, version = model.bag.weight.detach().clone(), model.bag.weight._version
-    result = embgrad.gradients(model, IDS, embgrad.Logit(1))
-    assert [point.name for point in embgrad.points(model, IDS) if point.lookup] == ["bag#0"]
-    assert torch.equal(model.bag.weight, before)
-    assert model.bag.weight._version == version
-    assert np.linalg.norm(before.numpy()[IDS], axis=-1).max() > 1.1
-    assert np.linalg.norm(result.activations, axis=-1).max() <= 1
-    model(tensor())  # PyTorch's own call scales it, for good
-    model.bag.max_norm = None
-    expected = finite_differences(lambda: model(tensor())[:, 1].sum(), model.bag.weight)
-    np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-8)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_the_gradient_at_the_lookup(name: str) -> None:
     torch.manual_seed(0)
@@ -230,52 +214,6 @@ def test_a_lookup_made_without_gradients_inside_the_model(look_up: Any) -> None:
     expected = own_gradient(lambda: model(tensor())[:, 1].sum(), model.table.weight)
     model.look_up = lambda x: look_up(model, x)
     np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Logit(1)).values, expected)
-
-
-class Siamese(nn.Module):
-    """One encoder over two sentences; the second's ids are an input of another name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = Net().double()
-
-    def forward(self, input_ids: Any, other_ids: Any) -> Any:
-        return (self.encoder(input_ids) * self.encoder(other_ids)).sum(1)
-
-
-class Projected(Net):
-    """The table is computed from another, smaller one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.small, self.up = nn.Embedding(VOCAB, 2), nn.Linear(2, 4)
-
-    def look_up(self, x: Any) -> Any:
-        return functional.embedding(x, self.up(self.small(torch.arange(VOCAB))))
-
-
-def test_a_computed_table_hides_no_lookup_below_it() -> None:
-    torch.manual_seed(0)
-    model = Projected().double()
-    with torch.no_grad():
-        computed = nn.Parameter(model.up(model.small.weight))
-    plain = Net().double()
-    plain.load_state_dict(model.state_dict(), strict=False)
-    plain.table.weight = computed
-    result = embgrad.gradients(model, IDS, embgrad.Logit(1))
-    assert result.provenance["path"] == "lookup#0"
-    np.testing.assert_allclose(
-        result.values, finite_differences(lambda: plain(tensor())[:, 1].sum(), computed), atol=1e-8
-    )
-    points = embgrad.points(model, IDS)
-    assert [point.name for point in points if point.lookup] == ["small#0", "lookup#0"]
-    request = embgrad.backend.Request(
-        ("small#0", "word"), (embgrad.backend.Callback(lambda outputs: [{None: np.ones_like(outputs[None])}]),)
-    )
-    run = embgrad.backend.list_backends()["torch"].run(model, embgrad.TokenBatch(IDS), request)
-    below = own_gradient(lambda: model(tensor()).sum(), model.small.weight, np.arange(VOCAB)[:, None])[:, 0]
-    np.testing.assert_allclose(run.points["small#0"].gradients[0], below, atol=1e-12)
-    assert run.points["word"].gradients[0] is not None
 
 
 def test_indices_of_a_bare_table_may_count_from_the_end() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -42,22 +41,6 @@ def test_a_pipeline_is_its_model_with_its_tokenizer(bert: Any, tokenizer: PreTra
 
 def plain_batch(tokenizer: PreTrainedTokenizerFast) -> embgrad.TokenBatch:
     return embgrad.encode(TEXTS, tokenizer)
-
-
-# Encodings
-
-
-def test_an_encoding_keeps_its_tokens_and_words(bert: Any, tokenizer: PreTrainedTokenizerFast) -> None:
-    encoding = tokenizer(TEXTS, padding=True, return_tensors="pt")
-    before = copy.deepcopy(dict(encoding))
-    result = embgrad.gradients(bert, encoding, embgrad.Logit(0))
-    assert result.tokens is not None
-    for number, tokens in enumerate(result.tokens):
-        assert list(tokens) == encoding.tokens(number)
-    texts = embgrad.gradients(bert, TEXTS, embgrad.Logit(0), tokenizer=tokenizer)
-    assert [word.text for word in result.words()[0]] == [word.text for word in texts.words()[0]]
-    np.testing.assert_array_equal(result.values, texts.values)
-    assert all(torch.equal(encoding[name], value) for name, value in before.items())
 
 
 # Nets that take one dict
@@ -108,6 +91,3 @@ def test_a_net_that_takes_one_dict(cls: Any, wrap: Any) -> None:
     np.testing.assert_allclose(result.values, own_gradient(loss, net.table.weight, IDS), rtol=1e-12, atol=1e-15)
     assert list(native) == ["input_ids", "attention_mask"]
     assert result.provenance["unused"] == []
-
-
-# What call= is given

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -198,24 +197,6 @@ def test_a_model_that_differentiates_by_its_activations(by_name: bool) -> None:
     )
 
 
-def _nested(model: Any) -> Callable[[Any], Any]:
-    def change(values: Any) -> Any:
-        assert all(parameter.requires_grad for parameter in model.parameters())
-        result = embgrad.tables.parameter_gradients(model, IDS, OBJECTIVE)
-        assert np.abs(result["inner.weight"]).max() > 0
-        assert all(parameter.requires_grad for parameter in model.parameters())
-        return values
-
-    return change
-
-
-@pytest.mark.parametrize("option", ["override", "add", "edit"])
-def test_functions_of_the_user_find_the_weights_trainable(option: str) -> None:
-    model = net(WAYS["checkpoint"])
-    embgrad.gradients(model, IDS, OBJECTIVE, **{option: {"word": _nested(model)}})
-    assert all(parameter.requires_grad for parameter in model.parameters())
-
-
 @pytest.mark.parametrize("raising", [False, True])
 def test_hooks_and_graphs_of_a_frozen_weight_stay(raising: bool) -> None:
     """Hooks, the node at which its gradient arrives, and a graph of the user's own."""
@@ -242,29 +223,6 @@ def test_hooks_and_graphs_of_a_frozen_weight_stay(raising: bool) -> None:
     value.backward()
     assert received == ["hook", "accumulated"]
     assert model.inner.weight.grad is not None
-
-
-def test_two_models_that_share_parameters_in_two_threads() -> None:
-    first, second = net(WAYS["linear"]), net(WAYS["linear"])
-    second.inner.weight, second.table.weight = first.inner.weight, first.table.weight
-    expected = [embgrad.gradients(one, IDS, OBJECTIVE).values for one in (first, second)]
-    weights = embgrad.tables.parameter_gradients(second, IDS, OBJECTIVE)["inner.weight"]
-    failures: list[int] = []
-
-    def work(number: int) -> None:
-        for _ in range(30):
-            result = embgrad.gradients((first, second)[number], IDS, OBJECTIVE).values
-            requested = embgrad.tables.parameter_gradients(second, IDS, OBJECTIVE)
-            if not (np.array_equal(result, expected[number]) and np.array_equal(requested["inner.weight"], weights)):
-                failures.append(number)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in (0, 1, 0)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert all(parameter.requires_grad for parameter in (*first.parameters(), *second.parameters()))
 
 
 def _by_grad_swallowed(model: Any, logits: Any) -> Any:
@@ -352,39 +310,3 @@ def test_a_penalty_on_all_gradients_includes_the_table(of: str) -> None:
     model.table.weight.requires_grad_(False)
     without = embgrad.gradients(model, IDS, embgrad.Scalar(objective)).values
     assert not np.allclose(without, given)
-
-
-def test_an_objective_that_takes_other_gradients_needs_no_weights() -> None:
-    model = net(WAYS["linear"])
-    calls = []
-
-    def objective(logits: Any) -> Any:
-        calls.append(1)
-        (slope,) = torch.autograd.grad(logits.sin().sum(), logits, create_graph=True)
-        free = torch.func.grad(lambda one: functional.linear(one, model.head.weight.T).sum())(logits.detach())
-        return logits.sum() + (slope**2).sum() + free.sum()
-
-    given = embgrad.gradients(model, IDS, embgrad.Scalar(objective))
-    assert calls == [1]
-    expected = own_gradient(lambda: objective(model(tensor())), model.table.weight)
-    np.testing.assert_allclose(given.values, expected, rtol=1e-10, atol=1e-14)
-
-
-def _by_the_edge(model: Any, rows: Any) -> Any:
-    edge = torch.autograd.graph.get_gradient_edge(model.inner.weight)
-    (inner,) = torch.autograd.grad((model.inner(rows) ** 2).sum(), [edge], create_graph=True)
-    return functional.linear(rows, model.inner.weight - inner / 10).tanh()
-
-
-def _by_an_edge_of_before(model: Any, rows: Any) -> Any:
-    result = torch.autograd.grad((model.inner(rows) ** 2).sum(), [model.edge], create_graph=True, allow_unused=True)
-    return functional.linear(rows, model.inner.weight - (0 if result[0] is None else result[0] / 10)).tanh()
-
-
-@pytest.mark.parametrize("between", [_by_the_edge, _by_an_edge_of_before])
-def test_a_model_that_differentiates_by_a_gradient_edge(between: Callable[[Any, Any], Any]) -> None:
-    model = net(between)
-    model.edge = torch.autograd.graph.get_gradient_edge(model.inner.weight)
-    given = embgrad.gradients(model, IDS, OBJECTIVE)
-    expected = own_gradient(lambda: loss(model), model.table.weight)
-    np.testing.assert_allclose(given.values, expected, rtol=1e-10, atol=1e-14)

@@ -365,39 +365,6 @@ def test_a_call_in_another_thread_is_left_alone() -> None:
     assert all(torch.equal(other, plain) for other in others)
 
 
-class Flat(nn.Module):
-    """Positions that are looked up in one row, as M2M100 does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.places = nn.Embedding(VOCAB, 4), nn.Embedding(20, 4)
-        self.layer, self.head = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 3)
-
-    def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-        places = torch.cumsum(attention_mask, 1) * attention_mask + 1
-        rows = self.places(places.view(-1)).view(*input_ids.shape, -1)
-        hidden = self.layer(self.table(input_ids) + rows) * attention_mask[..., None]
-        return self.head(hidden.sum(1))
-
-
-@pytest.mark.parametrize("batch_size", [None, 1])
-def test_positions_looked_up_in_one_row(batch_size: int | None) -> None:
-    """`word` and `position` are added, so that their gradients are one."""
-    torch.manual_seed(0)
-    model = Flat().double()
-    mask = np.ones_like(SMALL_IDS)
-    mask[0, -1:] = 0
-    batch = {"input_ids": SMALL_IDS, "attention_mask": mask}
-    result = embgrad.gradients(model, batch, embgrad.Logit(1), at=["word", "position"], batch_size=batch_size)
-    assert result["position"].provenance["path"].startswith("places")
-    np.testing.assert_array_equal(result["position"].values, result["word"].values)
-    added = np.random.default_rng(0).normal(size=result["word"].shape)
-    at_both = [
-        embgrad.gradients(model, batch, embgrad.Logit(1), add={name: added}).objective for name in ("word", "position")
-    ]
-    np.testing.assert_allclose(*at_both, rtol=1e-12)
-
-
 SLICES = {
     "rows": lambda table, count: table[:count],
     "rows and all columns": lambda table, count: table[:count, :],

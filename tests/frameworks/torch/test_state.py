@@ -220,39 +220,6 @@ def test_an_adapter_that_train_unmerges_is_merged_again() -> None:
     assert torch.equal(model.embedding.weight, before)
 
 
-class Shifting(Small):
-    """Writes into what it is given."""
-
-    def forward(self, input_ids: Any, scale: Any) -> Any:
-        scale += 1
-        return self.head(torch.tanh(self.embedding(input_ids) * scale[..., None]).sum(1))
-
-
-@pytest.mark.parametrize("at", ["word", "embedding"])
-def test_a_model_may_write_into_its_inputs(at: str) -> None:
-    """Each pass gets them as they were given, of which there are two where the point has to be found."""
-    model, scale = Shifting(), torch.ones(IDS.shape)
-    expected = own_gradient(lambda: model(tensor(), scale.clone())[:, 0].sum(), model.embedding.weight)
-    result = embgrad.gradients(model, {"input_ids": IDS, "scale": scale}, embgrad.Logit(0), at=at)
-    np.testing.assert_allclose(result.values, expected, rtol=1e-5, atol=1e-7)
-    assert torch.equal(scale, torch.ones(IDS.shape))
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("training", [False, True])
-def test_torchscript_modules_keep_their_mode_or_have_none(training: bool, frozen: bool) -> None:
-    """`torch.jit.freeze` takes their `training` away."""
-    model = Small()
-    expected = embgrad.gradients(model, IDS, embgrad.Logit(0))
-    model.head = torch.jit.script(model.head.eval())
-    model.head = torch.jit.freeze(model.head) if frozen else model.head.train()
-    model.training = training
-    result = embgrad.gradients(model, IDS, embgrad.Logit(0))
-    np.testing.assert_allclose(result.values, expected.values, rtol=1e-5)
-    assert model.training is training
-    assert getattr(model.head, "training", None) is (None if frozen else True)
-
-
 class Checkpointing(Small):
     def forward(self, ids: Any) -> Any:
         return Recomputing.apply(torch.tanh(self.embedding(ids)).sum(1), self.head)

@@ -23,7 +23,6 @@ LARGE = {
     "num_attention_heads": 2,
     "intermediate_size": 24,
 }
-TEXTS = ["a gripping film with a dull ending", "dreadful"]
 
 
 def built(name: str) -> Any:

@@ -79,30 +79,6 @@ def net(head: Callable[[Any, Any], Any], **embedding: Any) -> Any:
     return Net(head, **embedding).double().eval()
 
 
-def test_parameters_that_share_the_tables_memory() -> None:
-    """One is all of it, one its transpose, one a part."""
-    model = net(
-        lambda net, hidden: hidden @ net.whole.T + hidden @ net.turned + (hidden @ net.part.T).sum(1, keepdim=True)
-    )
-    memory = model.table.weight.data
-    model.whole, model.turned, model.part = nn.Parameter(memory), nn.Parameter(memory.T), nn.Parameter(memory[3:7])
-    ids = torch.tensor(SMALL_IDS)
-    moved = memory.clone().requires_grad_()
-    hidden = model.inner(nn.functional.embedding(ids, memory)).tanh().mean(1)
-    head = hidden @ moved.T + hidden @ moved.T + (hidden @ moved[3:7].T).sum(1, keepdim=True)
-    (expected,) = torch.autograd.grad(head[:, 1].sum(), moved)
-    result = embgrad.tables.table_gradients(model, SMALL_IDS, embgrad.Logit(1))
-    np.testing.assert_allclose(result.head, expected.numpy(), rtol=1e-12, atol=1e-14)
-    assert result.names == ("table.weight", "whole", "turned", "part")
-    assert result.own is None  # PyTorch keeps a gradient for each of them, of its own shape
-    del model.turned, model.part
-    model.head = lambda net, hidden: hidden @ net.whole.T
-    alike = embgrad.tables.table_gradients(model, SMALL_IDS, embgrad.Logit(1))
-    assert alike.names == ("table.weight", "whole")
-    assert alike.apart is not None
-    assert alike.apart < 1e-12
-
-
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 def test_an_objective_that_differentiates_by_the_table(alone: bool, tied: bool) -> None:

@@ -83,14 +83,6 @@ def test_inputs_made_under_inference_mode() -> None:
     np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-9)
 
 
-def test_data_parallel_makes_no_replicas(expected: np.ndarray) -> None:
-    class Replicating(nn.DataParallel):
-        def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-            raise AssertionError("lookups in other threads cannot be seen")
-
-    check(Replicating(net()), expected)
-
-
 def test_recurrent_layers_on_a_gpu_do_without_cudnn_in_evaluation_mode() -> None:
     from embgrad_torch.state import preserve
     from embgrad_torch.walk import Structure as structure

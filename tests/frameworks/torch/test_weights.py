@@ -58,8 +58,3 @@ def test_tied_weights_come_once_and_a_compiled_model_sees_them() -> None:
     with substitute(model, {"table.weight": only.get() * 2}):
         np.testing.assert_allclose(embgrad.gradients(model, IDS, embgrad.Sum()).values, before.values * 2, rtol=1e-6)
     np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Sum()).values, before.values)
-
-
-def test_lazy_and_meta_weights_are_left_out() -> None:
-    assert [one.name for one in weights_of(nn.Sequential(nn.Embedding(5, 2), nn.LazyLinear(3)))] == ["0.weight"]
-    assert weights_of(nn.Linear(2, 3, device="meta")) == []
