@@ -480,18 +480,23 @@ def is_product(before: np.ndarray, matrix: np.ndarray, behind: np.ndarray) -> bo
 def _of_parts(
     a: Recording, b: Recording, weight: HeldWeight, other: HeldWeight, rows: np.ndarray, others: np.ndarray
 ) -> Iterator[Pair]:
-    """Yield the pairs of a module whose matrix is fused or split on the other side."""
+    """Yield the pairs of a module whose matrix is fused or split on the other side.
+
+    A matrix that is split by its inputs, as where several devices compute terms of one sum, has parts of the input alone.
+    """
+    given = a.of_module(weight.module, INPUT), b.of_module(other.module, INPUT)
+    by_inputs = None not in given and len({tensor.features for tensor in given if tensor is not None}) > 1
     for tensor in a.tensors.values():
         if tensor.path != weight.module or tensor.side is None:
             continue
         partner = b.of_module(other.module, tensor.side, tensor.number)
         if partner is None or partner.values.shape[:2] != tensor.values.shape[:2]:
             continue
-        if tensor.side == INPUT and tensor.values.shape == partner.values.shape:
+        if tensor.side == INPUT and not by_inputs and tensor.values.shape == partner.values.shape:
             yield Pair(name_of(tensor), tensor.key, partner.key, time=tensor.time)
-        elif (
-            tensor.side == OUTPUT and rows.max(initial=0) < tensor.features and others.max(initial=0) < partner.features
-        ):
+        elif (tensor.side == INPUT) == by_inputs:
+            if rows.max(initial=0) >= tensor.features or others.max(initial=0) >= partner.features:
+                continue
             whole_a = len(rows) == tensor.features and np.array_equal(rows, np.arange(len(rows)))
             whole_b = len(others) == partner.features and np.array_equal(others, np.arange(len(others)))
             name = name_of(tensor) if whole_a else f"{name_of(tensor)}[{rows.min()}:{rows.max() + 1}]"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from embgrad.comparison.hypotheses.core_distances import DistanceTerms
 from embgrad.comparison.hypotheses.core_parts import HeadNorm, Mask, PositionBias, Rotary
 from embgrad.comparison.hypotheses.site import Values
 from embgrad.comparison.hypotheses.sources import Source
@@ -50,6 +51,7 @@ class Core:
         mask: which keys each query sees.
         rotary: rotary positions; None for none.
         bias: numbers that are added to scores by the distance; None for none.
+        distances: products of queries and keys with vectors by distance; None for none.
         norm: norms of each head's queries and keys; None for none.
         sink: a score of each head, (head,), which takes its share of the weights for no value; None for none.
         split: how heads stand in queries, keys and values: "by head", "by feature" where a head has each so many-th feature, or
@@ -70,6 +72,7 @@ class Core:
     mask: Mask = field(default_factory=Mask)
     rotary: Rotary | None = None
     bias: PositionBias | None = None
+    distances: DistanceTerms | None = None
     norm: HeadNorm | None = None
     sink: np.ndarray | None = None
     split: str = "by head"
@@ -148,7 +151,10 @@ class Core:
             query, key = self.rotary.turn_queries(query, part.rows), self.rotary.turn_keys(key, positions)
         if self.norm is not None and self.norm.late:
             query, key = self.norm.apply(query, key)
-        scores = self.scale * (query.transpose(0, 2, 1, 3) @ key.transpose(0, 2, 3, 1))
+        scores = query.transpose(0, 2, 1, 3) @ key.transpose(0, 2, 3, 1)
+        if self.distances is not None:
+            scores = scores + self.distances.products(query, key, part.rows, part.heads)
+        scores = self.scale * scores
         if self.cap is not None:
             scores = self.cap * np.tanh(scores / self.cap)
         if self.bias is not None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core
+from embgrad.comparison.hypotheses.core_distances import DistanceTerms
 from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, HeadNorm, Mask, Rotary
 from embgrad.comparison.hypotheses.sources import Fused, last_part
 from embgrad.model_points.points import INPUT
@@ -38,6 +39,7 @@ def differences(a: Core, b: Core) -> list[Difference]:
         *_of_norms(a.norm, b.norm),
         *_of_scores(a, b),
         *_of_masks(a.mask, b.mask),
+        *_of_distances(a.distances, b.distances),
         *_of_positions(a, b),
     ]
 
@@ -122,6 +124,27 @@ def _of_masks(a: Mask, b: Mask) -> Iterator[Difference]:
     if a.padding != b.padding:
         names = ("attended to", "hidden")
         yield Difference("mask-ignored", "padding is", (names[a.padding], names[b.padding]))
+
+
+def _of_distances(a: DistanceTerms | None, b: DistanceTerms | None) -> Iterator[Difference]:
+    if a is None or b is None:
+        if a is not b:
+            texts = ["missing" if terms is None else "added" for terms in (a, b)]
+            yield Difference("attention-bias", "the products with vectors by distance are", (texts[0], texts[1]))
+        return
+    for setting, mine, its in (
+        ("vectors by distance are multiplied with", a.multiplied, b.multiplied),
+        ("vectors by distance have", a.buckets, b.buckets),
+        ("vectors are those of the opposite distances for", a.turned, b.turned),
+    ):
+        if mine != its:
+            yield Difference("attention-bias", setting, (mine, its))
+    if a.table.norm != b.table.norm:
+        texts = [terms.table.norm or "no norm" for terms in (a, b)]
+        yield Difference("missing-norm", "the table of distances goes through", (texts[0], texts[1]))
+    if a.exchanged != b.exchanged:
+        texts = ["queries" if terms.exchanged else "keys" for terms in (a, b)]
+        yield Difference("swapped-weights", "vectors by distance of queries are projected as", (texts[0], texts[1]))
 
 
 def _of_positions(a: Core, b: Core) -> Iterator[Difference]:

@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core, Part
+from embgrad.comparison.hypotheses.core_distances import distance_terms
 from embgrad.comparison.hypotheses.core_parts import (
     HALVES,
     INTERLEAVED,
@@ -95,7 +96,7 @@ def _fitted(site: Site, group: Sequence[Source]) -> Core | None:
     candidates = projections(site, group, _sizes(declared_by(site, 0), site.a.shape[-1]))
     most = most_off(site)
     near: list[_Tried] = []
-    for options in (_plain, _usual, _with_biases, _with_norms, _with_rotaries, _with_caps):
+    for options in (_plain, _with_distances, _usual, _with_biases, _with_norms, _with_rotaries, _with_caps):
         most_tried = len(near) + MOST_TRIED
         for candidate in candidates:
             cores = _crossing(site, candidate) if candidate.crosses else options(site, candidate)
@@ -189,6 +190,14 @@ def _usual(site: Site, candidate: Projections) -> Iterator[Core]:
     declared = declared_by(site, 0)
     rotaries = itertools.islice(_rotaries(declared, candidate.size), USUAL_ROTARIES)
     yield from _cores(site, candidate, rotaries=list(rotaries), caps=[number_in(declared, "attention_cap")])
+
+
+def _with_distances(site: Site, candidate: Projections) -> Iterator[Core]:
+    """Yield cores with products with vectors by distance."""
+    numbers = [1 / math.sqrt(terms * candidate.size) for terms in (3, 2, 1)]
+    for distances in distance_terms(site, candidate):
+        cores = _cores(site, candidate, rotaries=[None], numbers=numbers)
+        yield from (replace(core, distances=distances) for core in cores)
 
 
 def _with_biases(site: Site, candidate: Projections) -> Iterator[Core]:

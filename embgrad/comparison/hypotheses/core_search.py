@@ -203,7 +203,8 @@ class Places:
     @classmethod
     def of(cls, site: Site, core: Core) -> Places | None:
         """Return the places of a core's tensors at its site; None where it has further weights of the layer."""
-        made = [isinstance(it, Fused) or it.matrix is not None for it in (core.query, core.key, core.value)]
+        made = [core.distances is not None]
+        made += [isinstance(it, Fused) or it.matrix is not None for it in (core.query, core.key, core.value)]
         if core.sink is not None or any(made):
             return None
         names = [before.name for before in site.before]

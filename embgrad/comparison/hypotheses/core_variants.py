@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core
+from embgrad.comparison.hypotheses.core_distances import other_terms
 from embgrad.comparison.hypotheses.core_fit import BASES, CAPS, SCALINGS, biases, scales, turned_size
 from embgrad.comparison.hypotheses.core_parts import HALVES, INTERLEAVED, HeadNorm, Mask, Rotary, Scaling
 from embgrad.comparison.hypotheses.core_slopes import fitted_slopes
@@ -63,7 +64,14 @@ def _declared(site: Site) -> Mapping[str, Any]:
 def with_settings_of(core: Core, other: Core) -> Iterator[Callable[[Core], Core]]:
     """Yield functions that give a core one of the settings of another core in which the two differ."""
     same_heads = core.heads == other.heads
-    names = ["cap", "mask", "tiled", "split", "joined", *(["bias", "norm", "scale", "sink"] if same_heads else [])]
+    names = [
+        "cap",
+        "mask",
+        "tiled",
+        "split",
+        "joined",
+        *(["bias", "distances", "norm", "scale", "sink"] if same_heads else []),
+    ]
     if same_heads or (core.rotary is not None and other.rotary is not None):
         names.append("rotary")
     for name in names:
@@ -152,7 +160,7 @@ def _scalings(declared: Mapping[str, Any], scaling: Scaling | None) -> Iterator[
 
 def _of_heads(declared: Mapping[str, Any], core: Core) -> Iterator[Core]:
     width, narrow = core.heads * core.size, core.pairs * core.size  # the first is a multiple of the second
-    is_free = core.norm is None and (core.bias is None or not core.bias.is_by_head)
+    is_free = core.norm is None and core.distances is None and (core.bias is None or not core.bias.is_by_head)
     for size in range(2, narrow + 1) if is_free and core.sink is None else ():
         if narrow % size or size == core.size or (core.rotary is not None and size % 2):
             continue
@@ -178,6 +186,10 @@ def _of_heads(declared: Mapping[str, Any], core: Core) -> Iterator[Core]:
 
 def _of_bias(site: Site, core: Core) -> Iterator[Core]:
     yield replace(core, sink=np.zeros(core.heads) if core.sink is None else None)
+    if core.distances is not None:
+        yield replace(core, distances=None)
+        for distances in other_terms(site, core.distances, core.query, core.key, core.size):
+            yield replace(core, distances=distances)
     if core.bias is None:
         yield from (replace(core, bias=bias) for bias in biases(site, core.heads))
         return

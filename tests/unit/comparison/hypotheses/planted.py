@@ -24,13 +24,16 @@ def site_of(
     weights: Mapping[str, np.ndarray] | None = None,
     **further: Any,
 ) -> Site:
-    """Return a site at the input of an output projection, after tensors by name, the nearest first."""
+    """Return a site at the input of an output projection, after tensors by name, the nearest first.
+
+    Weights belong to the site's layer, but those whose names begin with "outside.".
+    """
     real = np.ones(a.shape[:2], bool) if real is None else real
     ids = np.ones(a.shape[:2], int)
     key = "layers.0.last:input#0"
     tensor = Tensor(key, "layers.0.last", "input", 0, (), 1.0, a)
     held = tuple(
-        HeldWeight(name, name.rpartition(".")[0], values.shape, partial(np.asarray, values), layer=0)
+        HeldWeight(name, name.rpartition(".")[0], values.shape, partial(np.asarray, values), layer=_layer(name))
         for name, values in (weights or {}).items()
     )
     recording = Recording("a model", {key: tensor}, held, TokenBatch(ids, real.astype(int)), "float64")
@@ -46,6 +49,10 @@ def site_of(
         Matching((), {}, (), ()),
         **{"floor": 1e-9, **further},
     )
+
+
+def _layer(name: str) -> int | None:
+    return None if name.startswith("outside.") else 0
 
 
 def expect_exact(site: Site, explanation: Explanation) -> None:
