@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import embgrad
+from embgrad.loading.user_objects import import_object
 from embgrad.testing.reference import ReferenceModel, lookup
 
 MODELS = """
@@ -111,6 +112,12 @@ def expected(at: Any = "word") -> Any:
 
 
 TEXTS = ("-m", "models.py:build", "--tokenizer", "vocab.txt")
+
+
+def built(directory: Path) -> Any:
+    """Return the model that the options name."""
+    return import_object(f"{directory}/models.py:build")()
+
 
 Command = Callable[..., SimpleNamespace]
 

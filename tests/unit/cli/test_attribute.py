@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.cli import main
-from tests.unit.cli.commands import ASK, TEXTS, refused
+from tests.unit.cli.commands import ASK, TEXTS, built, refused
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "grip", "##ping", "film", "[MASK]", "again", "."]
 
@@ -23,12 +22,6 @@ def masked(directory: Path) -> Path:
     return directory
 
 
-def built(directory: Path) -> Any:
-    from embgrad.loading.user_objects import import_object
-
-    return import_object(f"{directory}/models.py:build")()
-
-
 def test_the_file_holds_the_attribution(command: Any, masked: Path) -> None:
     asked = (
         "--method",
@@ -37,6 +30,8 @@ def test_the_file_holds_the_attribution(command: Any, masked: Path) -> None:
         "steps=7",
         "--set",
         "baseline=mask",
+        "--set",
+        "keep-special=true",
         "--objective",
         "Logit(1)",
     )
@@ -46,7 +41,10 @@ def test_the_file_holds_the_attribution(command: Any, masked: Path) -> None:
     assert isinstance(saved, embgrad.results.Attribution)
     batch = embgrad.TokenBatch([[2, 4, 5, 6, 7, 3]])
     alone = embgrad.attribute(
-        built(masked), batch, embgrad.Logit(1), embgrad.methods.IntegratedGradients(7, baseline=8)
+        built(masked),
+        batch.replace(tokens=[["[CLS]", "a", "grip", "##ping", "film", "[SEP]"]]),
+        embgrad.Logit(1),
+        embgrad.methods.IntegratedGradients(7, baseline=8, keep_special=True),
     )
     np.testing.assert_allclose(saved.scores, alone.scores, rtol=1e-6)
     assert saved.provenance["method"]["baseline"] == "mask"
@@ -75,29 +73,6 @@ def test_several_methods_are_listed_and_written_side_by_side(command: Any, maske
     assert "kernel_shap" in page
 
 
-def test_words_are_in_the_json(command: Any) -> None:
-    done = command("attribute", *TEXTS, "-t", "a gripping film", "--method", "input-x-gradient", "--json")
-    (own,) = json.loads(done.out)["results"]["input_x_gradient"]["examples"]
-    assert [word["word"] for word in own["words"]] == ["[CLS]", "a", "gripping", "film", "[SEP]"]
-    tokens = {token["token"]: token["score"] for token in own["tokens"]}
-    assert own["words"][2]["score"] == pytest.approx(tokens["grip"] + tokens["##ping"])
-
-
-def test_the_default_is_integrated_gradients_of_the_default_objective(command: Any) -> None:
-    done = command("attribute", *ASK)
-    assert done.code == 0
-    assert done.out.startswith("integrated-gradients at word")
-    assert "the objective is Sum() by default" in " ".join(done.err.split())
-
-
-def test_special_tokens_are_kept(command: Any, masked: Path) -> None:
-    asked = ("--method", "occlusion", "--set", "keep-special=true", "-o", "a.safetensors")
-    assert command("attribute", *TEXTS, "-t", "a film", *asked).code == 0
-    scores = embgrad.load("a.safetensors").scores[0]
-    assert (scores[0], scores[-1]) == (0, 0)
-    assert scores[1:-1].all()
-
-
 def test_smooth_grad_takes_another_method(command: Any) -> None:
     asked = ("--method", "smooth-grad", "--set", "of=input-x-gradient", "--set", "samples=3", "--json")
     described = json.loads(command("attribute", *ASK, *asked).out)["results"]["smooth_grad"]["method"]
@@ -123,7 +98,8 @@ def test_a_saved_attribution_is_shown(command: Any, masked: Path) -> None:
 
 
 def test_an_attribution_of_ids_has_no_words(command: Any) -> None:
-    assert command("attribute", *ASK, "-o", "a.safetensors").code == 0
+    done = command("attribute", *ASK, "-o", "a.safetensors")
+    assert done.out.startswith("integrated-gradients at word"), "by default"
     assert command("show", "a.safetensors").out.splitlines()[1].startswith("4(")
     assert "the tokens of this attribution are not known" in refused(command("show", "a.safetensors", "--words"))
 
@@ -197,35 +173,3 @@ def test_wrong_usage_is_explained(command: Any, arguments: list[str], said: str)
 
     message = refused(command("attribute", *ASK, *arguments))
     assert re.search(said, message), message
-
-
-def test_a_model_is_needed(command: Any) -> None:
-    assert "--model is missing" in refused(command("attribute"))
-
-
-def test_words_are_coloured_by_sign(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLORTERM", "truecolor")
-    assert main(["attribute", *TEXTS, "-t", "a gripping film", "--method", "input-x-gradient"]) == 0
-    out = capsys.readouterr().out
-    assert "orange is above zero, blue below" in out
-    assert "\x1b[30;48;2;" in out or "48;2;" in out
-
-
-def test_training_mode(command: Any, masked: Path) -> None:
-    words = (
-        "attribute",
-        *TEXTS,
-        "-t",
-        "a film",
-        "--method",
-        "saliency",
-        "--objective",
-        "Logit(1)",
-        "-o",
-        "a.safetensors",
-    )
-    for option, expected in (((), False), (("--training",), True)):
-        assert command(*words, *option).code == 0
-        assert embgrad.load("a.safetensors").provenance["training"] is expected

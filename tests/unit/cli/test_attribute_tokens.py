@@ -48,15 +48,6 @@ def test_missing_models_other_units_and_output_to_stdout_are_refused(
     assert message in refused(command("attribute-tokens", "--ids", "ids.json", *words))
 
 
-def test_training_mode(command: Any, directory: Path) -> None:
-    (directory / "language.py").write_text(MODEL, encoding="utf-8")
-    (directory / "three.json").write_text("[[5, 7, 3]]", encoding="utf-8")
-    words = ("attribute-tokens", "-m", "language.py:build", "--ids", "three.json", "-o", "a.safetensors")
-    for option, expected in (((), False), (("--training",), True)):
-        assert command(*words, *option).code == 0
-        assert embgrad.load("a.safetensors").provenance["training"] is expected
-
-
 def test_targets_are_positions_slices_and_texts(command: Any, directory: Path) -> None:
     assert [_target(text) for text in ("-1", "3", "4:", "-3:-1", ":", "1:2:3", "the 3")] == [
         *(-1, 3, slice(4, None), slice(-3, -1), slice(None), "1:2:3", "the 3")

@@ -13,7 +13,7 @@ import pytest
 import embgrad
 from embgrad.cli import main
 from embgrad.results.search import Search
-from tests.unit.cli.commands import ASK, TEXTS, refused
+from tests.unit.cli.commands import ASK, TEXTS, built, refused
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "grip", "##ping", "film", ".", "dull", "fine", "1984"]
 ONE = ("-t", "a gripping film .", "--objective", "Logit(1)", "--set", "steps=2")
@@ -24,12 +24,6 @@ def words(directory: Path) -> Path:
     """Write a vocabulary of words, parts of words, a number and a sign."""
     (directory / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
     return directory
-
-
-def built(directory: Path) -> Any:
-    from embgrad.loading.user_objects import import_object
-
-    return import_object(f"{directory}/models.py:build")()
 
 
 def expect_equal(first: Search, second: Search) -> None:
@@ -103,19 +97,6 @@ def test_texts_that_come_back_as_other_tokens_are_found_only_where_asked_for(com
     assert unstable["examples"][0]["evaluations"] > stable["examples"][0]["evaluations"]
 
 
-def test_the_figures_are_in_the_json(command: Any) -> None:
-    done = command("search", *ASK, "--objective", "Logit(1)", "--until", "-0.7", "--json")
-    assert done.code == 0, done.err
-    result = json.loads(done.out)["result"]
-    assert [example["met_before"] for example in result["examples"]] == [True, False]
-    assert [example["met"] for example in result["examples"]] == [True, True]
-    assert result["figures"]["attack_success_rate"] == 1.0
-    assert result["figures"]["clean_accuracy"] == 0.5
-    assert result["method"]["class"] == "HotFlip"
-    assert result["until"] == -0.7
-    assert result["trigger"] is None
-
-
 def test_an_interrupted_command_goes_on(command: Any, directory: Path) -> None:
     asked = ("search", *ASK, "--objective", "Logit(1)", "--to", "run.safetensors", "-o", "s.safetensors")
     assert command(*asked, "--set", "steps=1").code == 0
@@ -159,18 +140,6 @@ def test_saved_substitutions_are_shown(command: Any, directory: Path) -> None:
     assert lines[1].startswith("example 0: Logit = ")
     assert lines[2].startswith(f"  0  a       →  id {saved.ids[0, 0, 0]} +")
     assert len(lines) == 5
-    (result,) = json.loads(command("show", "s.safetensors", "--json").out)["results"].values()
-    (example,) = result["examples"]
-    assert [own["position"] for own in example["positions"]] == [0, 2]
-    for own in example["positions"]:
-        assert [one["id"] for one in own["substitutions"]] == saved.ids[0, own["position"]].tolist()
-        assert [one["score"] for one in own["substitutions"]] == saved.scores[0, own["position"]].tolist()
-
-
-def test_the_default_objective_is_said(command: Any) -> None:
-    done = command("search", *ASK, "--set", "steps=1")
-    assert done.code == 0
-    assert "the objective is Sum() by default" in " ".join(done.err.split())
 
 
 @pytest.mark.parametrize(
@@ -196,10 +165,6 @@ def test_wrong_usage_is_explained(command: Any, arguments: list[str], said: str)
     assert re.search(said, message), message
 
 
-def test_a_model_is_needed(command: Any) -> None:
-    assert "--model is missing" in refused(command("search"))
-
-
 def test_changed_tokens_are_coloured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color"}.items():
         monkeypatch.setenv(name, value)
@@ -207,9 +172,3 @@ def test_changed_tokens_are_coloured(monkeypatch: pytest.MonkeyPatch, capsys: py
     out = capsys.readouterr().out
     assert "48;2;0;114;178m" in out
     assert "48;2;213;94;0m" in out
-
-
-def test_training_mode(command: Any, words: Path) -> None:
-    for option, expected in (((), False), (("--training",), True)):
-        assert command("search", *TEXTS, *ONE, *option, "-o", "s.safetensors").code == 0
-        assert embgrad.load("s.safetensors").provenance["training"] is expected

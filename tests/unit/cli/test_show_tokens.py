@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +35,6 @@ def test_show_prints_a_line_for_each_output(command: Any, saved: TokenAttributio
         "contribution, -9 to +9; 9 is the example's largest",
     ]
     assert "se  The(0) dough(+2) rose(+9)" in command("show", "t.safetensors", "--words").out
-
-
-def test_show_as_json_has_all_scores(command: Any, saved: TokenAttribution) -> None:
-    (example,) = json.loads(command("show", "t.safetensors", "--json").out)["results"]["word"]["examples"]
-    assert [output["scores"] for output in example["outputs"]] == saved.scores[0].tolist()
-    assert [output["text"] for output in example["outputs"]] == ["gh", "se"]
-    assert [output["objective"] for output in example["outputs"]] == [-1, -2]
-    assert [entry["text"] for entry in example["inputs"]] == ["The", "dou", "gh", "ro", "se"]
 
 
 def test_show_refuses_what_there_is_not(command: Any, saved: TokenAttribution) -> None:

@@ -21,9 +21,7 @@ import embgrad
 from embgrad.cli import main
 from embgrad.cli.result_lines import legend_of, text_lines
 from embgrad.cli.terminal import _console, own_stdout
-from embgrad.errors import EmbgradError
 from embgrad.results.gradient_display import gradient_lines
-from embgrad.testing.reference import ReferenceModel, lookup
 from tests.unit.cli.commands import ASK, TEXTS, child, expected
 
 
@@ -32,20 +30,6 @@ def saved(command: Any) -> Path:
     done = command("gradients", *TEXTS, "-t", "a gripping film <script>", "-t", "never", "-o", "g.safetensors")
     assert done.code == 0, done.err
     return Path("g.safetensors")
-
-
-def test_tokens_with_figures(saved: Path, command: Any) -> None:
-    done = command("show", str(saved))
-    assert done.code == 0
-    lines = done.out.splitlines()
-    assert re.fullmatch(r"\[CLS\] a\(\d\) grip\(\d\)ping\(\d\) film\(\d\) .*\[SEP\]", lines[1])
-    assert "(9)" in lines[1]
-    assert re.fullmatch(r"\[CLS\] never\(9\) \[SEP\]", lines[2])
-    assert "\x1b" not in done.out
-    merged = command("show", str(saved), "--words", "--kind", "dot")
-    assert re.search(r"gripping\([-+]?\d\)", merged.out)
-    assert re.search(r"\([-+]9\)", merged.out)
-    assert command("show", str(saved), "--at", "wrod").code == 2
 
 
 def test_tokens_in_colours(saved: Path) -> None:
@@ -263,21 +247,6 @@ def test_an_interrupted_process(directory: Path) -> None:
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, b"")
     assert err == b"error: interrupted\n"
-
-
-def test_progress_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    reported: list[tuple[int, int]] = []
-    model = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), {"E": np.ones((9, 2))})
-    ids = np.ones((5, 3), int)
-    embgrad.gradients(
-        model, ids, embgrad.Sum(), batch_size=2, progress=lambda done, total: reported.append((done, total))
-    )
-    assert reported == [(0, 5), (2, 5), (4, 5), (5, 5)]
-    for progress in (True, np.True_):
-        embgrad.gradients(model, ids, embgrad.Sum(), batch_size=2, progress=progress)  # stderr is no terminal here
-    assert capsys.readouterr().err == ""
-    with pytest.raises(EmbgradError, match=r"progress is 3: expected True, or a function that takes \(done, total\)"):
-        embgrad.gradients(model, ids, embgrad.Sum(), progress=3)  # type: ignore[call-overload]
 
 
 class Screen(io.StringIO):
