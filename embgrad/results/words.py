@@ -114,6 +114,4 @@ def _continues(tokens: Sequence[str], numbers: np.ndarray | None, position: int,
 
 
 def _text(tokens: Sequence[str], group: Sequence[int]) -> str:
-    if len(group) == 1 and SPECIAL.fullmatch(tokens[group[0]]):
-        return tokens[group[0]]
     return "".join(tokens[position].removeprefix("##").lstrip("Ġ▁") for position in group)

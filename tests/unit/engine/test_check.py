@@ -6,7 +6,6 @@ import json
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -368,19 +367,6 @@ def test_independence_goes_by_each_examples_own_arguments() -> None:
     assert certificate(layered, objective).independence < 1e-14
     pieces = certificate(layered, objective, batch_size=2)  # the second piece begins at the last example
     assert pieces.independence < 1e-14
-
-
-def test_a_certificate_comes_back_from_a_file(tmp_path: Path) -> None:
-    model = ReferenceModel(layered, weights())
-    for options in ({}, {"split": True}, {"at": "layer.0"}, {"batch_size": 1}):
-        result = embgrad.gradients(model, IDS, PROJECTION, check=True, **options)
-        result.save(tmp_path / "g.safetensors")
-        assert embgrad.load(tmp_path / "g.safetensors").certificate == result.certificate
-    plain = embgrad.gradients(model, IDS, PROJECTION)
-    plain.save(tmp_path / "g.safetensors")
-    assert embgrad.load(tmp_path / "g.safetensors").certificate is None
-    actual = certificate(layered)
-    assert embgrad.results.Certificate.from_dict(json.loads(json.dumps(actual.to_dict()))) == actual
 
 
 def test_the_certificate_of_several_has_the_worst_figures() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import embgrad
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
-from tests.unit.attribution.models import BATCH, IDS, MASK, curved
+from tests.unit.attribution.models import BATCH, IDS, curved
 from tests.unit.refusals import refused
 
 LOGIT = embgrad.Logit(0)
@@ -45,12 +45,6 @@ def test_a_scalar_objective_has_one_value_and_is_not_cut() -> None:
     assert embgrad.evaluate(curved(), BATCH, objective).shape == ()
     with pytest.raises(embgrad.errors.UnsupportedError, match="batch_size=1 splits the batch of 2"):
         embgrad.evaluate(curved(), BATCH, objective, batch_size=1)
-
-
-def test_progress_is_reported_by_examples() -> None:
-    seen: list[tuple[int, int | None]] = []
-    embgrad.evaluate(curved(), BATCH, LOGIT, batch_size=1, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(0, 2), (1, 2), (2, 2)]
 
 
 def test_a_table_is_a_copy_of_the_weight() -> None:
@@ -93,14 +87,3 @@ def test_a_hidden_state_has_no_table() -> None:
 def test_each_table_is_asked_for_by_itself() -> None:
     with refused(embgrad.errors.PointError, "at is ['word', 'block']", "make a call for each table"):
         embgrad.tables.embedding_table(curved(), BATCH, at=["word", "block"])  # type: ignore[arg-type]
-
-
-def test_examples_are_taken_by_their_indices() -> None:
-    batch = embgrad.TokenBatch(IDS, MASK, extras={"scale": np.array([1.0, 2.0]), "names": ["a", "b"], "shared": 3})
-    taken = batch.take([1, 1, 0])
-    np.testing.assert_array_equal(taken.ids, IDS[[1, 1, 0]])
-    np.testing.assert_array_equal(taken.extras["scale"], [2, 2, 1])
-    assert taken.extras["names"] == ["b", "b", "a"]
-    assert taken.extras["shared"] == 3
-    with pytest.raises(embgrad.errors.BatchError, match=r"examples is \[2\]: expected indices from 0 to 1"):
-        batch.take([2])

@@ -18,7 +18,6 @@ from embgrad.model_points.points import (
     Point,
     could_be_positions,
     layout_is_open,
-    layout_of,
     reads_both_ways,
 )
 from embgrad.model_points.recorder import PassRecorder
@@ -190,15 +189,6 @@ def test_indices_of_any_dtype_reach_from_the_first_row_to_the_last(dtype: Any, s
     assert len(looked_up(inside).lookups) == 1
     with pytest.raises(embgrad.errors.BatchError, match="outside the table"):
         looked_up(np.resize(np.array([0, 30], dtype), size))
-
-
-def test_the_layout_of_the_ids_in_each_order() -> None:
-    for indices, transposed in ((IDS, False), (IDS.T, True), (IDS.ravel(), False), (IDS.T.ravel(), True)):
-        layout = layout_of(indices, IDS)
-        assert layout is not None
-        assert layout.transposed == transposed
-        np.testing.assert_array_equal(layout.indices(indices), IDS)
-    assert layout_of(IDS[::-1], IDS) is None
 
 
 def test_a_name_with_a_number_of_keras_is_no_item_of_a_list() -> None:

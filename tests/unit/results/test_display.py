@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import time
 from html.parser import HTMLParser
@@ -396,9 +395,3 @@ def test_other_axes_several_examples_of_several_methods_and_a_missing_matplotlib
     for one in (ONE, TWO, BOTH):
         with refused(embgrad.EmbgradError, "pictures need the package 'matplotlib'", "pip install 'embgrad[plot]'"):
             one.plot()
-
-
-def test_matplotlib_and_rich_are_imported_by_the_calls_alone(tmp_path: Path) -> None:
-    code = "import sys, embgrad; print(sorted({'matplotlib', 'rich'} & {*sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

@@ -108,11 +108,6 @@ def test_invalid_paths_are_refused(path: Any) -> None:
         embgrad.zoo.load_bert(path, "reference")
 
 
-def test_the_arguments_of_save_in_the_wrong_order() -> None:
-    with pytest.raises(embgrad.EmbgradError, match=r"the path comes second, embgrad\.save\(results, path\)"):
-        embgrad.save("g.safetensors", result())
-
-
 NAMES = st.lists(st.text(max_size=20), unique=True, min_size=1, max_size=4)
 
 

@@ -30,7 +30,6 @@ from embgrad.common.files import open_regular, read_json
 from embgrad.common.safetensors import MOST_HEADER, TYPES, read_shapes, read_tensors, write_tensors
 from tests.unit.refusals import refused
 from tests.unit.stored import everything, expect_refused_or_sound, result, saved_bytes
-from tests.unit.streams import Pieces, model
 
 BITS = {kind: np.dtype(code) for kind, code in TYPES.items()}
 
@@ -454,24 +453,6 @@ def test_paths_that_no_file_has(tmp_path: Path) -> None:
         embgrad.load(tmp_path / "a.safetensors" / "b")
     with pytest.raises(embgrad.errors.FileFormatError, match="File name too long"):
         embgrad.load(tmp_path / ("x" * 5000))
-
-
-def test_streams_split_long_texts_among_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from embgrad.streaming import writer
-
-    kept = result(tokens=(("a" * 3000, "b", "c"), ("d" * 3000, "e", "f")))
-    assert writer._text_bytes(kept) == len(json.dumps(kept.tokens)) + len(json.dumps(kept.provenance))
-    assert 2 * writer.MOST_TEXT < MOST_HEADER
-    monkeypatch.setattr(writer, "MOST_TEXT", 10_000)
-
-    tokenizer = Pieces(lambda text: [letter * 2000 for letter in text])
-    to = tmp_path / "s"
-    embgrad.stream(
-        model(), ["ab", "cd", "ef", "gh", "ij"], embgrad.Sum(), tokenizer=tokenizer, batch_size=1, to=to, run_id="a"
-    ).finish()
-    shards = embgrad.open_stream(to)
-    assert [len(read_tensors(path)[0]) > 0 for path in sorted(to.glob("*.safetensors"))] == [True, True]
-    assert [item.tokens[0][1][0] for item in shards] == ["a", "c", "e", "g", "i"]
 
 
 def test_a_process_of_little_memory_refuses_them_all(tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ def test_figures_without_a_rule_or_without_examples_that_do_not_meet_it() -> Non
     none = search_of(BEFORE, AFTER, until=None).figures()
     assert (none.successes, none.attack_success_rate, none.accuracy_under_attack) == (None, None, None)
     assert none.changed[:2] == (0.75, 0.5)
+    assert np.isnan(none.changed[2:]).all()
     assert "success" not in str(none)
     every = search_of(BEFORE, BEFORE, until=-5.0).figures()
     assert (every.met_before, every.successes, every.attack_success_rate) == (4, 0, None)

@@ -84,6 +84,8 @@ def names(tokens: str) -> list[tuple[str, int, int]]:
             "<|im_start|> u s e r Ċ Hi <|im_end|> Ċ <|im_start|> oracle Ċ Yo <|im_start|> Ċ So",
             [("user", 0, 9), ("oracle", 9, 13), ("(other)", 13, 16)],
         ),
+        ("<|im_start|> " + "▁ " * 12 + "u s e r Ċ Hi", [("user", 0, 19)]),  # of the most tokens that a name may have
+        ("<|USER_TOKEN|> Hi <|START_OF_TURN_TOKEN|>", [("user", 0, 3)]),
     ],
 )
 def test_the_turns_of_a_chat_begin_at_its_special_tokens(tokens: str, expected: Any) -> None:
@@ -100,6 +102,7 @@ def test_the_word_user_in_a_text_begins_no_turn() -> None:
         "<|end_user|>",
         "<|im_end|> user Ċ",
         "</user>",
+        "<|im_start|> " + "▁ " * 13 + "u s e r Ċ Hi",
     ):
         with refused(
             embgrad.EmbgradError, "by is 'segments', and no special token of example 0 begins the turn of a role: name"
@@ -238,5 +241,5 @@ def test_the_encoder_has_parts_and_the_decoder_tokens() -> None:
         encoder_decoder(), outputs=np.array([[[1, 2], [3, -1]]]), output_ids=np.array([[[21, 22], [23, -1]]]), output_tokens=None,
         scores=np.ones((1, 2, 4)), decoder_scores=np.ones((1, 2, 4)), objective=np.zeros((1, 2)),
     ).matrix(by={"verb": "translate"})  # fmt: skip
-    assert [piece.text for piece in spans.outputs] == ["21 22", "23"]
+    assert [(piece.text, piece.special) for piece in spans.outputs] == [("21 22", False), ("23", False)]
     assert spans.scores[0].tolist() == [2, 2, 1, 1, 1, 1]

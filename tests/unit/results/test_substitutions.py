@@ -92,6 +92,8 @@ def test_what_cannot_be_shown_is_refused() -> None:
         MADE.show(2)
     with refused(embgrad.errors.BatchError, "most is 0: expected a whole number of at least 1"):
         MADE.show(most=0)
+    with refused(embgrad.errors.BatchError, "count is 0: expected a whole number of at least 1"):
+        MADE.best(0)
 
 
 def test_an_example_without_a_searched_position_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

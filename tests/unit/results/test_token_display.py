@@ -91,6 +91,7 @@ def test_outputs_are_as_far_apart_as_in_the_text() -> None:
     )
     matrix = token_attribution_of(batch, [[1, 2, 3]], 1.0).matrix(by="spans")
     assert [piece.before for piece in matrix.outputs] == ["  ", "\n", ""]
+    assert [piece.score for piece in matrix.texts[0] if not piece.positions] == [0.0, 0.0]
     apart = token_attribution_of(batch, [[1, 3]], 1.0).matrix()
     assert [piece.before for piece in apart.outputs] == [" ", " … "]
 

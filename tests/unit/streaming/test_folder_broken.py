@@ -155,12 +155,6 @@ def test_shards_of_other_content_are_refused(tmp_path: Path, keep: str) -> None:
             r"\.safetensors holds the sums \['wood'\]: expected \['word'\], as the manifest says",
         ),
         (
-            "table",
-            "float32",
-            "float16",
-            r"\.safetensors holds no tables as embgrad writes them: a sum is of dtype 'float16'; write it again",
-        ),
-        (
             "all",
             "0 word",
             "0 wood",

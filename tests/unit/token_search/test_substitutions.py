@@ -127,21 +127,6 @@ def test_the_tokenizer_of_a_model_names_tokens() -> None:
     assert set(made.ids[0, 0, :-1]) == {4, 5, 6, 7, 8, 9, 11}
 
 
-def test_the_best_substitutions_of_each_example() -> None:
-    for goal, sign in (("maximize", 1), ("minimize", -1)):
-        made = embgrad.substitutions(curved(), BATCH, LOGIT, top=3, goal=goal)
-        for example, best in enumerate(made.best(4)):
-            scores = made.scores[example][made.ids[example] >= 0]
-            assert [entry.score for entry in best] == sorted(scores, key=lambda score: -sign * score)[:4]
-            for entry in best:
-                rank = made.ids[example, entry.position].tolist().index(entry.id)
-                assert made.scores[example, entry.position, rank] == entry.score
-                assert entry.before is entry.after is None
-    assert len(made.best(10**6)[0]) == 9
-    with refused(embgrad.errors.BatchError, "count is 0: expected a whole number of at least 1"):
-        made.best(0)
-
-
 def test_what_was_made_is_not_of_the_callers_arrays() -> None:
     model, batch = curved(), embgrad.TokenBatch(IDS, MASK)
     made = embgrad.substitutions(model, batch, LOGIT, top=2)

@@ -1,4 +1,4 @@
-"""Points: how a lookup's indices are the ids, and how a name is read."""
+"""Layouts: how a lookup's indices are the ids; and the parts of a name."""
 
 from __future__ import annotations
 
