@@ -3,59 +3,28 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Callable
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import embgrad
-from embgrad.backend.registry import bind
-from embgrad.engine import check
-from embgrad.engine.check_examples import Reruns, _other_ids, _Trial
-from embgrad.engine.finite_differences import PRECISION, Slopes
-from embgrad.engine.options import GradientOptions
-from embgrad.engine.question import Question
-from embgrad.results.certificate import Certificate, Slope, worst
+from embgrad.results.certificate import worst
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from embgrad.testing.tensors import observing
-
-DIM, CLASSES = 4, 3
-IDS = np.array([[3, 5], [2, 9], [7, 1]])
-PROJECTION = embgrad.Projection(np.random.default_rng(4).normal(size=CLASSES))
-Wrong = Callable[[np.ndarray], np.ndarray]
-
-
-def weights(dtype: str = "float64", **scales: float) -> dict[str, np.ndarray]:
-    shapes = {"E": (12, DIM), "pos": (6, DIM), "W": (DIM, DIM), "H": (DIM, CLASSES)}
-    return {
-        name: (np.random.default_rng(seed).normal(size=shape) * scales.get(name, 1.0)).astype(dtype)
-        for seed, (name, shape) in enumerate(shapes.items())
-    }
-
-
-def classify(model: Any, x: Tensor) -> Tensor:
-    return x.tanh().mean(1) @ model["H"]
-
-
-def layered(model: Any, input_ids: np.ndarray, wrong: Wrong | None = None) -> Tensor:
-    """Run two layers, and between them an operation that may have a wrong pullback."""
-
-    def layer(x: Tensor) -> Tensor:
-        return x + (x @ model["W"]).tanh()
-
-    x = lookup(model["E"], input_ids) + lookup(model["pos"], np.arange(input_ids.shape[1])[None])
-    x = model.module("layers.0", layer, x)
-    if wrong is not None:
-        x = Tensor(x.value, [(x, wrong)])
-    return classify(model, model.module("layers.1", layer, x))
-
-
-def linear(model: Any, input_ids: np.ndarray) -> Tensor:
-    return lookup(model["E"], input_ids).mean(1) @ model["H"]
+from tests.unit.engine.checked import (
+    CLASSES,
+    DIM,
+    IDS,
+    PROJECTION,
+    Wrong,
+    centred,
+    certificate,
+    classify,
+    layered,
+    linear,
+    weights,
+)
 
 
 def quadratic(model: Any, input_ids: np.ndarray) -> Tensor:
@@ -75,23 +44,9 @@ def twice(model: Any, input_ids: np.ndarray) -> Tensor:
     return classify(model, lookup(model["E"], input_ids) + lookup(model["E"], input_ids[:, ::-1]).tanh())
 
 
-def centred(model: Any, input_ids: np.ndarray) -> Tensor:
-    hidden = lookup(model["E"], input_ids).mean(1)
-    return (hidden + hidden.mean(0) * -1.0).tanh() @ model["H"]
-
-
 def saturated(model: Any, input_ids: np.ndarray) -> Tensor:
     """Depend on the lookup with a gradient of zero."""
     return classify(model, lookup(model["E"], input_ids) * 1e4)
-
-
-def certificate(
-    forward: Any, objective: Any = PROJECTION, dtype: str = "float64", batch: Any = IDS, **options: Any
-) -> Any:
-    scales = options.pop("scales", {})
-    model = ReferenceModel(forward, weights(dtype, **scales))
-    result = embgrad.gradients(model, batch, objective, check=True, **options)
-    return result.certificate if isinstance(result, embgrad.results.EmbeddingGradients) else result
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -487,78 +442,6 @@ def test_a_sample_of_interacting_examples_is_tested_one_by_one() -> None:
     assert certificate(centred, split=True).untested == ()
 
 
-ABOVE = np.nextafter(1.0, 2.0)
-
-
-def slope_of(found: float, uncertainty: float = 0.1, tolerance: float = 1.0, direction: str = "gradient") -> Slope:
-    return Slope(direction, 4.0, found, uncertainty, tolerance)
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong", "message"),
-    [
-        (
-            {"slopes": (slope_of(5.0), slope_of(3.0))},
-            {"slopes": (slope_of(5.0), slope_of(3 - 1e-9))},
-            "1 of 2 directions",
-        ),
-        ({"slopes": (slope_of(4.0, 0.8),)}, {"slopes": (slope_of(4.0, 0.8 * ABOVE),)}, "could not be tested"),
-        ({"slopes": (slope_of(4.0, 0.1, 1.99),)}, {"slopes": (slope_of(4.0, 0.1, 2.0),)}, "could not be tested"),
-        ({"slopes": (slope_of(4.0, 9.0), slope_of(4.0))}, {"slopes": (slope_of(4.0, 9.0),) * 2}, "could not be tested"),
-        ({"slopes": (slope_of(4.0, 9.0, direction="random 1"),)}, {"slopes": (slope_of(-4.0),)}, "is wrong"),
-        ({"slopes": (), "scatter": 1e-5}, {"slopes": (), "scatter": 1.1e-5}, "differ by 1.1e-05"),
-    ],
-)
-def test_a_certificate_is_right_up_to_its_tolerances(right: Any, wrong: Any, message: str) -> None:
-    given = {"scatter": None, "independence": None}
-    check._expect_right("word", Certificate(**{**given, **right}), 1e-5)
-    with pytest.raises(embgrad.errors.CertificationError, match=message):
-        check._expect_right("word", Certificate(**{**given, **wrong}), 1e-5)
-
-
-@pytest.mark.parametrize(
-    ("chosen", "expected", "share", "values", "sizes", "kinks"),
-    [
-        (None, [12], [56**0.5], [29], [6], [0]),
-        ([0, 1, 2], [6, 6, 0], [20**0.5, 6, 0], [1, -2, 30], [5, 6, 6], [0, 6.1e-6, 1e-12]),
-        ([1], [6], [6], [-2], [6], [0]),
-    ],
-)
-def test_the_slopes_in_a_direction(
-    chosen: Any, expected: Any, share: Any, values: Any, sizes: Any, kinks: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    change, steps = np.ones((3, 1, 2)), []
-
-    def differences(value: Any, precision: Any, wanted: np.ndarray, counts: np.ndarray) -> Slopes:
-        np.testing.assert_allclose(wanted, expected)
-        np.testing.assert_allclose(counts, share)
-        np.testing.assert_array_equal(value(0.5), (values, sizes))
-        measured = [5.9e-6, 6.1e-6, 1e-12] if len(wanted) == 3 else [5.9e-6]
-        return Slopes(wanted, 0 * wanted, np.array(measured), wanted > 6)
-
-    def objective_with(question: Any, located: Any, key: str, moved: Any) -> Any:
-        steps.append(moved(None))
-        return np.array([1.0, -2, 30]), 6.0  # with the size of the numbers of all three together
-
-    monkeypatch.setattr(check, "differences", differences)
-    monkeypatch.setattr(check, "objective_with", objective_with)
-    question = SimpleNamespace(batch=IDS, examples=slice(4, 7))
-    located = {
-        "word": SimpleNamespace(key="E#0", arrangement=SimpleNamespace(shared=False, to_native_axes=np.negative))
-    }
-    result = SimpleNamespace(values=np.array([[[3.0, 3.0]], [[0.0, 6.0]], [[0.0, 0.0]]]))
-    result.values[:2] = [[[2.0, 4.0]], [[6.0, 0.0]]]
-    trial = check._Trial(question, located, "word", result, PRECISION["float64"])  # type: ignore[arg-type]
-    lines = trial._along("gradient", change, chosen)
-    np.testing.assert_array_equal(steps, [-0.5 * change])
-    assert [line.slope.direction for line in lines] == [
-        "gradient" if chosen is None else f"gradient, example {4 + one}" for one in chosen or [0]
-    ]
-    assert [line.slope.found for line in lines] == expected
-    assert [line.kink for line in lines] == kinks
-    assert all(line.moves for line in lines)
-
-
 def test_examples_of_sub_batches_are_numbered_in_the_whole_batch() -> None:
     actual = certificate(layered, split=True, batch_size=2)
     assert {slope.direction.rpartition(", ")[2] for slope in actual.slopes} == {f"example {one}" for one in range(3)}
@@ -603,255 +486,3 @@ def test_a_certificate_without_the_later_figures_is_read() -> None:
     for wrong in ({"untested": 3}, {"untested": [True]}, {"unscattered": 3}):
         with pytest.raises(TypeError):
             embgrad.results.Certificate.from_dict({**old, **wrong})
-
-
-# Examples that are run again
-
-PADDED = embgrad.TokenBatch([[3, 5, 7, 2], [2, 9, 0, 0], [7, 1, 4, 0]], [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]])
-
-
-def masked(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
-    """Return a model's output that reads no padding."""
-    rows = lookup(model["E"], input_ids) * Tensor(attention_mask[..., None].astype(model["E"].value.dtype))
-    return rows.tanh().sum(1) @ model["H"]
-
-
-def test_examples_are_the_same_alone_and_beside_others_and_without_padding() -> None:
-    for objective in (PROJECTION, embgrad.CrossEntropy([0, 2, 1]), embgrad.Logit([1, 0, 2])):
-        for dtype in ("float64", "float32"):
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                found = certificate(masked, objective, batch=PADDED, dtype=dtype)
-            assert max(found.independence, found.neighbours, found.order, found.padding) < 1e-5
-            assert found.unrun == {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert certificate(masked, batch=PADDED[:1]).padding is None
-        alone = certificate(masked, batch=PADDED[1:2])
-    assert alone.padding < 1e-12
-    assert alone.neighbours is None is alone.order
-
-
-def test_per_position_objectives_without_padding() -> None:
-    def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
-        rows = lookup(model["E"], input_ids)
-        return (
-            rows + (rows * Tensor(attention_mask[..., None] * 1.0)).sum(1).reshape(len(rows.value), 1, DIM)
-        ).tanh() @ model["H"]
-
-    moved = embgrad.TokenBatch(PADDED.ids[:, ::-1], PADDED.mask[:, ::-1])
-    for batch, position in ((PADDED, [3, 1, 0]), (PADDED, [-1, -2, -1]), (moved, [0, 3, 2]), (moved, None)):
-        found = certificate(forward, embgrad.Logit(1, position=position), batch=batch)
-        assert found.padding < 1e-12
-        assert found.order < 1e-12
-    labels = np.where(PADDED.mask, PADDED.ids % CLASSES, -100)
-    found = certificate(forward, embgrad.CrossEntropy(labels), batch=PADDED)
-    assert found.padding is None
-    assert found.unrun == {"padding": "the objective has a label for each position"}
-    function = certificate(forward, lambda outputs: outputs.sum(2).mean(1), batch=PADDED)
-    assert set(function.unrun) == {"order", "padding"}
-
-
-def test_padding_that_is_read_is_warned_of() -> None:
-    def leaking(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
-        rows = lookup(model["E"], input_ids)
-        return (rows + rows.mean(1).reshape(len(rows.value), 1, DIM)).tanh().mean(1) @ model["H"]
-
-    with pytest.warns(embgrad.EmbgradWarning, match=r"without its padding an example has another gradient at 'word'"):
-        found = certificate(leaking, batch=PADDED)
-    assert found.padding > 0.1
-    assert max(found.independence, found.order, found.neighbours) < 1e-12
-
-    def counted(outputs: Tensor) -> Tensor:
-        return outputs.sum(2).mean(1)
-
-    def hidden(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
-        return lookup(model["E"], input_ids).tanh()
-
-    first = embgrad.TokenBatch(PADDED.ids[[1, 0, 2]], PADDED.mask[[1, 0, 2]])
-    with pytest.warns(embgrad.EmbgradWarning, match="the model or the objective reads padding"):
-        assert certificate(hidden, counted, batch=first).padding > 0.1
-
-
-@pytest.mark.filterwarnings("ignore:check=True")
-@pytest.mark.parametrize("at", ["word", "rows"])
-def test_rows_of_other_examples_are_wrong(at: str) -> None:
-    """A model that sorts its batch, as for packing: the rows inside are in its order."""
-
-    def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
-        order = np.argsort(-attention_mask.sum(1), kind="stable")
-        back = np.argsort(order)
-
-        def sort(rows: Tensor) -> Tensor:
-            made = Tensor(rows.value[order], [(rows, lambda g: g[back])])
-            return made * Tensor(attention_mask[order][..., None] * 1.0)
-
-        inside = model.module("rows", sort, lookup(model["E"], input_ids)).tanh()
-        return Tensor(inside.value[back], [(inside, lambda g: g[order])]).sum(1) @ model["H"]
-
-    batch = embgrad.TokenBatch(PADDED.ids[[1, 0, 2]], PADDED.mask[[1, 0, 2]])
-    model = ReferenceModel(forward, weights(), modules=["rows"])
-    if at == "word":
-        assert embgrad.gradients(model, batch, PROJECTION, check=True).certificate.order < 1e-12
-        return
-    with pytest.raises(
-        embgrad.errors.CertificationError, match="the rows at 'rows' are not those of the batch's examples"
-    ) as error:
-        embgrad.gradients(model, batch, PROJECTION, at=at, check=True)
-    assert error.value.certificate.order > 0.1
-    same = embgrad.TokenBatch(np.full((3, 4), 5), batch.mask)
-    with pytest.raises(
-        embgrad.errors.CertificationError,
-        match="with the examples in another order, their objectives are the same and their rows are not",
-    ):
-        embgrad.gradients(model, same, PROJECTION, at=at, check=True)
-
-
-def test_a_state_that_is_carried_from_call_to_call_is_named() -> None:
-    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
-        sums = lookup(model["E"], input_ids).sum(1)
-        kept = model.state if len(model.state) == len(input_ids) else np.zeros((len(input_ids), DIM))
-        out = (sums + Tensor(kept)).tanh()
-        model.state = out.value * 1.0
-        return out @ model["H"]
-
-    model = ReferenceModel(forward, weights())
-    model.state = np.random.default_rng(9).normal(size=(3, DIM)) * 3  # type: ignore[attr-defined]
-    with pytest.warns(embgrad.EmbgradWarning, match="depend on one another, or on 'state', which the model keeps"):
-        found = embgrad.gradients(model, IDS, PROJECTION, check=True).certificate
-    assert found.independence > 0.1
-    assert found.order > 0.1
-    assert found.neighbours < 1e-12
-
-
-def test_examples_that_depend_on_one_another_are_warned_of() -> None:
-    with pytest.warns(
-        embgrad.EmbgradWarning, match=r"an example has another gradient at 'word' .* depend on one another\. Give"
-    ):
-        found = certificate(centred)
-    assert found.neighbours > 0.01
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        split = certificate(centred, split=True)
-    assert split.neighbours > 0.01
-
-    def similarity(outputs: Tensor) -> Tensor:
-        first = outputs.column(0)
-        return first * Tensor(first.value[::-1], [(first, lambda g: g[::-1])])
-
-    with pytest.warns(embgrad.EmbgradWarning, match="depend on one another"):
-        assert certificate(layered, similarity, batch=IDS[:2]).neighbours > 0.1
-
-
-def test_a_warning_of_the_call_is_not_given_again_by_its_tests() -> None:
-    def unmasked(model: Any, input_ids: np.ndarray) -> Tensor:
-        return classify(model, lookup(model["E"], input_ids))
-
-    batch = embgrad.TokenBatch(PADDED.ids[[1, 0, 2]], PADDED.mask[[1, 0, 2]])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        certificate(unmasked, batch=batch)
-    texts = [str(item.message) for item in caught]
-    assert sum("mask" in text and "check=True" not in text for text in texts) == 1
-    assert len(texts) == len(set(texts))
-
-
-def test_tests_that_the_model_does_not_accept_have_a_reason() -> None:
-    def fixed(model: Any, inputs: Any) -> Any:
-        if len(inputs) != 3:
-            raise RuntimeError("three texts at a time")
-        return model.forward(model, inputs)
-
-    model = ReferenceModel(layered, weights())
-    found = embgrad.gradients(model, IDS, PROJECTION, call=fixed, check=True).certificate
-    assert found.independence is None
-    assert found.unrun == {"independence": "RuntimeError: 'three texts at a time'"}
-    assert found.order < 1e-12
-    same = certificate(layered, batch=np.full((2, 3), 4))
-    assert same.unrun == {"neighbours": "all examples hold the same ids"}
-    scalar = certificate(layered, embgrad.Scalar(lambda outputs: outputs.sum(1).sum(0)))
-    assert set(scalar.unrun.values()) == {"a Scalar objective reduces over the batch"}
-    changed = certificate(layered, override={"word": lambda value: value * 2.0})
-    assert set(changed.unrun) == {"neighbours", "order"}
-    assert certificate(layered, at="pos").unrun["order"] == "the point is not seen as (example, position, dim)"
-    further = {"input_ids": PADDED.ids, "attention_mask": PADDED.mask, "spans": np.ones((3, 4))}
-    with pytest.warns(embgrad.EmbgradWarning, match="spans"):
-        apart = certificate(masked, batch=further)
-    assert "'spans'" in apart.unrun["padding"]
-    restored = embgrad.results.Certificate.from_dict(json.loads(json.dumps(apart.to_dict())))
-    assert restored == apart
-    assert worst([apart, found]).unrun == {**apart.unrun, **found.unrun}
-
-
-@pytest.mark.parametrize(
-    ("ids", "mask", "others"),
-    [
-        ([[1, 5, 2], [1, 7, 2]], None, [[1, 7, 2], [1, 5, 2]]),  # what all hold stays
-        ([[1, 5, 2], [1, 2, 2]], None, [[2, 1, 5], [2, 5, 5]]),  # unless only one id is left
-        ([[3, 4, 9], [5, 5, 4]], [[1, 1, 1], [1, 1, 0]], [[4, 5, 3], [9, 9, 4]]),  # and padding
-        ([[4, 4], [4, 4]], None, [[4, 4], [4, 4]]),
-    ],
-)
-def test_ids_are_exchanged_for_the_next_larger(ids: Any, mask: Any, others: Any) -> None:
-    np.testing.assert_array_equal(_other_ids(embgrad.TokenBatch(ids, mask)), others)
-
-
-def test_differences_are_relative_to_gradients_and_to_slopes() -> None:
-    result = SimpleNamespace(
-        values=np.array([[[3.0, 4.0]], [[0.0, 0.002]]]),
-        activations=np.array([[[0.6, 0.8]], [[2.0, 0.0]]]),
-        objective=np.array([-2.0, 1.0]),
-    )
-    trial = _Trial(None, None, "word", result, 0.0, None)  # type: ignore[arg-type]
-    moved = np.array([[0.0, 0.0], [0.0, 0.005]]).reshape(2, 1, 2)
-    # The second gradient is shorter than a thousandth of the longest, 0.005.
-    assert trial.apart(result.values + moved, result.values) == pytest.approx(1.0)
-    assert trial.apart(result.values[:1] * 1.5, result.values[:1]) == pytest.approx(0.5)
-    assert trial.apart_in_objective(np.array([2.0]), np.array([1])) == pytest.approx(1 / 5)  # of the slope, 5 · 1
-    result.activations *= 0.1
-    assert trial.apart_in_objective(np.array([1.0, 2.0]), np.array([1, 0])) == pytest.approx(4 / 2)  # of L
-    result.values, result.objective = 0 * result.values, 0 * result.objective
-    assert trial.apart(moved, result.values) == pytest.approx(0.005)
-    assert trial.apart_in_objective(np.array([0.5]), np.array([0])) == 0.5
-
-
-CHANGED, OTHERS = "the row of example 0, position 1 changes with another's id", "the rows of others change"
-
-
-@pytest.mark.parametrize(
-    ("rows", "own", "objective", "reads_ids", "message"),
-    [
-        ({}, 1.0, 0.0, True, None),
-        ({(0, 1): 1.0}, 0.0, 0.0, True, CHANGED),
-        ({(0, 1): 1.0}, 1.0, 0.0, True, CHANGED),
-        ({(0, 1): 1.0}, 0.0, 0.0, False, OTHERS),
-        ({(2, 0): 0.21}, 0.0, 0.0, False, OTHERS),
-        ({(2, 0): 0.19}, 0.0, 0.0, False, None),  # less than 0.1 of the largest, 2
-        ({(0, 1): 1.0}, 1.0, 0.0, False, None),  # and so does the row of the id
-        ({(0, 1): 1.0}, 0.0, 1.0, False, None),  # and so does L: the examples meet
-    ],
-)
-def test_rows_that_change_with_the_ids_of_others(
-    rows: Any, own: float, objective: float, reads_ids: bool, message: str | None
-) -> None:
-    batch = embgrad.TokenBatch(IDS)
-    question = Question(bind(ReferenceModel(linear, weights()), None), batch, (PROJECTION,), GradientOptions())
-    before = embgrad.gradients(ReferenceModel(linear, weights()), IDS, PROJECTION)
-    before = replace(before, activations=np.full((3, 2, DIM), 2.0))
-    change = np.zeros((3, 2, DIM))
-    for place, size in {**rows, (1, 0): own}.items():
-        change[(*place, 3)] = size
-    after = replace(
-        before, activations=2.0 + change, objective=before.objective + np.array([objective, 9.0, objective])
-    )
-    located = SimpleNamespace(lookup=SimpleNamespace(indices=IDS[::-1]) if reads_ids else None)
-    made, asked = Reruns(), []
-
-    def run_question(other: Question) -> Any:
-        asked.append(other.batch.ids.tolist())
-        return [{"word": after}]
-
-    _Trial(question, located, "word", before, 0.1, run_question).neighbours(made)  # type: ignore[arg-type]
-    assert asked == [[[3, 5], [3, 1], [7, 1]]], "the second example has the next larger ids"
-    assert (made.misplaced is None) is (message is None)
-    assert (message or "") in (made.misplaced or "")
