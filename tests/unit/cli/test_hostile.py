@@ -212,21 +212,11 @@ def test_hostile_ids_are_refused(directory: Path, content: bytes, said: str) -> 
     assert len(caught.value.message) < 600
 
 
-def test_hostile_vocabularies_are_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vocabularies_that_are_too_long_are_refused_and_hostile_tokens_are_taken(directory: Path) -> None:
     lines = "\n".join(WORDS).encode()
     path = directory / "bad" / "vocab.txt"
     path.parent.mkdir()
-    for content, said in (
-        (lines + b"\n\0", "it holds the byte 0, which no text has"),
-        (
-            lines + b"\n" * tokenizing.MOST_TOKENS,
-            f"it has {tokenizing.MOST_TOKENS + len(WORDS)} lines, and at most {tokenizing.MOST_TOKENS} are",
-        ),
-        (lines + b"\n\xff", "can't decode byte 0xff"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(UsageError, match=rf"vocab\.txt is not a vocabulary: .*{said}.*Expected one token per line"):
-            tokenizer_from(str(path))
+    path.touch()
     os.truncate(path, 2**32)
     with pytest.raises(
         UsageError, match=f"it is 4294967296 bytes long, more than the limit of {tokenizing.MOST_VOCABULARY}"

@@ -9,7 +9,7 @@ import pytest
 
 import embgrad
 from embgrad.model_points.recorder import PassRecorder
-from tests.unit.engine.test_points import arrangements
+from tests.unit.model_points.test_layouts import arrangements
 from tests.unit.refusals import refused
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])

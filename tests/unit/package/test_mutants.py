@@ -6,13 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.mutants.changes import Change, changes_in, read_equivalents
 from tests.mutants.processes import FAILED, NOT_HERE, PASSED
-from tests.mutants.recording import Record, mark_statements
+from tests.mutants.recording import Record
 from tests.mutants.running import Verdicts
 
 ROOT = Path(__file__).parents[3]
@@ -78,36 +77,6 @@ def test_a_survivor_is_shown_and_an_equivalent_change_is_left_out(tmp_path: Path
     assert (sources / "tiny.py").read_text() == SOURCE
 
 
-MARKED = """\
-'''A docstring.'''
-from __future__ import annotations
-
-def first(number):
-    "Another."
-    if number:
-        return "one"
-    else:
-        return "none"
-
-later = [
-    lambda: 1,
-    lambda: 2,
-]
-"""
-
-
-def test_each_statement_and_each_body_of_a_lambda_says_when_it_is_executed(monkeypatch: pytest.MonkeyPatch) -> None:
-    executed = list[int]()
-    monkeypatch.setattr("tests.mutants.recording.LISTENERS", [lambda file, line: executed.append(line)])
-    namespace: dict[str, Any] = {}
-    exec(mark_statements(Path("x.py"), MARKED.encode()), namespace)
-    assert executed == [4, 11]
-    assert (namespace["__doc__"], namespace["first"].__doc__) == ("A docstring.", "Another.")
-    assert namespace["first"](0) == "none"
-    assert namespace["later"][1]() == 2
-    assert executed == [4, 11, 6, 9, 13]
-
-
 CHANGE = Change(Path("x.py"), line=3, statement=3, start=0, end=1, text=b"", loaded=False)
 
 
@@ -158,22 +127,6 @@ def test_a_failure_counts_where_the_test_passes_without_the_change(
 )
 def test_what_a_line_can_become(before: str, after: set[str]) -> None:
     assert changed_lines(before) == after
-
-
-@pytest.mark.parametrize(
-    ("most", "chosen"),
-    [(float("inf"), ["quick", "slow", "slowest"]), (6, ["quick", "slow"]), (5, ["quick"]), (0, ["quick"])],
-)
-def test_the_quickest_tests_of_a_line_are_run_up_to_a_number_of_seconds(most: float, chosen: list[str]) -> None:
-    seconds = {"slowest": 9.0, "quick": 2.0, "slow": 4.0, "other": 0.5}
-    record = Record(seconds, {"x.py": {3: ["slow", "quick", "slowest"], 4: ["other"]}}, most)
-    assert record.tests_of(CHANGE) == chosen
-
-
-def test_the_quickest_test_of_each_file_is_run_before_the_next_of_any() -> None:
-    seconds = {"a::1": 1.0, "a::2": 2.0, "a::3": 3.0, "b::1": 9.0, "b::2": 4.0, "c::1": 0.5}
-    record = Record(seconds, {"x.py": {3: ["a", "b"], 4: ["c"]}})
-    assert record.tests_of(CHANGE) == ["a::1", "b::2", "a::2", "b::1", "a::3"]
 
 
 def test_a_moved_line_is_still_recognised() -> None:
