@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 import embgrad
+from tests.frameworks.keras_state import keras_model_of_one_number
 from tests.support.company import LOGIT, expect_of_own_number, expect_state_of_one_number
 
 IDS = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
@@ -84,3 +85,8 @@ def test_a_kept_trace_remembers_what_the_model_writes(count: int) -> None:
             embgrad.errors.UnsupportedError, match="the model keeps 'state' from call to call, and L of example"
         ):
             embgrad.gradients(model, IDS, LOGIT, batch_size=2, compile=True)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_state_that_a_layer_of_keras_writes_for_one_number_of_examples(frozen: bool) -> None:
+    expect_state_of_one_number(lambda count: keras_model_of_one_number(count, frozen=frozen), IDS)

@@ -59,6 +59,18 @@ class Encoder(tf.Module):
         return hidden
 
 
+@pytest.fixture(scope="module", params=[1, 2], name="encoder")
+def _encoder(request: Any) -> Encoder:
+    return Encoder(request.param)
+
+
+@pytest.fixture(scope="module", name="folder")
+def _folder(encoder: Encoder, tmp_path_factory: Any) -> Path:
+    folder: Path = tmp_path_factory.mktemp("encoder")
+    tf.saved_model.save(encoder, str(folder))
+    return folder
+
+
 def test_the_roles_are_those_of_the_python_model(encoder: Encoder, folder: Path) -> None:
     loaded = tf.saved_model.load(str(folder))
     names = [role for point in embgrad.points(encoder, SMALL) for role in point.roles]

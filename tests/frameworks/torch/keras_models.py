@@ -12,6 +12,8 @@ import torch
 from keras import layers
 
 import embgrad
+from tests.frameworks.keras_state import keras_model_of_one_number
+from tests.support.company import expect_state_of_one_number
 
 assert keras.backend.backend() == "torch"
 
@@ -145,6 +147,11 @@ def test_averages_of_batch_norm_are_restored() -> None:
     for weight in model.weights:
         np.testing.assert_array_equal(np.array(weight.value.detach()), before[weight.path])
         assert weight.value.grad is None
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_state_that_a_layer_writes_for_one_number_of_examples(frozen: bool) -> None:
+    expect_state_of_one_number(lambda count: keras_model_of_one_number(count, frozen=frozen), THREE)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
