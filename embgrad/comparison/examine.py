@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.comparison.floor import local_floors
 from embgrad.comparison.hypotheses.site import Before, Site, real_of
 from embgrad.comparison.recording import FINAL, Recording, Tensor, layer_at, layer_spans
-from embgrad.comparison.repair import repair_pairs
+from embgrad.comparison.repair import differing_pairs, misleading_pairs, repair_pairs
 from embgrad.comparison.sites import Led, Pair, can_be_led, difference, lead, name_of
 from embgrad.comparison.unled import follow
 from embgrad.comparison.weights import Matching
@@ -34,9 +34,8 @@ __all__ = [
 #: The number of floors beyond which a tensor differs.
 BEYOND: Final = 8.0
 
-#: The number of times that pairs of points are repaired, and the relative L2 from which a pair is looked at.
+#: The number of times that pairs of points are repaired.
 MOST_REPAIRS: Final = 3
-REPAIRED: Final = 1e-4
 
 #: The number of tensors before a site among which its inputs are looked for.
 NEAR: Final = 8
@@ -87,15 +86,13 @@ def examine(
     between = a.tensors.keys() - {FINAL} if follower is a else ()  # a led side b is seen by its outputs alone
     led = lead(turned, leader, follower, name, between=between)
     for _ in range(MOST_REPAIRS):
-        differing = [
-            number
-            for number, arrived in led.values.items()
-            if difference(turned[number].in_a(leader.tensors[turned[number].a].values), arrived, a.batch.real)
-            > REPAIRED
-        ]
+        differing = sorted(differing_pairs(turned, led, leader))
         repaired = repair_pairs(turned, differing, led.values, leader, follower)
         if repaired is None:
-            break
+            misleading = misleading_pairs(turned, led, leader, follower)
+            if not misleading:
+                break
+            repaired = [pair for number, pair in enumerate(turned) if number not in misleading]
         turned = repaired
         led = lead(turned, leader, follower, name, between=between)
     floors = local_floors(turned, leader, follower, led, roundoff)

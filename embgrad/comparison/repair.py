@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -11,10 +12,16 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS
 from embgrad.comparison.recording import FINAL, Recording, Tensor
-from embgrad.comparison.sites import Pair, difference, in_order
+from embgrad.comparison.sites import Led, Pair, difference, in_order, lead
 from embgrad.model_points.points import INPUT
 
-__all__ = ["repair_pairs"]
+__all__ = ["differing_pairs", "misleading_pairs", "repair_pairs"]
+
+#: The relative L2 from which a pair is looked at.
+REPAIRED: Final = 1e-4
+
+#: The most kinds of pairs, the same in each layer, that are looked at.
+MOST_KINDS: Final = 8
 
 #: The number of later points among which the tensor of a module that does more is looked for.
 LATER: Final = 12
@@ -74,9 +81,60 @@ def repair_pairs(
             dropped.add(number)
     if not dropped and changed == list(pairs):
         return None
-    last = max(range(len(pairs)), key=lambda number: pairs[number].time)
+    numbers = range(len(pairs))
+    last = next((it for it in numbers if pairs[it].b == FINAL), max(numbers, key=lambda number: pairs[number].time))
     left = [pair for number, pair in enumerate(changed) if number not in dropped - {last}]
     return in_order(left, leader) if left != list(pairs) else None
+
+
+def misleading_pairs(pairs: Sequence[Pair], led: Led, leader: Recording, follower: Recording) -> frozenset[int]:
+    """Return the indices of pairs whose points hold different tensors, although modules with the same weights are there.
+
+    A norm that first adds to the residual stream is given another tensor than a plain norm, for example, and a projection with
+    an adapter beside it returns another one. What the follower computes from the leader's tensor at such a point is wrong, and
+    right where it keeps its own. At a fault, on the contrary, what follows is wrong where the follower keeps its own. Pairs of
+    one kind, the same in each layer, are looked at together.
+
+    Args:
+        pairs: the pairs, the leader's first.
+        led: the pass in which the leader's values were put in at all pairs.
+        leader: the side whose values were put in.
+        follower: the side that was led.
+    """
+    before = differing_pairs(pairs, led, leader)
+    kinds: dict[str, set[int]] = {}
+    for number in sorted(before):
+        if pairs[number].b != FINAL:
+            kinds.setdefault(re.sub(r"\d+", "N", pairs[number].name), set()).add(number)
+    kept: set[int] = set()
+    now = before
+    for kind in list(kinds.values())[:MOST_KINDS] if len(before) > 1 else ():
+        following = _differing_with(pairs, leader, follower, led.follower, kept | kind)
+        if following <= before:
+            kept, now = kept | kind, following
+    if now == before:
+        return frozenset()
+    for kind in kinds.values():
+        if kind <= kept and _differing_with(pairs, leader, follower, led.follower, kept - kind) == now:
+            kept = kept - kind
+    return frozenset(kept & now)
+
+
+def differing_pairs(pairs: Sequence[Pair], led: Led, leader: Recording) -> frozenset[int]:
+    """Return the indices of the pairs at which the follower computed other values than the leader."""
+    real = leader.batch.real
+    return frozenset(
+        number
+        for number, arrived in led.values.items()
+        if difference(pairs[number].in_a(leader.tensors[pairs[number].a].values), arrived, real) > REPAIRED
+    )
+
+
+def _differing_with(
+    pairs: Sequence[Pair], leader: Recording, follower: Recording, name: str, unchanged: Collection[int]
+) -> frozenset[int]:
+    """Return the indices of the pairs that differ where the follower keeps its own values at some."""
+    return differing_pairs(pairs, lead(pairs, leader, follower, name, unchanged=unchanged), leader)
 
 
 def _apart(reference: np.ndarray, values: np.ndarray, real: np.ndarray) -> float:

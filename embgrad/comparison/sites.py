@@ -151,6 +151,7 @@ def lead(
     *,
     gradients: bool = False,
     between: Iterable[str] = (),
+    unchanged: Container[int] = (),
 ) -> Led:
     """Return what the follower computes at each pair from the leader's values at all pairs before it.
 
@@ -161,6 +162,7 @@ def lead(
         name: "a" or "b", the follower.
         gradients: whether the leader's gradients are put in on the way back, too.
         between: the keys of the follower's further points whose values are wanted.
+        unchanged: the indices of the pairs at which the follower keeps its own values.
     """
     assert follower.live is not None, "the caller has checked that it can be run"
     values: dict[int, np.ndarray] = {}
@@ -177,7 +179,7 @@ def lead(
                 pair = pairs[number] if store is values else pairs[number].gradients
                 store[number] = np.array(pair.in_b(arrived))
                 lead_values = wanted(leader.tensors[pair.a])
-                if lead_values is not None:
+                if lead_values is not None and number not in unchanged:
                     new = pair.put_in_b(new, pair.in_a(lead_values))
             return new
 

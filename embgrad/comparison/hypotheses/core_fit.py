@@ -213,7 +213,12 @@ def _with_biases(site: Site, candidate: Projections) -> Iterator[Core]:
 
 def _with_norms(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield cores with norms of queries and keys."""
-    usual = list(_cores(site, candidate))
+    declared = itertools.islice(_rotaries(declared_by(site, 0), candidate.size), LIKELY)
+    rotaries = [
+        *declared,
+        Rotary(BASES[0], candidate.size),
+    ]  # that of local layers, beside another one of global layers
+    usual = list(_cores(site, candidate, rotaries=list(dict.fromkeys(rotaries))))
     for norm in _norms(site, candidate.size):
         yield from (replace(core, norm=norm) for core in usual)
 
