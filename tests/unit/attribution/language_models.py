@@ -10,6 +10,17 @@ import numpy as np
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 
 VOCAB, DIM = 12, 3
+#: Two pairs of texts for an encoder-decoder, the second padded on the left.
+SOURCE = np.array([[2, 7, 1, 5], [0, 4, 9, 3]])
+SOURCE_MASK = np.array([[1, 1, 1, 1], [0, 1, 1, 1]])
+DECODER = np.array([[11, 8, 6, 10, 2], [0, 0, 11, 6, 7]])
+DECODER_MASK = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+PAIR = {
+    "input_ids": SOURCE,
+    "attention_mask": SOURCE_MASK,
+    "decoder_input_ids": DECODER,
+    "decoder_attention_mask": DECODER_MASK,
+}
 
 
 def weights() -> dict[str, np.ndarray]:

@@ -15,6 +15,9 @@ from embgrad import EmbgradError, EmbgradWarning, LogProbability, TokenBatch, at
 from embgrad.attribution.token_passes import TokenPasses
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.attribution.language_models import (
+    DECODER,
+    PAIR,
+    SOURCE,
     Generating,
     causal,
     encoder_decoder,
@@ -22,7 +25,7 @@ from tests.unit.attribution.language_models import (
     means,
     weights,
 )
-from tests.unit.attribution.test_attribute_tokens import BATCH, DECODER, IDS, MASK, METHODS, PAIR, SOURCE, alone
+from tests.unit.attribution.test_attribute_tokens import BATCH, IDS, MASK, METHODS, alone
 from tests.unit.objectives.test_log_probability import words
 from tests.unit.refusals import refused
 from tests.unit.stored import expect_restored

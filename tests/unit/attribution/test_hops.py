@@ -11,8 +11,16 @@ import pytest
 import embgrad
 from embgrad import EmbgradError, attribute_tokens
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
-from tests.unit.attribution.language_models import Generating, causal, encoder_decoder, log_softmax, means, weights
-from tests.unit.attribution.test_attribute_tokens import BATCH, PAIR, alone
+from tests.unit.attribution.language_models import (
+    PAIR,
+    Generating,
+    causal,
+    encoder_decoder,
+    log_softmax,
+    means,
+    weights,
+)
+from tests.unit.attribution.test_attribute_tokens import BATCH, alone
 from tests.unit.objectives.test_log_probability import words
 
 WEIGHTS = weights()

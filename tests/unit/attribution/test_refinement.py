@@ -15,9 +15,11 @@ from embgrad.attribution.refinement import MOST_STEPS, SHORTEST, refine
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.attribution.language_models import causal, means, weights
 from tests.unit.attribution.models import BATCH, IDS, MASK, HalfSquare, curved, linear
+from tests.unit.attribution.test_attribute_tokens import alone
 
 WEIGHTS = {"E": np.random.default_rng(0).normal(size=(12, 3)), "W": np.random.default_rng(1).normal(size=(3, 2))}
 LOGIT = embgrad.Logit(0)
+LANGUAGE = weights()
 
 
 def of_sum(function: Any, slope: Any, calls: list[int] | None = None) -> ReferenceModel:
@@ -322,3 +324,49 @@ def test_other_methods_with_a_sum_have_an_error_too() -> None:
     shap = embgrad.attribute(curved(), BATCH, LOGIT, methods.GradientShap(samples=5))
     np.testing.assert_array_equal(shap.error, np.abs(shap.delta))  # type: ignore[arg-type]
     assert embgrad.attribute(curved(), BATCH, LOGIT, methods.Saliency()).error is None
+
+
+def _rooted(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+    """Return logits of the square roots of the rows' sizes, whose gradient at zero is not finite."""
+    rows = lookup(model["E"], input_ids)
+    root = np.sqrt(np.abs(rows.value))
+
+    def pullback(gradient: np.ndarray) -> np.ndarray:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(gradient * np.sign(rows.value) / (2 * root))
+
+    return means(Tensor(root, [(rows, pullback)]), attention_mask) @ model["W"]
+
+
+@pytest.mark.parametrize("rule", ["gausslegendre", "riemann_right", "riemann_middle"])
+@pytest.mark.filterwarnings("ignore:.*do not sum to:embgrad.EmbgradWarning", "ignore:.*miss the difference")
+def test_no_gradient_is_needed_at_an_end_of_the_path_without_weight(rule: str) -> None:
+    """The gradient at the baseline is nan, and the sum over the rule's own nodes has a closed form."""
+    ids, model, method = alone(0), ReferenceModel(_rooted, LANGUAGE), embgrad.methods.IntegratedGradients(6, rule=rule)
+    count = ids.shape[1] - 1
+    direction = (LANGUAGE["W"][:, ids[0, -1]] - LANGUAGE["W"][:, 3]) / count
+    whole = np.sqrt(np.abs(LANGUAGE["E"][ids[0, :count]])) @ direction
+    if rule == "gausslegendre":
+        nodes, shares = np.polynomial.legendre.leggauss(6)
+        nodes, shares = (nodes + 1) / 2, shares / 2
+    else:
+        nodes, shares = (np.arange(6) + (1 if rule == "riemann_right" else 0.5)) / 6, np.full(6, 1 / 6)
+    factor = (shares / (2 * np.sqrt(nodes))).sum()
+    result = embgrad.attribute_tokens(model, ids, [-1], contrast=3, method=method)
+    np.testing.assert_allclose(result.scores[0, 0, :count], factor * whole, atol=1e-12)
+    assert result.baseline_objective is not None
+    assert result.delta is not None
+    np.testing.assert_allclose(result.baseline_objective, 0, atol=1e-12)
+    np.testing.assert_allclose(result.delta, [[(factor - 1) * whole.sum()]], atol=1e-12)
+    margin = embgrad.Margin(ids[0, -1:], 3, position=count - 1)
+    by_attribute = embgrad.attribute(model, ids, margin, method)
+    np.testing.assert_allclose(by_attribute.scores[0, :count], factor * whole, atol=1e-12)
+
+
+def test_a_gradient_that_is_not_finite_at_a_node_with_weight_is_refused() -> None:
+    model, method = ReferenceModel(_rooted, LANGUAGE), embgrad.methods.IntegratedGradients(6, rule="riemann_left")
+    with pytest.raises(
+        embgrad.errors.NoGradientError,
+        match=r"the gradient of the output tokens at index 0 at 'word' is .* The rule 'riemann_left' takes a step at the",
+    ):
+        embgrad.attribute_tokens(model, alone(0), [-1], contrast=3, method=method)
