@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +11,8 @@ import pytest
 
 import embgrad
 from embgrad.engine.input_warnings import _rows
-from embgrad.model_points.gather import only_window
-from embgrad.model_points.points import Layout, Lookup, Point, may_hold, reads_both_ways
-from embgrad.testing.reference import ReferenceModel, Tensor, lookup, pull_back
+from embgrad.model_points.points import Lookup, Point
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.refusals import refused
 
 VOCAB, DIM, CLASSES = 12, 3, 2
@@ -339,130 +336,6 @@ def test_the_only_lookup_that_holds_the_ids_is_word_though_its_order_is_unknown(
 
     with refused(embgrad.errors.AmbiguousPointError, "'word' fits 2 lookups", "table#0", "table#1", "name one of them"):
         embgrad.gradients(ReferenceModel(twice, dict(WEIGHTS)), IDS, OBJECTIVE)
-
-
-def test_capture_shows_a_window_and_refuses_another_order() -> None:
-    model = built(in_window)
-    with embgrad.capture(model, at="word") as tap:
-        output = model(IDS, MASK)
-        pull_back([(output, np.ones(output.shape))], list(model.parameters.values()))
-    (step,) = tap.steps
-    assert step.ids.tolist() == IDS.tolist()
-    assert step.mask.tolist() == MASK.tolist()
-    rows = WEIGHTS["table"][IDS] + WEIGHTS["place"][:4]
-    np.testing.assert_allclose(
-        step.values, (1 - np.tanh(rows) ** 2) * WEIGHTS["W"].sum(1) * MASK[..., None], atol=1e-14
-    )
-    model = built(by_length)
-    with (
-        refused(
-            embgrad.errors.PointNotReachedError,
-            "hold the ids of the model's call, of shape (3, 4)",
-            "embgrad.gradients",
-        ),
-        embgrad.capture(model, at="word"),
-    ):
-        model(IDS, MASK)
-    with embgrad.capture(model, at="layers.0") as tap:
-        output = model(IDS, MASK)
-        pull_back([(output, np.ones(output.shape))], list(model.parameters.values()))
-    assert tap.steps[0].mask is None
-
-
-@pytest.mark.parametrize(("prepare", "has_mask"), [(in_place, True), (shifted, False), (backwards, False)])
-def test_capture_behind_ids_that_the_model_changes_has_no_mask(prepare: Prepare, has_mask: bool) -> None:
-    for rows in (slice(None), slice(1, 2)):
-        ids, mask, model = IDS[rows], MASK[rows], built(prepare)
-        with embgrad.capture(model, at="layers.0") as tap:
-            output = model(ids, mask)
-            pull_back([(output, np.ones(output.shape))], list(model.parameters.values()))
-        (step,) = tap.steps
-        assert (step.mask is not None) is has_mask
-        assert step.values.shape == (*ids.shape, DIM)
-    model = built(prepare)
-    with (
-        contextlib.nullcontext()
-        if has_mask
-        else refused(embgrad.errors.UnsupportedError, "'layer.0'", "takes the batch's examples"),
-        embgrad.capture(model, at="layer.0"),
-    ):
-        output = model(IDS, MASK)
-        pull_back([(output, np.ones(output.shape))], list(model.parameters.values()))
-
-
-def test_capture_behind_positions_alone_has_the_mask() -> None:
-    """A lookup that is not seen, as of a quantised table, leaves the positions."""
-
-    def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
-        rows = lookup(model["place"], np.tile(np.arange(input_ids.shape[1]), (len(input_ids), 1)))
-        return model.module("layers.0", lambda x: x.tanh(), rows).sum(1) @ model["W"]
-
-    model = ReferenceModel(forward, dict(WEIGHTS), ["layers.0"])
-    ids, mask = np.array([[3, 3, 1, 0], [2, 1, 1, 0]]), np.array([[1, 1, 1, 0], [1, 1, 1, 0]])
-    with embgrad.capture(model, at="layers.0") as tap:
-        output = model(ids, mask)
-        pull_back([(output, np.ones(output.shape))], list(model.parameters.values()))
-    np.testing.assert_array_equal(tap.steps[0].mask, mask)
-
-
-def test_an_addition_in_the_users_pass_leaves_what_the_model_added() -> None:
-    model, added = built(in_window), np.random.default_rng(5).normal(size=(3, 4, DIM))
-    with embgrad.perturbed(model, {"word": added}):
-        output = model(IDS, MASK).value
-    rows = np.tanh(WEIGHTS["table"][IDS] + added + WEIGHTS["place"][:4])
-    np.testing.assert_allclose(output, (rows * MASK[..., None]).sum(1) @ WEIGHTS["W"], atol=1e-14)
-
-
-def test_where_ids_stand_side_by_side() -> None:
-    ids = np.array([[3, 4], [5, 6]])
-    batch = embgrad.TokenBatch(ids)
-
-    def recorded(indices: Any) -> Lookup:
-        return Lookup("table", 0, np.array(indices), VOCAB, DIM, Layout((2, 2), transposed=False, determined=False))
-
-    for indices in ([[1, 3, 4], [1, 5, 6]], [[1, 1], [3, 5], [4, 6]], [1, 3, 4, 1, 5, 6]):
-        layout = only_window(recorded(indices), batch)
-        assert layout is not None
-        assert layout.indices(np.array(indices)).tolist() == ids.tolist()
-        assert layout.is_in_order
-    for indices in ([[3, 4, 3, 4], [5, 6, 5, 6]], [[5, 6, 1], [3, 4, 1]], [3, 4, 5, 6, 1]):
-        assert only_window(recorded(indices), batch) is None
-
-
-def test_an_undetermined_layout_is_in_no_known_order() -> None:
-    assert Layout((2, 2), transposed=True).is_in_order
-    assert not Layout((2, 2), transposed=False, determined=False).is_in_order
-    assert not Layout((2, 2), transposed=False, gather=np.array([[1, 0], [2, 3]])).is_in_order
-    assert Layout((2, 2), transposed=False, gather=np.array([[0, -1], [1, 2]])).is_in_order
-    assert replace(Layout((2, 2), transposed=False), gather=np.array([[0, 2], [1, 3]])).is_in_order
-
-
-def test_which_indices_may_hold_the_ids() -> None:
-    ids, real = np.array([[3, 3, 0]]), np.array([[True, True, False]])
-    for indices, expected in (
-        ([3, 3], True),
-        ([1, 3, 5, 3], True),
-        ([3, 5, 5], False),
-        ([3], False),
-        ([[0, 1, 2]], False),
-    ):
-        assert may_hold(np.array(indices), ids, real) is expected
-
-
-def test_which_ids_read_the_same_both_ways() -> None:
-    for ids, expected in (
-        ([[1, 2, 1]], True),
-        ([[1, 2, 3]], False),
-        ([[1, 2, 0]], False),
-        ([[4, 4, 0], [3, 0, 0]], True),
-        ([[4, 0, 0], [3, 0, 0]], False),
-        ([[4, 5], [4, 5]], True),
-        ([[4, 5], [6, 7], [4, 5]], True),
-        ([[4, 5], [4, 6]], False),
-        ([[7]], False),
-    ):
-        array = np.array(ids)
-        assert reads_both_ways(array, array != 0) is expected
 
 
 def test_outputs_at_virtual_tokens_do_not_count() -> None:

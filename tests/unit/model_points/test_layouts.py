@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from embgrad.model_points.points import Layout, layout_is_open, layout_of, split_name
+import embgrad
+from embgrad.model_points.gather import only_window
+from embgrad.model_points.points import Layout, Lookup, layout_is_open, layout_of, may_hold, split_name
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 POSITIONS = np.arange(3)[None]
@@ -101,3 +104,39 @@ def test_ambiguous_layouts(ids: Any, indices: Any, expected: bool) -> None:
 )
 def test_a_name_is_split_into_its_parts(name: str, expected: tuple[str, str | None, int | None]) -> None:
     assert split_name(name) == expected
+
+
+def test_where_ids_stand_side_by_side() -> None:
+    ids = np.array([[3, 4], [5, 6]])
+    batch = embgrad.TokenBatch(ids)
+
+    def recorded(indices: Any) -> Lookup:
+        return Lookup("table", 0, np.array(indices), 12, 3, Layout((2, 2), transposed=False, determined=False))
+
+    for indices in ([[1, 3, 4], [1, 5, 6]], [[1, 1], [3, 5], [4, 6]], [1, 3, 4, 1, 5, 6]):
+        layout = only_window(recorded(indices), batch)
+        assert layout is not None
+        assert layout.indices(np.array(indices)).tolist() == ids.tolist()
+        assert layout.is_in_order
+    for indices in ([[3, 4, 3, 4], [5, 6, 5, 6]], [[5, 6, 1], [3, 4, 1]], [3, 4, 5, 6, 1]):
+        assert only_window(recorded(indices), batch) is None
+
+
+def test_an_undetermined_layout_is_in_no_known_order() -> None:
+    assert Layout((2, 2), transposed=True).is_in_order
+    assert not Layout((2, 2), transposed=False, determined=False).is_in_order
+    assert not Layout((2, 2), transposed=False, gather=np.array([[1, 0], [2, 3]])).is_in_order
+    assert Layout((2, 2), transposed=False, gather=np.array([[0, -1], [1, 2]])).is_in_order
+    assert replace(Layout((2, 2), transposed=False), gather=np.array([[0, 2], [1, 3]])).is_in_order
+
+
+def test_which_indices_may_hold_the_ids() -> None:
+    ids, real = np.array([[3, 3, 0]]), np.array([[True, True, False]])
+    for indices, expected in (
+        ([3, 3], True),
+        ([1, 3, 5, 3], True),
+        ([3, 5, 5], False),
+        ([3], False),
+        ([[0, 1, 2]], False),
+    ):
+        assert may_hold(np.array(indices), ids, real) is expected
