@@ -422,3 +422,20 @@ def test_points_are_those_of_evaluation_mode() -> None:
     model = Net()
     model.train()
     assert [point.name for point in embgrad.points(model, IDS)] == ["table#0", "drop#0"]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_vectors_of_positions_that_are_sliced_off_their_table_are_a_lookup(dynamic: bool) -> None:
+    random = np.random.default_rng(0)
+    table, places = random.normal(size=(11, 4)), random.normal(size=(6, 4))
+
+    def call(parameters: Any, ids: Any) -> Any:
+        length, held = ids.shape[1], parameters["places"]
+        vectors = jax.lax.dynamic_slice_in_dim(held, 0, length) if dynamic else held[:length]
+        return ((parameters["table"][ids] + vectors) ** 2).sum(1)
+
+    parameters = {"table": jnp.asarray(table), "places": jnp.asarray(places)}
+    found = embgrad.gradients(parameters, IDS, embgrad.Sum(), at=["word", "position"], call=call)
+    for result in found.values():
+        np.testing.assert_allclose(result.values, 2 * (table[IDS] + places[:3]), rtol=1e-6)
+    np.testing.assert_allclose(found["position"].activations, np.broadcast_to(places[:3], (2, 3, 4)))

@@ -172,6 +172,14 @@ def test_a_compiled_step_is_an_error(keras: Any, name: str, traced: bool) -> Non
     compiled()  # as before
 
 
+def test_a_compiled_lookup_without_a_product_is_an_error(keras: Any) -> None:
+    model = keras.Sequential([keras.layers.Embedding(12, 4, dtype="float64")])
+    model(tf.constant(IDS, tf.int32))
+    compiled = tf.function(lambda: loss_of(model, IDS))
+    with pytest.raises(embgrad.errors.UnsupportedError, match="inside the compiled function"), embgrad.capture(model):
+        compiled()
+
+
 def test_a_compiled_model_is_an_error(keras: Any) -> None:
     @tf.function
     def call(self: Any, ids: Any) -> Any:

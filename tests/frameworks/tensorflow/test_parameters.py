@@ -89,6 +89,29 @@ def test_frozen_variables_have_no_gradients(keras: Any) -> None:
         embgrad.tables.parameter_gradients(model, IDS, OBJECTIVE)
 
 
+@pytest.mark.parametrize("trainable", [True, False])
+def test_a_layer_of_tf_hub_and_a_head(tmp_path: Any, trainable: bool) -> None:
+    import tensorflow_hub as hub
+
+    saved = tf.train.Checkpoint(table=tf.Variable(np.random.default_rng(0).normal(size=(12, 4)), name="table"))
+    saved.variables = saved.trainable_variables = [saved.table]  # as TF Hub has it
+    signature = [tf.TensorSpec((None, None), tf.int32)]
+    saved.__call__ = tf.function(lambda ids: tf.tanh(tf.gather(saved.table, ids)), input_signature=signature)
+    tf.saved_model.save(saved, str(tmp_path))
+    encoder = hub.KerasLayer(str(tmp_path), trainable=trainable, dtype="float64")
+    head = keras2.layers.Dense(4, dtype="float64")
+    ids = tf.constant(IDS, tf.int32)
+    head(encoder(ids))
+    sources = [*encoder.trainable_variables, *head.trainable_variables]
+    expected = by_tape(sources, lambda: tf.reduce_sum(head(encoder(ids)) * VECTOR))
+    found = embgrad.tables.parameter_gradients(
+        [encoder, head], IDS, OBJECTIVE, call=lambda parts, inputs: parts[1](parts[0](inputs))
+    )
+    numbers = [0] * len(encoder.trainable_variables) + [1, 1]
+    compare(found, [f"{number}.{one.name}" for number, one in zip(numbers, sources, strict=True)], expected)
+    assert len(found) == (3 if trainable else 2)
+
+
 def exported(folder: Any) -> None:
     keras3.utils.set_random_seed(0)
     layers = [keras3.layers.Embedding(12, 4), keras3.layers.BatchNormalization(), keras3.layers.Dense(4)]
