@@ -218,7 +218,8 @@ def _location(track: Track, divergence: Divergence, module: str | None) -> list[
 def _causes(track: Track, at: int) -> tuple[Cause, ...]:
     """Return the known causes of the difference at a point, from inputs that are equal in both models."""
     examined = track.inspection.examined
-    sites = [site for site in examined.sites if at < len(track.pairs) and site.name == track.pairs[at].name]
+    pairs = track.pairs[at : at + 1]
+    sites = [site for site in examined.sites if any(site.pair.holds(pair) for pair in pairs)]
     known = [entry for entry in track.inspection.explained if entry[0] in sites]
     return causes_of(known or explain_sites(replace(examined, sites=sites)))
 

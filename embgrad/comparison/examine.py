@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 import numpy as np
@@ -72,6 +72,13 @@ class Examination:
     sites: Sequence[Site]
     random: frozenset[str] = frozenset()
 
+    @cached_property
+    def differing(self) -> frozenset[str]:
+        """The names of the pairs that differ, all parts where a site is an input that b holds in parts."""
+        names = {site.name for site in self.sites}
+        joined = {site.pair.a for site in self.sites} - {pair.a for pair in self.pairs if pair.name in names}
+        return frozenset(names | {pair.name for pair in self.pairs if pair.a in joined})
+
 
 def examine(
     pairs: Sequence[Pair], recordings: tuple[Recording, Recording], matching: Matching, roundoff: float
@@ -86,7 +93,7 @@ def examine(
     between = a.tensors.keys() - {FINAL} if follower is a else ()  # a led side b is seen by its outputs alone
     led = lead(turned, leader, follower, name, between=between)
     for _ in range(MOST_REPAIRS):
-        differing = sorted(differing_pairs(turned, led, leader))
+        differing = differing_pairs(turned, led, leader)
         repaired = repair_pairs(turned, differing, led.values, leader, follower)
         if repaired is None:
             misleading = misleading_pairs(turned, led, leader, follower)
@@ -202,20 +209,25 @@ def differing_sites(
         beyond: the number of floors.
         memory: what the hypotheses remember; None for nothing yet.
     """
-    a, b = recordings
+    a = recordings[0]
     layer_of = layers_of(a)
     sites = []
     memory = {} if memory is None else memory
     first, second = ({name: held.value for name, held in side.settings.items()} for side in recordings)
     settings = first, second
+    joined: set[str] = set()
     for number, pair in enumerate(pairs):
-        if number not in led.values:
+        if number not in led.values or pair.a in joined:
             continue
-        values_a, values_b = pair.in_a(a.tensors[pair.a].values), led.values[number]
-        if led.follower == "a":
-            values_a, values_b = led.values[number], pair.in_b(b.tensors[pair.b].values)
+        values_a, values_b = _sides(recordings, led, pair, number)
         if difference(values_a, values_b, a.batch.real) <= beyond * floors[number]:
             continue
+        floor, parts = floors[number], _parts_of_input(pairs, recordings, led, pair)
+        if parts:
+            joined.add(pair.a)
+            pair = Pair(name_of(a.tensors[pair.a]), pair.a, pair.b, time=pair.time)
+            values_a, values_b = _together(recordings, led, pairs, parts)
+            floor = max(floors[part] for part in parts)
         sites.append(
             Site(
                 pair,
@@ -224,16 +236,50 @@ def differing_sites(
                 np.asarray(values_b, np.float64),
                 real_of(a.batch, values_a),
                 a.batch.ids,
-                _before(pairs[:number], recordings, led, pair, values_a),
+                _before(pairs[: min(parts, default=number)], recordings, led, pair, values_a),
                 recordings,
                 matching,
-                floors[number],
+                floor,
                 settings,
                 pairs,
                 memory,
             )
         )
     return sites
+
+
+def _sides(recordings: tuple[Recording, Recording], led: Led, pair: Pair, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of a and b at a pair, of which one side was led by the other."""
+    a, b = recordings
+    if led.follower == "a":
+        return led.values[number], pair.in_b(b.tensors[pair.b].values)
+    return pair.in_a(a.tensors[pair.a].values), led.values[number]
+
+
+def _parts_of_input(pairs: Sequence[Pair], recordings: tuple[Recording, Recording], led: Led, pair: Pair) -> list[int]:
+    """Return the indices of the pairs that hold one input of a in parts; an empty list where b has it in one piece.
+
+    Several devices may each compute some heads, for example, whose order is seen in all of them alone.
+    """
+    tensor = recordings[0].tensors[pair.a]
+    if tensor.side != INPUT or pair.features_a is None:
+        return []
+    parts = [number for number, other in enumerate(pairs) if other.a == pair.a and number in led.values]
+    features = [pairs[number].features_a for number in parts]
+    held = np.concatenate([np.arange(tensor.features) if part is None else part for part in features])
+    return parts if np.array_equal(np.sort(held), np.arange(tensor.features)) else []
+
+
+def _together(
+    recordings: tuple[Recording, Recording], led: Led, pairs: Sequence[Pair], parts: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of a and b at an input of a that pairs hold in parts."""
+    whole = recordings[0].tensors[pairs[parts[0]].a].values
+    both = np.zeros((2, *whole.shape))
+    for number in parts:
+        for side, values in zip(both, _sides(recordings, led, pairs[number], number), strict=True):
+            side[..., pairs[number].features_a] = values
+    return both[0], both[1]
 
 
 def _layer_before(recording: Recording, end: Tensor, layer_of: Callable[[float], int | None]) -> int | None:

@@ -197,7 +197,7 @@ def _points(
     examined: Examination, a: Recording, b: Recording, accumulated: Sequence[float], behind: Sequence[str]
 ) -> Iterator[PortPoint]:
     layer_of, led, real = layers_of(a), examined.led, a.batch.real
-    differing = {*(site.name for site in examined.sites), *behind}
+    differing = {*examined.differing, *behind}
     for number, pair in enumerate(examined.pairs):
         first, second = a.tensors[pair.a], b.tensors[pair.b]
         gradients = [first.whole_gradient, second.whole_gradient]

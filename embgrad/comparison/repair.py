@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -20,15 +19,14 @@ __all__ = ["differing_pairs", "misleading_pairs", "repair_pairs"]
 #: The relative L2 from which a pair is looked at.
 REPAIRED: Final = 1e-4
 
+#: The share of a difference from which another one is far smaller.
+NEAR: Final = 0.1
+
 #: The most kinds of pairs, the same in each layer, that are looked at.
 MOST_KINDS: Final = 8
 
 #: The number of later points among which the tensor of a module that does more is looked for.
 LATER: Final = 12
-
-#: The relative L2 up to which both models agree by themselves, and the share of the difference before it.
-AGREES: Final = 1e-5
-PART: Final = 1e-2
 
 #: The share of the distance from its own tensor within which a module's output is that of a later point.
 NEARER: Final = 0.3
@@ -45,10 +43,8 @@ def repair_pairs(
 
     Keras's dense layer applies the activation itself, for example, where PyTorch's does not. A pair of such modules' outputs is
     moved to the later point of the leader that holds what the follower computed, or of the follower that holds what the leader
-    computed; where there is no such point, and one output is a known function of the other, the pair is dropped. So is a pair
-    whose values differ although those of the next pairs agree when both models run by themselves, as where one table holds the
-    sum of two of the other model. An order of features that the weights show and the values do not is that of a permuted weight,
-    and is left out.
+    computed; where there is no such point, and one output is a known function of the other, the pair is dropped. An order of
+    features that the weights show and the values do not is that of a permuted weight, and is left out.
 
     Args:
         pairs: the pairs, the leader's first.
@@ -59,7 +55,7 @@ def repair_pairs(
     """
     real = leader.batch.real
     changed = list(pairs)
-    dropped = set(_compensated(pairs, differing, leader, follower))
+    dropped: set[int] = set()
     for number in differing:
         pair, values = pairs[number], arrived[number]
         tensor = leader.tensors[pair.a]
@@ -90,10 +86,10 @@ def repair_pairs(
 def misleading_pairs(pairs: Sequence[Pair], led: Led, leader: Recording, follower: Recording) -> frozenset[int]:
     """Return the indices of pairs whose points hold different tensors, although modules with the same weights are there.
 
-    A norm that first adds to the residual stream is given another tensor than a plain norm, for example, and a projection with
-    an adapter beside it returns another one. What the follower computes from the leader's tensor at such a point is wrong, and
-    right where it keeps its own. At a fault, on the contrary, what follows is wrong where the follower keeps its own. Pairs of
-    one kind, the same in each layer, are looked at together.
+    A norm that first adds to the residual stream is given another tensor than a plain norm, for example, a projection with an
+    adapter beside it returns another one, and a table may hold the sum of two of the other model. What the follower computes
+    from the leader's tensor at such a point is wrong, and right where it keeps its own. At a fault, on the contrary, what
+    follows is wrong where the follower keeps its own. Pairs of one kind, the same in each layer, are looked at together.
 
     Args:
         pairs: the pairs, the leader's first.
@@ -101,40 +97,47 @@ def misleading_pairs(pairs: Sequence[Pair], led: Led, leader: Recording, followe
         leader: the side whose values were put in.
         follower: the side that was led.
     """
-    before = differing_pairs(pairs, led, leader)
+    before = _differences(pairs, led, leader)
     kinds: dict[str, set[int]] = {}
-    for number in sorted(before):
-        if pairs[number].b != FINAL:
+    for number, off in before.items():
+        if off > REPAIRED and pairs[number].b != FINAL:
             kinds.setdefault(re.sub(r"\d+", "N", pairs[number].name), set()).add(number)
+    if sum(off > REPAIRED for off in before.values()) < 2:
+        return frozenset()
+
+    def differences(unchanged: Collection[int]) -> dict[int, float]:
+        return _differences(pairs, lead(pairs, leader, follower, led.follower, unchanged=unchanged), leader)
+
     kept: set[int] = set()
     now = before
-    for kind in list(kinds.values())[:MOST_KINDS] if len(before) > 1 else ():
-        following = _differing_with(pairs, leader, follower, led.follower, kept | kind)
-        if following <= before:
+    for kind in list(kinds.values())[:MOST_KINDS]:
+        following = differences(kept | kind)
+        if not _nearer(following, before):
             kept, now = kept | kind, following
-    if now == before:
-        return frozenset()
-    for kind in kinds.values():
-        if kind <= kept and _differing_with(pairs, leader, follower, led.follower, kept - kind) == now:
+    solved = _nearer(before, now)
+    for kind in kinds.values() if solved else ():
+        if kind <= kept and solved <= _nearer(before, differences(kept - kind)):
             kept = kept - kind
-    return frozenset(kept & now)
+    return frozenset(number for number in kept - solved if now[number] > REPAIRED) if solved else frozenset()
 
 
-def differing_pairs(pairs: Sequence[Pair], led: Led, leader: Recording) -> frozenset[int]:
+def differing_pairs(pairs: Sequence[Pair], led: Led, leader: Recording) -> list[int]:
     """Return the indices of the pairs at which the follower computed other values than the leader."""
+    return [number for number, off in _differences(pairs, led, leader).items() if off > REPAIRED]
+
+
+def _differences(pairs: Sequence[Pair], led: Led, leader: Recording) -> dict[int, float]:
+    """Return by index the relative L2 of what the follower computed."""
     real = leader.batch.real
-    return frozenset(
-        number
-        for number, arrived in led.values.items()
-        if difference(pairs[number].in_a(leader.tensors[pairs[number].a].values), arrived, real) > REPAIRED
-    )
+    return {
+        number: difference(pairs[number].in_a(leader.tensors[pairs[number].a].values), led.values[number], real)
+        for number in sorted(led.values)
+    }
 
 
-def _differing_with(
-    pairs: Sequence[Pair], leader: Recording, follower: Recording, name: str, unchanged: Collection[int]
-) -> frozenset[int]:
-    """Return the indices of the pairs that differ where the follower keeps its own values at some."""
-    return differing_pairs(pairs, lead(pairs, leader, follower, name, unchanged=unchanged), leader)
+def _nearer(offs: Mapping[int, float], others: Mapping[int, float]) -> set[int]:
+    """Return the indices at which others are far smaller."""
+    return {number for number, off in offs.items() if off > REPAIRED and others[number] <= max(NEAR * off, REPAIRED)}
 
 
 def _apart(reference: np.ndarray, values: np.ndarray, real: np.ndarray) -> float:
@@ -156,22 +159,6 @@ def _in_own_order(pair: Pair, tensor: Tensor, arrived: np.ndarray, real: np.ndar
     if own.shape != values.shape or difference(values, own, real) >= NEARER * apart:
         return pair
     return replace(pair, features_a=None, features_b=None)
-
-
-def _compensated(
-    pairs: Sequence[Pair], differing: Sequence[int], leader: Recording, follower: Recording
-) -> Iterator[int]:
-    """Yield the indices of pairs that differ, where the next pair that differs under the leader's values agrees without them."""
-    real = leader.batch.real
-
-    def plain(number: int) -> float:
-        pair = pairs[number]
-        values = leader.tensors[pair.a].values, follower.tensors[pair.b].values
-        return difference(pair.in_a(values[0]), pair.in_b(values[1]), real)
-
-    for number, following in itertools.pairwise(differing):
-        if plain(following) <= min(AGREES, PART * plain(number)):
-            yield number
 
 
 def _later(recording: Recording, tensor: Tensor) -> Iterator[Tensor]:

@@ -65,6 +65,12 @@ class Pair:
         changed[..., self.features_b] = new
         return changed
 
+    def holds(self, other: Pair) -> bool:
+        """Return whether another pair is this, or a part of its tensor."""
+        return self.name == other.name or (
+            self.a == other.a and self.features_a is None and other.features_a is not None
+        )
+
     @property
     def gradients(self) -> Pair:
         """The pair as gradients and the rows of weights are read and put in, which no bias changes."""

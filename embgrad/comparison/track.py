@@ -103,7 +103,7 @@ class Track:
 
     def _differing(self) -> Iterator[int]:
         """Yield the indices of the points whose values differ, and that of the objective."""
-        led = {site.name for site in self.inspection.examined.sites}
+        led = self.inspection.examined.differing
         apart = self.inspection.is_apart and not led
         for number, point in enumerate(self.points):
             if point.name in led if self.tolerance is None and not apart else self._is_off(number):

@@ -135,6 +135,42 @@ def test_a_tensor_of_which_parts_are_paired_is_before_a_site_as_a_whole() -> Non
     }
 
 
+#: The last product as two terms, each of some features of its input.
+RANKS: Steps = {
+    **{key: step for key, step in STEPS.items() if not key.startswith("two") and key != FINAL},
+    "two.0:input#0": lambda at: np.tanh(at["one:output#0"])[..., :2],
+    "two.0:output#0": lambda at: at["two.0:input#0"] @ V[:, :2].T,
+    "two.1:input#0": lambda at: np.tanh(at["one:output#0"])[..., 2:],
+    "two.1:output#0": lambda at: at["two.1:input#0"] @ V[:, 2:].T,
+    FINAL: lambda at: at["two.0:output#0"] + at["two.1:output#0"] + at["table"],
+}
+IN_PARTS = [
+    *PAIRS[:3],
+    Pair("two:input[0:2]", "two:input#0", "two.0:input#0", np.arange(2), time=3.0),
+    Pair("two:input[2:6]", "two:input#0", "two.1:input#0", np.arange(2, 6), time=3.0),
+    PAIRS[-1],
+]
+
+
+@pytest.mark.parametrize("can_be_led", [(True, True), (True, False)])
+def test_an_input_that_the_port_holds_in_parts_is_one_site(can_be_led: tuple[bool, bool]) -> None:
+    faulty: Steps = {**RANKS, "two.1:input#0": lambda at: 2 * np.tanh(at["one:output#0"])[..., 2:]}
+    (site,) = (found := examined(faulty, IN_PARTS, can_be_led=can_be_led)).sites
+    assert site.name == "two:input"
+    assert found.differing == {"two:input", "two:input[0:2]", "two:input[2:6]"}
+    np.testing.assert_allclose(site.a, np.tanh(X @ W.T))
+    np.testing.assert_allclose(site.b, site.a * [1, 1, 2, 2, 2, 2])
+    assert site.before[0].name == "one"
+    assert not examined(RANKS, IN_PARTS, can_be_led=can_be_led).sites
+    assert not examined(RANKS, IN_PARTS, can_be_led=can_be_led).differing
+
+
+def test_one_part_of_an_input_is_a_site_by_itself() -> None:
+    faulty: Steps = {**RANKS, "two.1:input#0": lambda at: 2 * np.tanh(at["one:output#0"])[..., 2:]}
+    pairs = [pair for pair in IN_PARTS if pair.name != "two:input[0:2]"]
+    assert names(examined(faulty, pairs)) == ["two:input[2:6]"]
+
+
 def test_what_equals_the_output_is_not_before_it() -> None:
     reference: Steps = {**STEPS, "two:output#0": lambda at: at["two:input#0"]}
     pairs = [pair for pair in PAIRS if pair.name in {"one", "two"}]
@@ -182,7 +218,7 @@ def test_pairs_that_do_not_hold_the_same_tensor_are_repaired() -> None:
     for can_be_led in ((True, True), (True, False)):
         found = examined(inside, pairs, reference=apart, can_be_led=can_be_led)
         assert names(found) == []
-        assert "up:output#0" not in [pair.name for pair in found.pairs]
+        assert "up:output#0" not in [pair.a for pair in found.pairs]
 
 
 def test_a_port_that_draws_random_numbers_is_named() -> None:

@@ -208,6 +208,36 @@ def test_parts_of_a_fused_projection_are_paired_by_features() -> None:
     assert back["qk[0:4]"].b == "q:output#0"
 
 
+def test_a_matrix_that_is_split_by_its_inputs_has_parts_of_the_input_alone() -> None:
+    matrix = RANDOM.normal(size=(6, 6))
+    halves = matrix[:, :4], matrix[:, 4:]
+    whole = of_modules(module("out", 1.0, X, X @ matrix.T), out__w=matrix)
+    given = X[..., :4], X[..., 4:]
+    calls = [
+        module(f"rank{n}", 1.0 + 2 * n, x, x @ half.T) for n, (x, half) in enumerate(zip(given, halves, strict=True))
+    ]
+    ranks = of_modules(*calls, rank0__w=halves[0], rank1__w=halves[1])
+    pairs = paired(whole, ranks)
+    assert keys(pairs) == [
+        ("out:input[0:4]", "out:input#0", "rank0:input#0"),
+        ("out:input[4:6]", "out:input#0", "rank1:input#0"),
+    ]
+    for pair, part in zip(pairs, given, strict=True):
+        np.testing.assert_array_equal(pair.in_a(X), part)
+        np.testing.assert_array_equal(pair.in_b(part), part)
+    back = {pair.name: pair for pair in paired(ranks, whole)}
+    assert list(back) == ["rank0:input", "rank1:input"]
+    np.testing.assert_array_equal(back["rank1:input"].put_in_b(X, 0 * given[1])[..., 4:], 0 * given[1])
+
+
+def test_a_pair_holds_the_parts_of_its_tensor() -> None:
+    whole, part = Pair("x", "x", "y"), Pair("x[0:2]", "x", "y", np.arange(2))
+    assert whole.holds(part)
+    assert whole.holds(Pair("x", "x", "z"))
+    assert not part.holds(whole)
+    assert not whole.holds(Pair("z", "z", "y", np.arange(2)))
+
+
 def test_a_part_beyond_the_features_of_an_output_is_no_pair() -> None:
     apart = of_modules(module("q", 1.0, X, X @ Q.T), q__w=Q)
     short = of_modules(module("qk", 1.0, X, values(7)), qk__w=np.concatenate([K, Q]))

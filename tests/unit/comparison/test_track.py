@@ -69,7 +69,7 @@ def track(
     )
     inspection: Any = SimpleNamespace(
         sides=sides or (side(), side()),
-        examined=SimpleNamespace(pairs=list(pairs), sites=[SimpleNamespace(name=name) for name in sites]),
+        examined=SimpleNamespace(pairs=list(pairs), sites=[], differing=frozenset(sites)),
         points=points,
         behind=list(behind),
         is_apart=is_apart,
