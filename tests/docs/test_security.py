@@ -75,7 +75,6 @@ CLAIMS = {
         "only claimed in a header take none": "test_a_process_of_little_memory_refuses_them_all",
         "about as much memory as the file is long": "test_reading_takes_the_memory_of_the_arrays",
         "never write a header that is too long to be read": "test_headers_that_could_not_be_read",
-        "begins another shard": "test_streams_split_long_texts",
         "the tests compare the two readers": "test_changed_files_are_read_as_the_library",
         "if it is truncated meanwhile": "test_a_file_that_is_cut_while_it_is_read",
     },
@@ -83,6 +82,9 @@ CLAIMS = {
         "may be pipes": "test_a_named_pipe_is_read_to_its_end",
         "both are plain ASCII": "test_json_is_ascii_and_exact",
         "Text that Rich, HTML or a terminal would interpret": "test_status_lines_show_markup_as_text",
+    },
+    "unit/streaming/test_folder.py": {
+        "begins another shard": "test_streams_split_long_texts",
     },
     "unit/streaming/test_folder_broken.py": {
         "a manifest cannot name a file elsewhere": "test_broken_manifests_are_refused"

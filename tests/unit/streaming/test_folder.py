@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.common.safetensors import MOST_HEADER
 from embgrad.errors import EmbgradError, FileFormatError
 from embgrad.streaming import writer as writing
 from embgrad.streaming.totals import Total
@@ -25,6 +26,7 @@ from embgrad.testing.reference import ReferenceModel
 from tests.unit.streams import (
     COUNT,
     LABELLED,
+    Pieces,
     by_hand,
     expect_same_bits,
     forward,
@@ -390,3 +392,15 @@ def test_the_arguments_of_objectives_count_for_the_size_of_a_shard(
     stream = embgrad.stream(model(), source, embgrad.Projection([1.0, 2.0, 3.0]), to=tmp_path)
     assert len(stream.finish()) == 12
     assert len(list(tmp_path.glob("shard-*"))) == 3
+
+
+def test_streams_split_long_texts_among_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 2 * writing.MOST_TEXT < MOST_HEADER
+    monkeypatch.setattr(writing, "MOST_RESULTS", 1000)
+    monkeypatch.setattr(writing, "MOST_TEXT", 10_000)
+    long = Pieces(lambda text: [letter * 2000 for letter in text])
+    source = ["ab", "cd", "ef", "gh", "ij"]
+    options = {"tokenizer": long, "batch_size": 1, "to": tmp_path, "run_id": "a"}
+    embgrad.stream(model(), source, embgrad.Sum(), **options).finish()
+    assert len(list(tmp_path.glob("shard-*"))) == 2
+    assert [item.tokens[0][1][0] for item in embgrad.open_stream(tmp_path)] == ["a", "c", "e", "g", "i"]
