@@ -73,8 +73,9 @@ SPECIAL = np.array([[[np.nan, -0.0, np.inf, 5e-324]]])
         embgrad.gradients(STORED_MODEL, [[0, 1], [2, 3]], embgrad.Scalar(lambda output: output.column(0).sum(0))),
         result(values=np.asfortranarray(result().values), ids=IDS[:, ::-1][:, ::-1]),
         embgrad.gradients(SHARING_MODEL, [[0, 1], [2, 3], [3, 3]], embgrad.Sum(), at="P"),
+        result(objective=None, provenance={**result().provenance, "captured": True}),
     ],
-    ids=["float64", "special values", "of a run", "of a scalar objective", "strided", "of a shared table"],
+    ids=["float64", "special values", "of a run", "of a scalar objective", "strided", "of a shared table", "captured"],
 )
 def test_results_come_back(stored: embgrad.results.EmbeddingGradients) -> None:
     expect_same_bits(stored, through_a_file(stored))

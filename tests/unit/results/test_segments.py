@@ -237,9 +237,11 @@ def test_the_encoder_has_parts_and_the_decoder_tokens() -> None:
     matrix = encoder_decoder().matrix(by={"verb": "translate"})
     assert [piece.text for piece in matrix.inputs] == ["verb", "(other)", "<pad>", "über", "setze", "dies"]
     assert [piece.text for piece in matrix.outputs] == ["über", "setze", "dies"]
-    spans = replace(
+    of_spans = replace(
         encoder_decoder(), outputs=np.array([[[1, 2], [3, -1]]]), output_ids=np.array([[[21, 22], [23, -1]]]), output_tokens=None,
         scores=np.ones((1, 2, 4)), decoder_scores=np.ones((1, 2, 4)), objective=np.zeros((1, 2)),
-    ).matrix(by={"verb": "translate"})  # fmt: skip
-    assert [(piece.text, piece.special) for piece in spans.outputs] == [("21 22", False), ("23", False)]
+    )  # fmt: skip
+    spans = of_spans.matrix(by={"verb": "translate"})
+    assert [piece.text for piece in spans.outputs] == ["21 22", "23"]
+    assert [piece.special for piece in of_spans.matrix().outputs] == [False, False], "as the decoder's tokens there are"
     assert spans.scores[0].tolist() == [2, 2, 1, 1, 1, 1]
