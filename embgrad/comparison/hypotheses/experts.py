@@ -142,7 +142,15 @@ class Mixture:
 class Experts:
     """A mixture of experts, with a residual or shared experts beside them."""
 
-    causes = ("expert-routing", "swapped-weights", "different-weight", "gate-swapped", "activation", "gelu")
+    causes = (
+        "expert-routing",
+        "swapped-weights",
+        "different-weight",
+        "permuted-weight",
+        "gate-swapped",
+        "activation",
+        "gelu",
+    )
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the mixtures of both models differ; an empty list where a computes none."""
@@ -299,14 +307,27 @@ def _differences(a: Mixture, b: Mixture) -> Iterator[tuple[str, str, tuple[str, 
         yield "expert-routing", "the experts' sum is multiplied by", (f"{a.factor:.6g}", f"{b.factor:.6g}")
     if a.function is not b.function:
         yield cause_of(a.function, b.function), "the experts' activation is", (a.function.name, b.function.name)
-    if a.bank.label != b.bank.label:
+    if a.bank.label != b.bank.label and _has_other_branches(a.bank, b.bank):
         yield "gate-swapped", "of the experts' branches", (a.bank.label, b.bank.label)
     elif a.bank is not b.bank:
         yield from _of_weights(a.bank, b.bank)
 
 
+def _has_other_branches(a: Bank, b: Bank) -> bool:
+    """Return whether b activates units of a's that a does not: a label alone says how the matrices are stored."""
+    if a.up is None or b.up is None or a.gate.shape != b.gate.shape:
+        return True
+    both = np.concatenate([a.gate, a.up], -1)
+    first = b.gate[..., :1]
+    is_own = np.isclose(first, both).all(1).any(-1)
+    return any(is_own & ~np.isclose(a.gate, b.gate).all((1, 2)))
+
+
 def _of_weights(a: Bank, b: Bank) -> Iterator[tuple[str, str, tuple[str, str]]]:
     """Yield in which matrices two banks differ, and whether they are those of other experts."""
+    if _are_permuted(a, b):
+        yield "permuted-weight", "the entries of the experts' matrices are in", ("one order", "another")
+        return
     for name, mine, its in (("gate", a.gate, b.gate), ("up", a.up, b.up), ("down", a.down, b.down)):
         if mine is None or its is None or mine.shape != its.shape:
             continue
@@ -325,3 +346,14 @@ def _of_weights(a: Bank, b: Bank) -> Iterator[tuple[str, str, tuple[str, str]]]:
     biases = zip(("gate", "up", "down"), a.biases, b.biases, strict=True)
     for name in (name for name, mine, its in biases if not np.array_equal(mine, its)):
         yield "different-weight", f"the experts' {name} biases are", ("a's own", "others")
+
+
+def _are_permuted(a: Bank, b: Bank) -> bool:
+    """Return whether the matrices of each expert have the same entries in another order."""
+    if a.up is None or b.up is None or a.gate.shape != b.gate.shape:
+        return False
+    first, second = (
+        np.sort(np.concatenate([matrices.reshape(len(matrices), -1) for matrices in bank], 1))
+        for bank in ((a.gate, a.up, a.down), (b.gate, b.up, b.down))
+    )
+    return np.allclose(first, second) and not np.allclose(a.gate, b.gate)

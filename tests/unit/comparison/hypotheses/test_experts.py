@@ -245,3 +245,54 @@ def test_stacks_have_as_many_matrices_as_the_router_has_scores() -> None:
     stacks = stacks_of(side, None)
     assert {bank.down.shape for bank in banks_of(stacks, DIM, EXPERTS)} == {(EXPERTS, UNITS, DIM)}
     assert list(banks_of(stacks, DIM, EXPERTS + 1)) == []
+
+
+def fused(gate: np.ndarray = GATE, up: np.ndarray = UP, down: np.ndarray = DOWN) -> dict[str, np.ndarray]:
+    """Return the weights as one array of both branches and one of the units' outputs, (expert, input, output)."""
+    both = np.concatenate([gate, up], 1).swapaxes(1, 2)
+    return {"block.gate": ROUTER, "block.wi": both, "block.wo": down.swapaxes(1, 2)}
+
+
+OTHER_ORDER = np.array([3, 1, 2, 0])
+RESHAPED = np.concatenate([GATE, UP], 1).reshape(EXPERTS, DIM, 2 * UNITS).swapaxes(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("gate", "up", "down", "cause", "text"),
+    [
+        (
+            UP,
+            GATE,
+            DOWN,
+            "gate-swapped",
+            "of the experts' branches w1 activated in a and w3 activated in b",
+        ),
+        (
+            GATE[OTHER_ORDER],
+            UP[OTHER_ORDER],
+            DOWN[OTHER_ORDER],
+            "swapped-weights",
+            "the gate matrices of experts 0, 3 are those of 0, 3 in a and 3, 0 in b",
+        ),
+        (
+            RESHAPED[:, :UNITS],
+            RESHAPED[:, UNITS:],
+            DOWN,
+            "permuted-weight",
+            "the entries of the experts' matrices are in one order in a and another in b",
+        ),
+        (
+            GATE,
+            UP[:, ::-1] + GATE,
+            DOWN,
+            "different-weight",
+            "the up matrices of experts 0, 1, 2, 3 are a's own in a and others in b",
+        ),
+    ],
+)
+def test_weights_that_b_stores_in_another_way_are_compared_by_their_values(
+    gate: np.ndarray, up: np.ndarray, down: np.ndarray, cause: str, text: str
+) -> None:
+    weights = fused(gate, up, down)
+    found = explained(site(mixed(gate=gate, up=up, down=down), held_b=weights))
+    assert (found.cause, found.text) == (cause, text)
