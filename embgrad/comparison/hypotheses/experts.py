@@ -22,7 +22,7 @@ from embgrad.comparison.hypotheses.expert_weights import (
 )
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, Activation, logistic
 from embgrad.comparison.hypotheses.site import Explanation, Site, Values, together
-from embgrad.comparison.hypotheses.sources import Source, most_off, sources
+from embgrad.comparison.hypotheses.sources import Source, last_part, most_off, sources
 
 __all__ = ["Experts"]
 
@@ -148,6 +148,7 @@ class Experts:
         "different-weight",
         "permuted-weight",
         "gate-swapped",
+        "missing-part",
         "activation",
         "gelu",
     )
@@ -200,17 +201,27 @@ def _ported(site: Site, a: Mixture) -> Mixture | None:
         ([bank for bank in own if bank.label == a.bank.label], [a.function]),
         (own, [a.function]),
     ]
-    for banks, functions in tried:
-        for mixture in _nearest(site, a, banks, functions, site.b, [a.added], most):
+    for number, (banks, functions) in enumerate(tried):
+        sums = [a.added] if number else [a.added, *_fewer(a.added)]
+        for mixture in _nearest(site, a, banks, functions, site.b, sums, most):
             if site.off(mixture.predicted(site)) <= most:
                 return mixture
     return None
 
 
+def _fewer(added: tuple[Term, ...]) -> Iterator[tuple[Term, ...]]:
+    """Yield what is added without one of the terms, or without its gate."""
+    for number, term in enumerate(added):
+        yield added[:number] + added[number + 1 :]
+        if term.gate:
+            yield (*added[:number], Term(term.name), *added[number + 1 :])
+
+
 def _changes(a: Mixture, b: Mixture) -> int:
     """Return how many settings of the routing differ."""
     same_factor = abs(b.factor - a.factor) <= SAME * abs(a.factor)
-    return sum(mine != its for mine, its in zip(a.routing, b.routing, strict=True)) + (not same_factor)
+    differing = sum(mine != its for mine, its in zip(a.routing, b.routing, strict=True))
+    return differing + (not same_factor) + (a.added != b.added)
 
 
 def _nearest(
@@ -305,6 +316,12 @@ def _differences(a: Mixture, b: Mixture) -> Iterator[tuple[str, str, tuple[str, 
         yield "expert-routing", "the chosen experts' scores are", (texts[0], texts[1])
     if abs(a.factor - b.factor) > SAME * abs(a.factor):
         yield "expert-routing", "the experts' sum is multiplied by", (f"{a.factor:.6g}", f"{b.factor:.6g}")
+    for term in a.added:
+        other = next((it for it in b.added if it.name == term.name), None)
+        if other is None:
+            yield "missing-part", f"{last_part(term.name)} is", ("added", "left out")
+        elif other.gate != term.gate:
+            yield "missing-part", f"the gate {last_part(term.gate)} is", ("applied", "left out")
     if a.function is not b.function:
         yield cause_of(a.function, b.function), "the experts' activation is", (a.function.name, b.function.name)
     if a.bank.label != b.bank.label and _has_other_branches(a.bank, b.bank):

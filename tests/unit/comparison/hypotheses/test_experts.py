@@ -192,6 +192,18 @@ def test_shared_experts_are_added_with_or_without_a_gate() -> None:
     assert Experts().explain(site(mixed(taken=1, added=2 * SHARED), mixed(added=2 * SHARED), before)) == []
 
 
+def test_shared_experts_that_the_port_lacks_or_does_not_gate_are_named() -> None:
+    logit = RANDOM.normal(size=(2, 5, 1))
+    before = {"block.shared": SHARED, "block.shared_gate": logit, **BEFORE}
+    gated = SHARED / (1 + np.exp(-logit))
+    for added, text in (
+        (RESIDUAL, "shared is added in a and left out in b"),
+        (RESIDUAL + SHARED, "the gate shared_gate is applied in a and left out in b"),
+    ):
+        found = explained(site(mixed(added=added), mixed(added=RESIDUAL + gated), before))
+        assert (found.cause, found.text) == ("missing-part", text)
+
+
 def test_a_number_that_experts_are_chosen_by_is_no_part_of_their_weights() -> None:
     """DeepSeek's third version corrects scores before it chooses, and weighs with what they were."""
     preferred = [0.5, -0.5, 0.25, 0.0]
