@@ -134,10 +134,35 @@ def explanation_of_rows(
         return _explanation("other-ids", f"the types that are looked up in {name} are", texts, predicted)
     ids = site.ids[site.real] if site.ids.shape == site.real.shape else np.zeros(0, int)
     if not np.array_equal(rows, ids) and not np.array_equal(others, ids):
+        if len(steps) > 1 and not _counts_on(site, rows):
+            return _explanation(
+                "other-ids", f"the rows of {name} are", ("a's own", _moved(site, rows, others)), predicted
+            )
         text = (str(int(rows.min())), str(int(others.min()))) if len(steps) == 1 else ("a's own", "others")
         return _explanation("position-ids-offset", f"the rows of {name} start at", text, predicted)
     values = (_relative_to(ids, rows), _relative_to(ids, others))
     return _explanation("other-ids", f"the rows of {name} are", values, predicted)
+
+
+def _counts_on(site: Site, rows: np.ndarray) -> bool:
+    """Return whether rows are those of positions: the next one, or the same, from each position to the next of its text."""
+    steps = [np.diff(part) for part in _by_text(site, rows)]
+    return all(np.isin(step, (0, 1)).all() for step in steps)
+
+
+def _moved(site: Site, rows: np.ndarray, others: np.ndarray) -> str:
+    """Return a text for b's rows: those of a at a neighbouring position, or others."""
+    both = list(zip(_by_text(site, rows), _by_text(site, others), strict=True))
+    if all(np.array_equal(its[1:], mine[:-1]) for mine, its in both):
+        return "those of the position before"
+    if all(np.array_equal(its[:-1], mine[1:]) for mine, its in both):
+        return "those of the position behind"
+    return "others"
+
+
+def _by_text(site: Site, rows: np.ndarray) -> list[np.ndarray]:
+    """Return rows at real positions by their texts."""
+    return np.split(rows, np.cumsum(site.real.sum(1))[:-1])
 
 
 def table_of(site: Site, path: str, vectors: np.ndarray) -> tuple[str, np.ndarray, np.ndarray] | None:

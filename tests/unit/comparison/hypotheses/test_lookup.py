@@ -30,6 +30,8 @@ def explained(at: Site) -> Explanation:
 
 
 A = TABLE[IDS]
+#: The ids of a text that the batch does not have as its own, such as a decoder's.
+FURTHER = np.array([[9, 4, 8, 1, 7], [2, 9, 5, 0, 0]])
 ROWS = {
     "scaled": (A, A * 3.5, "scaled-lookup", "table is multiplied by 1 in a and 3.5 in b"),
     "doubled": (A, A * 2, "scaled-lookup", "table is multiplied by 1 in a and 2 in b"),
@@ -44,6 +46,24 @@ ROWS = {
     "shifted ids in a": (TABLE[IDS + 2], A, "other-ids", "the rows of table are the ids + 2 in a and the ids in b"),
     "ids before": (TABLE[IDS + 1], TABLE[IDS], "other-ids", "the rows of table are the ids + 1 in a and the ids in b"),
     "earlier ids": (A, TABLE[IDS - 1], "other-ids", "the rows of table are the ids in a and the ids - 1 in b"),
+    "ids of the position before": (
+        TABLE[FURTHER],
+        TABLE[np.roll(FURTHER, 1, 1)],
+        "other-ids",
+        "the rows of table are a's own in a and those of the position before in b",
+    ),
+    "ids of the position behind": (
+        TABLE[FURTHER],
+        TABLE[np.roll(FURTHER, -1, 1)],
+        "other-ids",
+        "the rows of table are a's own in a and those of the position behind in b",
+    ),
+    "others of further ids": (
+        TABLE[FURTHER],
+        TABLE[(5 * FURTHER + 1) % 12],
+        "other-ids",
+        "the rows of table are a's own in a and others in b",
+    ),
     "later positions": (
         TABLE[PLACES],
         TABLE[PLACES + 2],
