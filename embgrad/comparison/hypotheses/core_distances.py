@@ -11,11 +11,12 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from embgrad.comparison.hypotheses.declared import declared_by, number_in
+from embgrad.comparison.hypotheses.products import Projection, projection_of
 from embgrad.comparison.hypotheses.projections import Projections
 from embgrad.comparison.hypotheses.site import Site
-from embgrad.comparison.hypotheses.sources import NEAR, Source, relative
+from embgrad.comparison.hypotheses.sources import Source
 from embgrad.comparison.recording import HeldWeight, Recording
-from embgrad.model_points.points import INPUT, OUTPUT
+from embgrad.model_points.points import OUTPUT
 
 __all__ = ["DistanceTerms", "distance_terms", "other_terms"]
 
@@ -38,13 +39,6 @@ class _Table(NamedTuple):
     norm: str
 
 
-class _Projection(NamedTuple):
-    """The matrix, (input, output), and the bias of a projection."""
-
-    matrix: np.ndarray
-    bias: np.ndarray
-
-
 @dataclass(frozen=True, eq=False)
 class DistanceTerms:
     """Products of queries and keys with vectors by distance, which are added to the scores before these are scaled.
@@ -63,7 +57,7 @@ class DistanceTerms:
     """
 
     table: _Table
-    projections: tuple[_Projection, _Projection] | None
+    projections: tuple[Projection, Projection] | None
     of_queries: bool = True
     of_keys: bool = True
     longest: int | None = None
@@ -157,7 +151,7 @@ def _longest(site: Site, rows: int) -> list[int | None]:
 
 def _tables(
     site: Site, query: Source, key: Source, size: int
-) -> Iterator[tuple[_Table, tuple[_Projection, _Projection] | None]]:
+) -> Iterator[tuple[_Table, tuple[Projection, Projection] | None]]:
     """Yield the tables of distances with their projections: rows of heads first, then rows that the layer projects."""
     side = site.recordings[0]
     used = {tensor.path for tensor in side.tensors.values() if tensor.side is None}  # lookups
@@ -174,7 +168,7 @@ def _tables(
     ][:MOST_TABLES]
     if not found:
         return
-    first, second = _projection(site, query), _projection(site, key)
+    first, second = projection_of(site, query.name), projection_of(site, key.name)
     for weight in found:
         rows = weight.get().astype(np.float64)
         if rows.shape[1] == size:
@@ -187,20 +181,6 @@ def _is_projection(side: Recording, weight: HeldWeight) -> bool:
     """Return whether a matrix's module returns as many features as the matrix has rows."""
     output = side.of_module(weight.module, OUTPUT)
     return output is not None and output.features == weight.shape[0]
-
-
-def _projection(site: Site, source: Source) -> _Projection | None:
-    """Return the projection whose output is a tensor; None where none of the weights at its point returns it."""
-    entry = next((before.values for before in site.before if before.name == f"{source.name}:{INPUT}"), None)
-    held = [weight.get().astype(np.float64) for weight, _, _ in site.held_by(source.name).values()]
-    bias = next((values for values in held if values.shape == source.values.shape[-1:]), None)
-    bias = np.zeros(source.values.shape[-1]) if bias is None else bias
-    for matrix in (layout for values in held if values.ndim == 2 for layout in (values.T, values)):
-        if entry is None or matrix.shape != (entry.shape[-1], len(bias)):
-            continue
-        if relative(entry @ matrix + bias, source.values) <= NEAR:
-            return _Projection(matrix, bias)
-    return None
 
 
 def _normed(site: Site, rows: np.ndarray) -> Iterator[_Table]:

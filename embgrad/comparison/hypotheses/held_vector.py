@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from embgrad.comparison.hypotheses.products import projection_of
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.hypotheses.sources import NEAR, relative
 
@@ -32,6 +33,8 @@ class HeldVector:
             vector = weight.get().astype(np.float64)
             for sign, values in ((-1, ("added", "left out")), (1, ("left out", "added"))):
                 if vector.any() and relative(sign * vector, mean) <= NEAR:
+                    is_added = sign > 0 and projection_of(site, weight.module) is not None
+                    values = ("added once", "added twice") if is_added else values
                     return [Explanation("missing-bias", f"{weight.name} is", values, site.a + sign * vector)]
         if len(off) < LEAST_TOKENS:
             return []

@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from embgrad.comparison.hypotheses.site import Site
-from embgrad.comparison.hypotheses.sources import Source, sources
+from embgrad.comparison.hypotheses.sources import NEAR, Source, relative, sources
 from embgrad.comparison.recording import HeldWeight
 from embgrad.model_points.points import INPUT
 
-__all__ = ["products"]
+__all__ = ["Projection", "products", "projection_of"]
 
 #: The most tensors that are multiplied with weights, and the most weights of a layer.
 MOST_INPUTS: Final = 4
 MOST_WEIGHTS: Final = 12
+
+
+class Projection(NamedTuple):
+    """A product with a matrix, (input, output), to which a bias is added."""
+
+    matrix: np.ndarray
+    bias: np.ndarray
+
+
+def projection_of(site: Site, module: str) -> Projection | None:
+    """Return the projection that a module before a site computes; None where none with its weights returns what it does."""
+    before = {it.name: it.values for it in site.before if it.name in (module, f"{module}:{INPUT}")}
+    given, returned = before.get(f"{module}:{INPUT}"), before.get(module)
+    if given is None or returned is None:
+        return None
+    held = [weight.get().astype(np.float64) for weight, _, _ in site.held_by(module).values()]
+    bias = next((values for values in held if values.shape == returned.shape[-1:]), np.zeros(returned.shape[-1]))
+    for matrix in (layout for values in held if values.ndim == 2 for layout in (values.T, values)):
+        if matrix.shape == (given.shape[-1], len(bias)) and relative(given @ matrix + bias, returned) <= NEAR:
+            return Projection(matrix, bias)
+    return None
 
 
 def products(site: Site) -> Iterator[list[Source]]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.hypotheses.held_vector import HeldVector
-from embgrad.comparison.hypotheses.site import Site
+from embgrad.comparison.hypotheses.site import Before, Site
 from embgrad.comparison.recording import HeldWeight
 from tests.unit.comparison.hypotheses.modules import module_site
 
@@ -28,6 +28,19 @@ def test_the_vector_is_named_with_the_side_that_adds_it(sign: int, values: tuple
     (found,) = HeldVector().explain(site(OUT + sign * BIAS))
     assert (found.cause, found.setting, found.values) == ("missing-bias", "values.bias is", values)
     np.testing.assert_allclose(found.predicted, OUT + sign * BIAS)
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+def test_a_bias_that_the_reference_adds_itself_is_added_twice(is_applied: bool) -> None:
+    x, matrix = RANDOM.normal(size=(2, 5, 4)), RANDOM.normal(size=(3, 4))
+    made = site(OUT + BIAS)
+    held = HeldWeight("values.weight", "values", matrix.shape, lambda: matrix, layer=0)
+    first = replace(made.recordings[0], weights=(*made.recordings[0].weights, held))
+    tensors = {"values": x @ matrix.T + (BIAS if is_applied else 0), "values:input": x}
+    before = [Before(name, values) for name, values in tensors.items()]
+    (found,) = HeldVector().explain(replace(made, before=before, recordings=(first, made.recordings[1])))
+    wanted = "added once in a and added twice in b" if is_applied else "left out in a and added in b"
+    assert found.text == f"values.bias is {wanted}"
 
 
 def test_other_differences_are_not_named() -> None:
