@@ -16,7 +16,17 @@ import numpy as np
 from embgrad.backend.protocol import Call, Change, PointValues, Request, Run
 from embgrad.backend.registry import bind
 from embgrad.backend.responses import Callback
-from embgrad.comparison.recording import FINAL, HeldWeight, Recording, Tensor, caller_of, ends_of, layer_at, layer_spans
+from embgrad.comparison.recording import (
+    FINAL,
+    HeldWeight,
+    Recording,
+    Tensor,
+    caller_of,
+    ends_of,
+    layer_at,
+    layer_spans,
+    read_once,
+)
 from embgrad.comparison.settings import declared_settings
 from embgrad.comparison.stacked import divide_stacks
 from embgrad.engine.call_errors import explain_forward
@@ -365,7 +375,9 @@ class LiveSide:
             numbered = NUMBER.search(f".{module}." if module in ended else name)
             if is_functional and numbered is not None:
                 layer = int(numbered[0])
-            held.append(HeldWeight(name, module, weight.shape, weight.get, time / whole, layer))
+            held.append(
+                HeldWeight(name, module, weight.shape, read_once(weight.get, weight.shape), time / whole, layer)
+            )
         return held
 
 

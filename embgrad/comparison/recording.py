@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -15,10 +16,24 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.points import INPUT, OUTPUT, Point
 from embgrad.model_points.roles import LAYER
 
-__all__ = ["FINAL", "HeldWeight", "Recording", "Running", "Tensor", "caller_of", "ends_of", "layer_at", "layer_spans"]
+__all__ = [
+    "FINAL",
+    "HeldWeight",
+    "Recording",
+    "Running",
+    "Tensor",
+    "caller_of",
+    "ends_of",
+    "layer_at",
+    "layer_spans",
+    "read_once",
+]
 
 #: The key of the model's own output.
 FINAL: Final = "output"
+
+#: The most entries of a weight that is read once.
+READ_ONCE: Final = 65536
 
 #: The marks between the path of a module and that of a module inside it.
 MARKS: Final = (".", "/")
@@ -102,6 +117,24 @@ class HeldWeight:
     get: Callable[[], np.ndarray]
     time: float = 1.0
     layer: int | None = None
+
+
+def read_once(get: Callable[[], np.ndarray], shape: Sequence[int]) -> Callable[[], np.ndarray]:
+    """Return a function that reads a weight's values, once if they are few.
+
+    Vectors are compared with many others, and to read a weight of a model takes longer than to compare it: no other thread may
+    run the model meanwhile, so that all of its parts are visited.
+    """
+    if math.prod(shape) > READ_ONCE:
+        return get
+
+    @cache
+    def kept() -> np.ndarray:
+        values: np.ndarray = get().view()
+        values.setflags(write=False)
+        return values
+
+    return kept
 
 
 @dataclass(frozen=True, eq=False)

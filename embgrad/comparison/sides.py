@@ -34,6 +34,7 @@ from embgrad.comparison.recording import (
     ends_of,
     layer_at,
     layer_spans,
+    read_once,
 )
 from embgrad.comparison.settings import Declared
 from embgrad.comparison.stacked import divide_stacks
@@ -315,7 +316,7 @@ def _weights(
         time = ended.get(module, whole)
         shape = header.entries[name].shape if name in header.entries else tuple(entry.get("shape", ()))
         own_time, own_layer = float(entry.get("time", time / whole)), entry.get("layer", layer_at(spans, time))
-        weight = HeldWeight(name, module, shape, _reader(file, name), own_time, own_layer)
+        weight = HeldWeight(name, module, shape, read_once(_reader(file, name), shape), own_time, own_layer)
         if name in header.entries:
             held.append(weight)
         elif "sha256" in entry:

@@ -28,9 +28,6 @@ from embgrad.comparison.weight_values import (
 
 __all__ = ["Match", "Matching", "NamedArray", "Part", "match_weights"]
 
-#: The most entries of a weight whose values are kept while weights are matched.
-KEPT: Final = 65536
-
 #: The number of a layer in a name, not that of one of its parts such as "norm1".
 NUMBER: Final = re.compile(r"(?<![A-Za-z\d])\d+")
 
@@ -145,28 +142,13 @@ class Matching:
 
 @dataclass(frozen=True, eq=False)
 class _Summary:
-    """A weight with numbers that do not depend on the order of its entries.
-
-    Attributes:
-        weight: the weight.
-        number: its index among the model's.
-        size: the number of its entries.
-        magnitude: the sum of their magnitudes.
-        power: that of their squares.
-        kept: its values if they are few, since reading a model's takes long where vectors are compared with many others.
-    """
+    """A weight with numbers that do not depend on the order of its entries."""
 
     weight: NamedArray
     number: int
     size: int
     magnitude: float
     power: float
-    kept: np.ndarray | None = None
-
-    @property
-    def values(self) -> np.ndarray:
-        """The weight's values."""
-        return self.weight.get() if self.kept is None else self.kept
 
     def distance(self, other: _Summary) -> float:
         """Return the larger relative difference of the two sums."""
@@ -211,11 +193,9 @@ def match_weights(a: Sequence[NamedArray], b: Sequence[NamedArray]) -> Matching:
 def _summaries(weights: Sequence[NamedArray]) -> list[_Summary]:
     summaries = []
     for number, weight in enumerate(weights):
-        values = weight.get()
-        flat = values.ravel()
-        magnitude, power = float(np.abs(flat).sum(dtype=np.float64)), float(np.vdot(flat, flat))
-        kept = values if values.size <= KEPT else None
-        summaries.append(_Summary(weight, number, values.size, magnitude, power, kept))
+        values = weight.get().ravel()
+        magnitude = float(np.abs(values).sum(dtype=np.float64))
+        summaries.append(_Summary(weight, number, values.size, magnitude, float(np.vdot(values, values))))
     return summaries
 
 
@@ -437,10 +417,10 @@ class _Pool:
         larger = np.maximum(np.maximum(np.abs(self._sums[free]), np.abs(own)), 1e-30)
         distances = (np.abs(self._sums[free] - own) / larger).max(-1)
         ranked = np.lexsort((np.abs(self._times[free] - summary.weight.time), distances.round(7)))
-        values = summary.values if len(free) else np.zeros(0)
+        values = summary.weight.get() if len(free) else np.zeros(0)
         for index in free[ranked[:MOST_CANDIDATES]]:
             other = self._summaries[index]
-            match = rule(summary, other, values, other.values)
+            match = rule(summary, other, values, other.weight.get())
             if match is not None:
                 self._is_free[index] = not take
                 return match
@@ -516,11 +496,11 @@ def _by_rows(
     left: Sequence[_Summary], others: Sequence[_Summary]
 ) -> tuple[dict[str, tuple[Part, ...]], list[_Summary], list[_Summary]]:
     """Return the parts of fused and split weights, and the summaries whose rows are not found on the other side."""
-    rows = index_of_rows((other.weight.name, other.values) for other in others)
+    rows = index_of_rows((other.weight.name, other.weight.get()) for other in others)
     parts: dict[str, tuple[Part, ...]] = {}
     used: dict[str, int] = defaultdict(int)
     for summary in left:
-        found = parts_of(summary.values, rows)
+        found = parts_of(summary.weight.get(), rows)
         if found:
             parts[summary.weight.name] = tuple(found)
             for part in found:

@@ -11,7 +11,7 @@ import embgrad
 from embgrad.comparison.live_side import LiveSide
 from embgrad.comparison.live_side import _final_values as final_values
 from embgrad.comparison.port import check_port
-from embgrad.comparison.recording import FINAL
+from embgrad.comparison.recording import FINAL, read_once
 from embgrad.errors import EmbgradError, OutputError
 from embgrad.testing.reference import ReferenceModel, lookup
 
@@ -185,3 +185,19 @@ def test_an_output_with_a_number_for_each_example_has_no_features() -> None:
     assert final_values(np.zeros((3, 2)), batch) is None
     values = final_values(np.arange(6.0).reshape(2, 3), batch)
     np.testing.assert_array_equal(values, [[[0, 1, 2]], [[3, 4, 5]]])
+
+
+@pytest.mark.parametrize(("size", "reads"), [(65536, 1), (65537, 2)])
+def test_a_small_weight_is_read_once_and_cannot_be_changed(size: int, reads: int) -> None:
+    read: list[int] = []
+
+    def get() -> np.ndarray:
+        read.append(1)
+        return np.arange(size, dtype=np.float32)
+
+    once = read_once(get, (size,))
+    assert not read
+    for _ in range(2):
+        np.testing.assert_array_equal(once(), np.arange(size))
+    assert len(read) == reads
+    assert once().flags.writeable == (reads == 2)
