@@ -118,7 +118,7 @@ def misleading_pairs(pairs: Sequence[Pair], led: Led, leader: Recording, followe
     for kind in kinds.values() if solved else ():
         if kind <= kept and solved <= _nearer(before, differences(kept - kind)):
             kept = kept - kind
-    return frozenset(number for number in kept - solved if now[number] > REPAIRED) if solved else frozenset()
+    return frozenset(number for number in kept - solved if now.get(number, 0.0) > REPAIRED) if solved else frozenset()
 
 
 def differing_pairs(pairs: Sequence[Pair], led: Led, leader: Recording) -> list[int]:
@@ -136,8 +136,12 @@ def _differences(pairs: Sequence[Pair], led: Led, leader: Recording) -> dict[int
 
 
 def _nearer(offs: Mapping[int, float], others: Mapping[int, float]) -> set[int]:
-    """Return the indices at which others are far smaller."""
-    return {number for number, off in offs.items() if off > REPAIRED and others[number] <= max(NEAR * off, REPAIRED)}
+    """Return the indices at which others are far smaller; what is not finite is infinitely far, as is a point without values."""
+    return {
+        number
+        for number, off in offs.items()
+        if off > REPAIRED and (other := others.get(number, np.inf)) < off and other <= max(NEAR * off, REPAIRED)
+    }
 
 
 def _apart(reference: np.ndarray, values: np.ndarray, real: np.ndarray) -> float:

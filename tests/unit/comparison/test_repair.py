@@ -184,6 +184,13 @@ def test_another_table_is_not_misleading() -> None:
         assert misled(SPLIT, {**other, "place": lambda at: X * 0 + W[1]}, SUMS) == []
 
 
+def test_a_misleading_pair_is_found_beside_a_point_that_is_not_finite() -> None:
+    first: Steps = {"aside": lambda at: X, **SPLIT}
+    second: Steps = {"aside": lambda at: X * np.nan, **MERGED}
+    pairs = [Pair(key, key, key, time=float(number)) for number, key in enumerate(first)]
+    assert misled(first, second, pairs) == ["place"]
+
+
 def normed(x: np.ndarray, epsilon: float = 1e-6) -> np.ndarray:
     return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon))
 
