@@ -118,7 +118,7 @@ def misleading_pairs(pairs: Sequence[Pair], led: Led, leader: Recording, followe
     for kind in kinds.values() if solved else ():
         if kind <= kept and solved <= _nearer(before, differences(kept - kind)):
             kept = kept - kind
-    return frozenset(number for number in kept - solved if now.get(number, 0.0) > REPAIRED) if solved else frozenset()
+    return frozenset(number for number in kept if now.get(number, 0.0) > REPAIRED) if solved else frozenset()
 
 
 def differing_pairs(pairs: Sequence[Pair], led: Led, leader: Recording) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -195,44 +196,63 @@ def normed(x: np.ndarray, epsilon: float = 1e-6) -> np.ndarray:
     return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon))
 
 
-def two_layers(*, adds: bool, epsilon: float = 1e-6, factor: float = 1.0) -> Steps:
-    """Return the steps of two layers whose norm is given a sum, or adds what it is given to the stream.
+def layers(
+    *, adds: bool, epsilon: float = 1e-6, factor: float = 1.0, faulty: int = 1, count: int = 2
+) -> dict[str, Callable[[At], np.ndarray]]:
+    """Return the steps of layers whose norm is given a sum, or adds what it is given to the stream.
 
     Args:
         adds: whether the norm adds.
         epsilon: the norms'.
-        factor: what the second layer's output is multiplied by.
+        factor: what the output of the faulty layer is multiplied by.
+        faulty: its number.
+        count: the number of layers.
     """
     steps: dict[str, Callable[[At], np.ndarray]] = {"x": lambda at: X}
-    for number in range(2):
-        before = "x" if number == 0 else "0.up:output#0"
+    for number in range(count):
         given, behind, up = f"{number}.norm:input#0", f"{number}.norm:output#0", f"{number}.up:output#0"
-        times = factor if number else 1.0
+        times = factor if number == faulty else 1.0
 
-        def stream(at: At, before: str = before) -> np.ndarray:
-            return np.asarray(X if before == "x" else X + at[before])
+        def stream(at: At, number: int = number) -> np.ndarray:
+            return X + sum((at[f"{before}.up:output#0"] for before in range(number)), 0.0 * X)
 
-        steps[given] = (lambda at, before=before: at[before]) if adds else stream
-        if adds and number:
-            steps[behind] = lambda at, given=given: normed(X + at[given], epsilon)
-        else:
-            steps[behind] = lambda at, given=given: normed(at[given], epsilon)
+        def last(at: At, number: int = number) -> np.ndarray:
+            return at[f"{number - 1}.up:output#0"] if number else X
+
+        def behind_of(at: At, number: int = number, given: str = given) -> np.ndarray:
+            added = stream(at, number - 1) if adds and number else 0.0
+            return normed(at[given] + added, epsilon)
+
+        steps[given] = last if adds else stream
+        steps[behind] = behind_of
         steps[up] = lambda at, behind=behind, times=times: times * at[behind] @ W
-    steps[FINAL] = lambda at: X + at["0.up:output#0"] + at["1.up:output#0"]
+    steps[FINAL] = lambda at: X + sum(at[f"{number}.up:output#0"] for number in range(count))
     return steps
 
 
-LAYERS = [Pair(key, key, key, time=float(number)) for number, key in enumerate(two_layers(adds=False))]
+def pairs_of(steps: Steps) -> list[Pair]:
+    return [Pair(key, key, key, time=float(number)) for number, key in enumerate(steps)]
 
 
-@pytest.mark.parametrize("faults", [{}, {"factor": 1.5}, {"epsilon": 0.1}, {"factor": 1.5, "epsilon": 0.1}])
-def test_the_input_of_a_norm_that_adds_to_the_stream_is_misleading_beside_faults(faults: dict[str, float]) -> None:
-    assert misled(two_layers(adds=False), two_layers(adds=True, **faults), LAYERS) == ["1.norm:input#0"]
+FAULTS = [{}, {"factor": 1.5}, {"factor": 1.5, "faulty": 0}, {"epsilon": 0.1}, {"factor": 1.5, "epsilon": 0.1}]
 
 
-@pytest.mark.parametrize("faults", [{}, {"factor": 1.5}, {"epsilon": 0.1}, {"factor": 1.5, "epsilon": 0.1}])
-def test_a_fault_is_not_misleading(faults: dict[str, float]) -> None:
-    assert misled(two_layers(adds=False), two_layers(adds=False, **faults), LAYERS) == []
+@pytest.mark.parametrize("faults", FAULTS)
+def test_the_input_of_a_norm_that_adds_to_the_stream_is_misleading_beside_faults(faults: dict[str, Any]) -> None:
+    first = layers(adds=False)
+    assert misled(first, layers(adds=True, **faults), pairs_of(first)) == ["1.norm:input#0"]
+
+
+def test_one_kind_of_pairs_may_be_in_many_layers() -> None:
+    first = layers(adds=False, count=12)
+    wanted = [f"{number}.norm:input#0" for number in range(1, 12)]
+    assert misled(first, layers(adds=True, count=12), pairs_of(first)) == wanted
+
+
+@pytest.mark.parametrize("faults", FAULTS)
+def test_a_fault_is_not_misleading(faults: dict[str, Any]) -> None:
+    first = layers(adds=False)
+    assert misled(first, layers(adds=False, **faults), pairs_of(first)) == []
 
 
 def test_the_last_pair_is_never_dropped() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.hypotheses.attention import AttentionCore
+from embgrad.comparison.hypotheses.core_distances import DistanceTerms, _Table
 from embgrad.comparison.hypotheses.site import Site
 from tests.unit.comparison.hypotheses.planted import expect_exact, site_of
 
@@ -150,3 +151,12 @@ def test_rows_of_heads_by_each_distance_are_found() -> None:
     text = "vectors by distance are multiplied with queries and keys in a and queries in b"
     found_cause = found(with_rows_of_heads(keys=True), with_rows_of_heads(keys=False), weights)
     assert found_cause == ("attention-bias", text)
+
+
+def test_distances_are_in_their_rows() -> None:
+    """Of sixteen rows four on each side are exact, then ceil(3 log(d / 4) / log(8 / 4)) further, where 9 is the longest."""
+    terms = DistanceTerms(_Table(np.arange(16.0)[:, None], ""), None, of_keys=False, longest=9)
+    ones = np.ones((1, 31, 1, 1))
+    rows = terms.products(ones[:, :1], ones, np.array([15]), np.arange(1))[0, 0, 0]
+    wanted = {0: 8, 1: 9, 4: 12, 5: 13, 6: 14, 7: 15, 8: 15, 15: 15, -1: 7, -4: 4, -5: 3, -6: 2, -7: 1, -8: 1, -15: 0}
+    assert {behind: int(rows[15 - behind]) for behind in wanted} == wanted

@@ -204,6 +204,14 @@ def test_shared_experts_that_the_port_lacks_or_does_not_gate_are_named() -> None
         assert (found.cause, found.text) == ("missing-part", text)
 
 
+def test_a_term_that_changes_nothing_is_not_said_to_be_left_out() -> None:
+    before = {"block.shared": 1e-13 * SHARED, **BEFORE}
+    a, b = (mixed(taken=taken, added=RESIDUAL + before["block.shared"]) for taken in (2, 1))
+    found = explained(site(b, a, before))
+    assert not found.also
+    assert found.text == "experts for each token 2 in a and 1 in b"
+
+
 def test_a_number_that_experts_are_chosen_by_is_no_part_of_their_weights() -> None:
     """DeepSeek's third version corrects scores before it chooses, and weighs with what they were."""
     preferred = [0.5, -0.5, 0.25, 0.0]
