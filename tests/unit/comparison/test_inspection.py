@@ -74,7 +74,7 @@ def test_figures_of_each_pair_of_points(follower: str) -> None:
     tensors = {**b.tensors, KEYS[0]: replace(b.tensors[KEYS[0]], gradient=None)}
     b = replace(b, tensors=tensors)
     led = Led({0: X * 1.25, 1: X * 3}, {1: X * 6, 0: X}, follower)
-    examined: Any = SimpleNamespace(pairs=PAIRS, led=led, sites=[SimpleNamespace(name="two")])
+    examined: Any = SimpleNamespace(pairs=PAIRS, led=led, differing=frozenset({"two"}))
     found = list(_points(examined, a, b, [1.0, 2.0, 3.0], ["three"]))
     assert [(point.name, point.port_name, point.floor, point.agrees) for point in found] == [
         ("one", KEYS[0], 1.0, True),
