@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from embgrad.comparison.hypotheses.declared import declared_by, number_in
+from embgrad.comparison.hypotheses.norm import Parameters
 from embgrad.comparison.hypotheses.products import Projection, projection_of
 from embgrad.comparison.hypotheses.projections import Projections
 from embgrad.comparison.hypotheses.site import Site
@@ -190,9 +191,7 @@ def _normed(site: Site, rows: np.ndarray) -> Iterator[_Table]:
     for weight in site.recordings[0].weights:
         if weight.layer is None and weight.shape == rows.shape[1:]:
             outside.setdefault(weight.module, []).append(weight.get().astype(np.float64))
-    centred = rows - rows.mean(1, keepdims=True)
     for norm, held in [entry for entry in reversed(outside.items()) if len(entry[1]) == 2][:MOST_NORMS]:
         for small in EPSILONS if epsilon is None else (epsilon,):
-            unit = centred / np.sqrt((centred**2).mean(1, keepdims=True) + small)
-            yield _Table(unit * held[0] + held[1], norm)
+            yield _Table(Parameters(True, small, held[0], held[1]).apply(rows), norm)
     yield _Table(rows, "")
