@@ -87,21 +87,20 @@ def in_place(grad: np.ndarray) -> None:
     grad += 1
 
 
+def number_of_tensors() -> int:
+    return sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects())
+
+
 @pytest.mark.parametrize("option", ["override", "add", "edit"])
 def test_a_pass_is_freed_when_it_ends(option: str) -> None:
     """Many steps in a row, as integrated gradients make them, hold no more memory than a single one."""
     model = net()
-
-    def call() -> None:
-        embgrad.gradients(model, IDS, embgrad.Logit(1), **{option: {"word": lambda value: value * 2}})
-
-    for _ in range(2):  # what earlier tests have left may become garbage in a first call
-        call()
-        gc.collect()
-    gc.disable()
+    gc.collect()
+    before = number_of_tensors()
+    gc.disable()  # what refers to itself is freed by the collector alone, which runs when it likes
     try:
-        call()
-        assert gc.collect() == 0
+        embgrad.gradients(model, IDS, embgrad.Logit(1), **{option: {"word": lambda value: value * 2}})
+        assert number_of_tensors() <= before
     finally:
         gc.enable()
 
