@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -21,8 +21,8 @@ MOST_OTHERS: Final = 4
 OTHERS: Final = "with other values"
 MERGED: Final = "the weights of several modules"
 
-#: The number of modules from which a layer of b has the weights of another layer, the text of each, and the setting of all.
-LEAST_MODULES: Final = 3
+#: The number of weights from which a layer of b has the weights of another layer, the text of each, and the setting of all.
+LEAST_WEIGHTS: Final = 3
 MOVED: Final = re.compile(r"b has (\S+) equal to a's ([^\s,]+)")
 LAYERS: Final = "the weights of a layer"
 
@@ -123,9 +123,13 @@ def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cau
 
 
 def _moved_layers(explained: Sequence[tuple[Site, Explanation | None]]) -> set[tuple[int, int]]:
-    """Return the layers of b that have weights of another layer of a in many modules, with that layer."""
-    moves = Counter(_move_of(site, it) for site, it in explained if it is not None)
-    return {move for move, count in moves.items() if move is not None and count >= LEAST_MODULES}
+    """Return the layers of b that hold many weights of another layer of a, with that layer."""
+    weights: dict[tuple[int, int], set[str]] = defaultdict(set)
+    for site, explanation in explained:
+        move = None if explanation is None else _move_of(site, explanation)
+        if explanation is not None and move is not None:
+            weights[move].add(explanation.sentence)  # several modules may read what a single norm of other weights returns
+    return {move for move, sentences in weights.items() if len(sentences) >= LEAST_WEIGHTS}
 
 
 def _move_of(site: Site, explanation: Explanation) -> tuple[int, int] | None:

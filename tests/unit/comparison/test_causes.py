@@ -113,6 +113,12 @@ def test_two_modules_of_another_layer_are_causes_of_their_own() -> None:
     ]
 
 
+def test_points_of_a_single_norm_of_another_layer_are_one_cause() -> None:
+    sites = [site(f"layers.2.{name}:input", 2) for name in ("query", "key", "value")]
+    (cause,) = causes_of([(at, equal_to(at, 1, "norm")) for at in sites])
+    assert cause.text == "b has layers.N.norm.W equal to a's layers.1.norm.W, layer 2"
+
+
 def test_what_lies_outside_of_the_layers_that_hand_it_on_has_no_layers() -> None:
     sites = [site(f"layers.{n}.norm", n) for n in (0, 1)]
     held = HeldWeight("embeddings.types.W", "embeddings.types", (2, 2), lambda: np.zeros((2, 2)))
