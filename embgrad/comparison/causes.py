@@ -128,7 +128,9 @@ def _moved_layers(explained: Sequence[tuple[Site, Explanation | None]]) -> set[t
     for site, explanation in explained:
         move = None if explanation is None else _move_of(site, explanation)
         if explanation is not None and move is not None:
-            weights[move].add(explanation.sentence)  # several modules may read what a single norm of other weights returns
+            weights[move].add(
+                explanation.sentence
+            )  # several modules may read what a single norm of other weights returns
     return {move for move, sentences in weights.items() if len(sentences) >= LEAST_WEIGHTS}
 
 
@@ -153,7 +155,10 @@ def _text_of_moves(moves: Iterable[tuple[int, int]]) -> str:
 def _is_outside(site: Site, explanation: Explanation) -> bool:
     """Return whether an explanation names a module with weights outside of the layers, whose outputs they hand on."""
     outside = {weight.module for weight in site.recordings[0].weights if weight.layer is None and weight.module}
-    return not outside.isdisjoint(re.findall(r"[^\s,;:]+", explanation.text))
+    words = re.findall(
+        r"(?<!\S)[^\s,;:]+(?![^\s,;:])(?! of )", explanation.text
+    )  # a module "norm" is not "the norm of keys"
+    return not outside.isdisjoint(words)
 
 
 def _with_others_merged(grouped: Mapping[Key, Explained]) -> dict[Key, Explained]:

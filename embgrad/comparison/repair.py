@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS
 from embgrad.comparison.recording import FINAL, Recording, Tensor
-from embgrad.comparison.sites import Led, Pair, difference, in_order, lead
+from embgrad.comparison.sites import Led, Pair, difference, in_order, lead, name_of
 from embgrad.model_points.points import INPUT
 
 __all__ = ["differing_pairs", "misleading_pairs", "repair_pairs"]
@@ -56,6 +56,7 @@ def repair_pairs(
     real = leader.batch.real
     changed = list(pairs)
     dropped: set[int] = set()
+    moved: dict[str, _Move] = {}
     for number in differing:
         pair, values = pairs[number], arrived[number]
         tensor = leader.tensors[pair.a]
@@ -67,20 +68,65 @@ def repair_pairs(
         own = _apart(tensor.values, values, real)
         later = _nearest(_later(leader, tensor), values, real, NEARER * own)
         if later is not None and not any(other.a == later.key and other.b != pair.b for other in pairs):
-            name = later.path if later.side != INPUT else f"{later.path}:{INPUT}"
-            changed[number] = replace(pair, name=name, a=later.key, time=later.time)
+            changed[number] = _moved_in_a(pair, later)
+            moved[_kind_of(pair)] = _Move(_steps(leader, tensor, later), 0)
             continue
         behind = _behind(pair, values, leader, follower, NEARER * own)
         if later is None and behind is not None and not any(other.b == behind.key for other in pairs):
             changed[number] = replace(pair, b=behind.key)
+            moved[_kind_of(pair)] = _Move(0, _steps(follower, follower.tensors[pair.b], behind))
         elif later is not None or _is_function(tensor.values, values, real, NEARER * own):
             dropped.add(number)
+    for number in {*differing} - dropped:
+        if (
+            changed[number] == pairs[number] and _kind_of(pairs[number]) in moved
+        ):  # a fault in some layers hides what it holds
+            changed[number] = moved[_kind_of(pairs[number])].apply(pairs[number], leader, follower) or pairs[number]
     if not dropped and changed == list(pairs):
         return None
     numbers = range(len(pairs))
     last = next((it for it in numbers if pairs[it].b == FINAL), max(numbers, key=lambda number: pairs[number].time))
     left = [pair for number, pair in enumerate(changed) if number not in dropped - {last}]
     return in_order(left, leader) if left != list(pairs) else None
+
+
+class _Move(NamedTuple):
+    """The numbers of tensors by which the points of a pair are moved."""
+
+    in_a: int
+    in_b: int
+
+    def apply(self, pair: Pair, leader: Recording, follower: Recording) -> Pair | None:
+        """Return a pair moved; None where a tensor there has another shape."""
+        a, b = (
+            _further(side, side.tensors[key], steps)
+            for side, key, steps in ((leader, pair.a, self.in_a), (follower, pair.b, self.in_b))
+        )
+        if a is None or b is None:
+            return None
+        return _moved_in_a(pair, a) if self.in_a else replace(pair, b=b.key)
+
+
+def _kind_of(pair: Pair) -> str:
+    """Return the name of a pair without numbers, which is the same in each layer."""
+    return re.sub(r"\d+", "N", pair.name)
+
+
+def _moved_in_a(pair: Pair, tensor: Tensor) -> Pair:
+    return replace(pair, name=name_of(tensor), a=tensor.key, time=tensor.time)
+
+
+def _steps(recording: Recording, first: Tensor, second: Tensor) -> int:
+    keys = [*recording.tensors]
+    return keys.index(second.key) - keys.index(first.key)
+
+
+def _further(recording: Recording, tensor: Tensor, steps: int) -> Tensor | None:
+    """Return the tensor of the same shape that is so many tensors further; None where there is none."""
+    keys = [*recording.tensors]
+    number = keys.index(tensor.key) + steps
+    found = recording.tensors[keys[number]] if number < len(keys) else None
+    return found if found is not None and found.values.shape == tensor.values.shape else None
 
 
 def misleading_pairs(pairs: Sequence[Pair], led: Led, leader: Recording, follower: Recording) -> frozenset[int]:
@@ -101,7 +147,7 @@ def misleading_pairs(pairs: Sequence[Pair], led: Led, leader: Recording, followe
     kinds: dict[str, set[int]] = {}
     for number, off in before.items():
         if off > REPAIRED and pairs[number].b != FINAL:
-            kinds.setdefault(re.sub(r"\d+", "N", pairs[number].name), set()).add(number)
+            kinds.setdefault(_kind_of(pairs[number]), set()).add(number)
     if sum(off > REPAIRED for off in before.values()) < 2:
         return frozenset()
 
@@ -110,7 +156,7 @@ def misleading_pairs(pairs: Sequence[Pair], led: Led, leader: Recording, followe
 
     kept: set[int] = set()
     now = before
-    for kind in list(kinds.values())[:MOST_KINDS]:
+    for kind in _crossing_first(kinds.values(), pairs, leader, follower)[:MOST_KINDS]:
         following = differences(kept | kind)
         if not _nearer(following, before):
             kept, now = kept | kind, following
@@ -119,6 +165,23 @@ def misleading_pairs(pairs: Sequence[Pair], led: Led, leader: Recording, followe
         if kind <= kept and solved <= _nearer(before, differences(kept - kind)):
             kept = kept - kind
     return frozenset(number for number in kept if now.get(number, 0.0) > REPAIRED) if solved else frozenset()
+
+
+def _crossing_first(
+    kinds: Collection[set[int]], pairs: Sequence[Pair], leader: Recording, follower: Recording
+) -> list[set[int]]:
+    """Return kinds of pairs, first those that come later than others in one model and earlier in the other."""
+    differing = [number for kind in kinds for number in kind]
+    times = {it: (leader.tensors[pairs[it].a].time, follower.tensors[pairs[it].b].time) for it in differing}
+
+    def crossings(kind: set[int]) -> int:
+        return sum(
+            (times[first][0] - times[second][0]) * (times[first][1] - times[second][1]) < 0
+            for first in kind
+            for second in differing
+        )
+
+    return sorted(kinds, key=crossings, reverse=True)
 
 
 def differing_pairs(pairs: Sequence[Pair], led: Led, leader: Recording) -> list[int]:

@@ -114,7 +114,7 @@ def _explanations(a: Core, b: Core) -> list[Explanation]:
         return []
     return together(
         [
-            Explanation(cause, setting, values, b.predicted, b.compute, b.inputs)
-            for cause, setting, values in differences(a, b)
+            Explanation(cause, setting, values, b.predicted, b.compute, b.inputs, sentence)
+            for cause, setting, values, sentence in differences(a, b)
         ]
     )

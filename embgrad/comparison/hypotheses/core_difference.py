@@ -11,6 +11,7 @@ import numpy as np
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_distances import DistanceTerms
 from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, HeadNorm, Mask, Rotary
+from embgrad.comparison.hypotheses.other_weights import OtherWeights
 from embgrad.comparison.hypotheses.sources import Fused, last_part
 from embgrad.model_points.points import INPUT
 
@@ -24,11 +25,13 @@ class Difference(NamedTuple):
         cause: its name.
         setting: the setting, as the subject of the text.
         values: its value in a and in b.
+        sentence: the text, where it is not that the setting has these values.
     """
 
     cause: str
     setting: str
     values: tuple[str, str]
+    sentence: str = ""
 
 
 def differences(a: Core, b: Core) -> list[Difference]:
@@ -52,7 +55,9 @@ def _of_sources(a: Core, b: Core) -> Iterator[Difference]:
         return
     for role in ("query", "key", "value"):
         mine, its = getattr(a, role), getattr(b, role)
-        if mine.name == its.name and mine.label == its.label:
+        if isinstance(its, OtherWeights):
+            yield Difference(its.cause, its.name, ("a's own", "others"), its.sentence)
+        elif mine.name == its.name and mine.label == its.label:
             same = mine.features is None or (mine.features == its.features).all()
             if not same and role == "query":
                 yield Difference("permuted-weight", "the fused projection is split into", ("one order", "another"))
@@ -93,16 +98,24 @@ def _of_scores(a: Core, b: Core) -> Iterator[Difference]:
 
 
 def _of_norms(a: HeadNorm | None, b: HeadNorm | None) -> Iterator[Difference]:
+    roles = [() if norm is None else norm.roles for norm in (a, b)]
+    if roles[0] != roles[1]:
+        others = sorted({*roles[0]} ^ {*roles[1]}, reverse=True)
+        texts = ["applied" if others[0] in applied else "missing" for applied in roles]
+        verb = "the norms of queries and keys are" if len(others) > 1 else f"the norm of {others[0]} is"
+        yield Difference("missing-norm", verb, (texts[0], texts[1]))
+        return
     if a is None or b is None:
-        if a is not b:
-            texts = ["missing" if norm is None else "applied" for norm in (a, b)]
-            yield Difference("missing-norm", "the norms of queries and keys are", (texts[0], texts[1]))
         return
     if a.epsilon != b.epsilon:
         yield Difference("layer-norm-epsilon", "epsilon", (f"{a.epsilon:g}", f"{b.epsilon:g}"))
-    same = np.array_equal(a.query, b.query) and np.array_equal(a.key, b.key)
-    if not same and np.array_equal(a.query, b.key) and np.array_equal(a.key, b.query):
-        yield Difference("swapped-weights", "the gain of the queries' norm is", ("that of queries", "that of keys"))
+    exchanged = [
+        role for role, mine, its in (("queries", "query", "key"), ("keys", "key", "query")) if _has(a, b, mine, its)
+    ]
+    same = _has(a, b, "query", "query") and _has(a, b, "key", "key")
+    if not same and exchanged:
+        own, other = exchanged[0], "keys" if exchanged[0] == "queries" else "queries"
+        yield Difference("swapped-weights", f"the gain of the norm of {own} is", (f"that of {own}", f"that of {other}"))
     elif not same:
         yield Difference("different-weight", "the gains of the norms of queries and keys are", ("applied", "missing"))
     elif a.offset != b.offset:
@@ -111,6 +124,12 @@ def _of_norms(a: HeadNorm | None, b: HeadNorm | None) -> Iterator[Difference]:
     if a.late != b.late:
         names = [f"{'after' if norm.late else 'before'} rotary positions" for norm in (a, b)]
         yield Difference("norm-order", "the norms of queries and keys come", (names[0], names[1]))
+
+
+def _has(a: HeadNorm, b: HeadNorm, role: str, other: str) -> bool:
+    """Return whether the gain that b has in a role is a's gain in another role, or a's own."""
+    gains = getattr(b, role), getattr(a, other)
+    return gains[0] is gains[1] if gains[0] is None or gains[1] is None else np.array_equal(*gains)
 
 
 def _of_masks(a: Mask, b: Mask) -> Iterator[Difference]:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from embgrad.comparison.hypotheses.declared import declared_by, number_in
-from embgrad.comparison.hypotheses.norm import Parameters
+from embgrad.comparison.hypotheses.norm_fit import Parameters
 from embgrad.comparison.hypotheses.products import Projection, projection_of
 from embgrad.comparison.hypotheses.projections import Projections
 from embgrad.comparison.hypotheses.site import Site
@@ -174,7 +174,7 @@ def _tables(
         rows = weight.get().astype(np.float64)
         if rows.shape[1] == size:
             yield _Table(rows, ""), None
-        elif first is not None and second is not None and rows.shape[1] == len(first.matrix):
+        elif first is not None and second is not None and rows.shape[1] == len(first.matrix) == len(second.matrix):
             yield from ((table, (first, second)) for table in _normed(site, rows))
 
 
@@ -193,5 +193,6 @@ def _normed(site: Site, rows: np.ndarray) -> Iterator[_Table]:
             outside.setdefault(weight.module, []).append(weight.get().astype(np.float64))
     for norm, held in [entry for entry in reversed(outside.items()) if len(entry[1]) == 2][:MOST_NORMS]:
         for small in EPSILONS if epsilon is None else (epsilon,):
-            yield _Table(Parameters(True, small, held[0], held[1]).apply(rows), norm)
+            for gain, shift in itertools.permutations(held):  # Flax lists the bias first
+                yield _Table(Parameters(True, small, gain, shift).apply(rows), norm)
     yield _Table(rows, "")

@@ -263,28 +263,41 @@ class HeadNorm:
     """The settings of the norms of queries and keys.
 
     Attributes:
-        query: the gain of queries, (feature,).
-        key: the gain of keys, (feature,).
+        query: the gain of queries, (feature,); None where they go through no norm.
+        key: the gain of keys, likewise.
         epsilon: the number that is added to the mean of squares.
         offset: what is added to the gains: 0, or 1.
         late: whether the norms come after rotary positions.
     """
 
-    query: np.ndarray
-    key: np.ndarray
+    query: np.ndarray | None
+    key: np.ndarray | None
     epsilon: float = 1e-6
     offset: float = 0.0
     late: bool = False
 
     def apply(self, query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return both, (…, feature), after their norms."""
-        return self._unit(query) * (self.query + self.offset), self._unit(key) * (self.key + self.offset)
+        return self._normed(query, self.query), self._normed(key, self.key)
 
-    def _unit(self, values: np.ndarray) -> np.ndarray:
-        return np.asarray(values / np.sqrt((values**2).mean(-1, keepdims=True) + self.epsilon))
+    def _normed(self, values: np.ndarray, gain: np.ndarray | None) -> np.ndarray:
+        if gain is None:
+            return values
+        return np.asarray(values / np.sqrt((values**2).mean(-1, keepdims=True) + self.epsilon) * (gain + self.offset))
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The parts that go through a norm: "queries", "keys"."""
+        return tuple(role for role, gain in (("queries", self.query), ("keys", self.key)) if gain is not None)
 
 
-def gains_of(site: Site, size: int) -> list[np.ndarray]:
-    """Return the reference's weights in the site's layer that may be gains of heads of a size, (size,)."""
-    own = [weight for weight in site.recordings[0].weights if weight.layer == site.layer and weight.shape == (size,)]
+def gains_of(site: Site, size: int, *, of_b_alone: bool = False) -> list[np.ndarray]:
+    """Return the reference's weights in the site's layer that may be gains of heads of a size, (size,); or those of b alone."""
+    own = [
+        weight
+        for weight in site.recordings[of_b_alone].weights
+        if weight.layer == site.layer
+        and weight.shape == (size,)
+        and (not of_b_alone or weight.name in site.matching.alone_b)
+    ]
     return [weight.get().astype(np.float64) for weight in own[:MOST_GAINS]]

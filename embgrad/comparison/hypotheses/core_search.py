@@ -13,6 +13,7 @@ from embgrad.comparison.hypotheses.core import Core, Part
 from embgrad.comparison.hypotheses.core_fit import fitted_numbers, number_of, part_of, settled
 from embgrad.comparison.hypotheses.core_parts import HeadNorm, gains_of
 from embgrad.comparison.hypotheses.core_variants import variants, with_settings_of
+from embgrad.comparison.hypotheses.other_weights import OtherWeights
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import FLOORS, Fused, Source, last_part, relative
 
@@ -204,7 +205,9 @@ class Places:
     def of(cls, site: Site, core: Core) -> Places | None:
         """Return the places of a core's tensors at its site; None where it has further weights of the layer."""
         made = [core.distances is not None]
-        made += [isinstance(it, Fused) or it.matrix is not None for it in (core.query, core.key, core.value)]
+        made += [
+            isinstance(it, (Fused, OtherWeights)) or it.matrix is not None for it in (core.query, core.key, core.value)
+        ]
         if core.sink is not None or any(made):
             return None
         names = [before.name for before in site.before]
@@ -213,7 +216,7 @@ class Places:
             return cls(core, (query, key, value))
         gains = gains_of(site, core.size)
         found = [
-            next((number for number, gain in enumerate(gains) if np.array_equal(gain, wanted)), None)
+            None if wanted is None else next((n for n, gain in enumerate(gains) if np.array_equal(gain, wanted)), None)
             for wanted in (core.norm.query, core.norm.key)
         ]
         return cls(core, (query, key, value), (found[0], found[1]))
@@ -239,10 +242,8 @@ class Places:
         )
 
     def _norm(self, site: Site) -> HeadNorm | None:
-        norm, (query, key) = self.core.norm, self.gains
-        if norm is None or query is None or key is None:
+        norm, gains = self.core.norm, gains_of(site, self.core.size)
+        if norm is None or max((place for place in self.gains if place is not None), default=0) >= len(gains):
             return norm
-        gains = gains_of(site, self.core.size)
-        if max(query, key) >= len(gains):
-            return norm
-        return replace(norm, query=gains[query], key=gains[key])
+        query, key = (None if place is None else gains[place] for place in self.gains)
+        return replace(norm, query=norm.query if query is None else query, key=norm.key if key is None else key)

@@ -13,10 +13,11 @@ import numpy as np
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_distances import other_terms
 from embgrad.comparison.hypotheses.core_fit import BASES, CAPS, SCALINGS, biases, scales, turned_size
-from embgrad.comparison.hypotheses.core_parts import HALVES, INTERLEAVED, HeadNorm, Mask, Rotary, Scaling
+from embgrad.comparison.hypotheses.core_parts import HALVES, INTERLEAVED, HeadNorm, Mask, Rotary, Scaling, gains_of
 from embgrad.comparison.hypotheses.core_slopes import fitted_slopes
 from embgrad.comparison.hypotheses.declared import declared_by, number_in
-from embgrad.comparison.hypotheses.norm import EPSILONS
+from embgrad.comparison.hypotheses.norm_fit import EPSILONS
+from embgrad.comparison.hypotheses.other_weights import with_weights_of_b
 from embgrad.comparison.hypotheses.projections import splits
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Fused, Source, skipped_norms, sources
@@ -51,7 +52,7 @@ def variants(site: Site, core: Core, *, rare: bool = True) -> Iterator[Core]:
         yield from (replace(core, rotary=rotary) for rotary in _rotaries(declared, core, rare) if rotary != core.rotary)
         yield from _of_bias(site, core)
     yield from _of_heads(declared, core)
-    yield from (replace(core, norm=norm) for norm in _norms(core.norm))
+    yield from (replace(core, norm=norm) for norm in _norms(site, core))
     yield from _of_sources(site, core, rare)
 
 
@@ -206,17 +207,34 @@ def _of_bias(site: Site, core: Core) -> Iterator[Core]:
     yield from (replace(core, bias=replace(core.bias, ahead=ahead)) for ahead in others)
 
 
-def _norms(norm: HeadNorm | None) -> Iterator[HeadNorm | None]:
+def _norms(site: Site, core: Core) -> Iterator[HeadNorm | None]:
+    norm = core.norm
     if norm is None:
+        yield from _norms_of_b(site, core)
         return
     yield None
     yield from (replace(norm, epsilon=epsilon) for epsilon in EPSILONS if epsilon != norm.epsilon)
     yield replace(norm, offset=1 - norm.offset)
     yield replace(norm, late=not norm.late)
     yield replace(norm, query=norm.key, key=norm.query)
+    if norm.query is None or norm.key is None:
+        return
+    yield from (replace(norm, query=None), replace(norm, key=None))
+    yield from (replace(norm, query=norm.key), replace(norm, key=norm.query))
     without = replace(norm, query=np.ones_like(norm.query), key=np.ones_like(norm.key), offset=0.0)
     if any(np.ptp(gain) for gain in (norm.query, norm.key)):
         yield without
+
+
+def _norms_of_b(site: Site, core: Core) -> Iterator[HeadNorm]:
+    """Yield the norms of queries, keys or both whose gains b alone has."""
+    declared = number_in(declared_by(site, 1), "epsilon")
+    gains = gains_of(site, core.size, of_b_alone=True)
+    chosen = [*itertools.permutations(gains, 2), *((gain, None) for gain in gains), *((None, gain) for gain in gains)]
+    for (query, key), epsilon, offset, late in itertools.product(
+        chosen, (1e-6, 1e-5) if declared is None else (declared,), (0.0, 1.0), (False, True)
+    ):
+        yield HeadNorm(query, key, epsilon, offset, late)
 
 
 def _of_sources(site: Site, core: Core, rare: bool) -> Iterator[Core]:
@@ -226,14 +244,20 @@ def _of_sources(site: Site, core: Core, rare: bool) -> Iterator[Core]:
             yield replace(core, query=query, key=key, value=value)
     values = {before.name: before.values for before in site.before}
     for name, source in zip(("query", "key", "value"), roles, strict=True):
+        yield from (replace(core, **{name: other}) for other in with_weights_of_b(site, source))  # type: ignore[arg-type]
         matrix, bias = source.matrix, source.bias
         if matrix is not None and matrix.shape[0] == matrix.shape[1]:
             product = values[source.name] @ matrix.T + (0.0 if bias is None else bias)
             yield replace(core, **{name: replace(source, values=product, matrix=matrix.T)})  # type: ignore[arg-type]
-    given = [next((before for _, before in skipped_norms(site, it.values)), None) for it in (core.query, core.key)]
-    if given[0] is not None and given[1] is not None:
-        query, key = (Source(before.name, before.values) for before in given if before is not None)
-        yield replace(core, query=query, key=key)
+    given = {
+        role: Source(before.name, before.values)
+        for role, source in (("query", core.query), ("key", core.key))
+        for _, before in itertools.islice(skipped_norms(site, source.values), 1)
+    }
+    for skipped in ({role: source} for role, source in given.items()):
+        yield replace(core, **skipped)  # type: ignore[arg-type]
+    if len(given) > 1:
+        yield replace(core, **given)  # type: ignore[arg-type]
     if core.query.name == core.key.name == core.value.name:
         whole = next(source for source in sources(site, len(site.before)) if source.name == core.query.name)
         for _, query, key, value in splits(whole, core.heads, core.size):

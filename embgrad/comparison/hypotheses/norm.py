@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -14,13 +14,26 @@ import numpy as np
 
 from embgrad.common.tolerance import HALVES
 from embgrad.comparison.hypotheses.lookup import is_looked_up
+from embgrad.comparison.hypotheses.norm_fit import (
+    DIGITS,
+    ROUGHLY,
+    TRIED,
+    Parameters,
+    changed_norm,
+    fitted_norm,
+    norm_with_gain,
+    norm_with_vectors,
+    what_differs,
+)
 from embgrad.comparison.hypotheses.product import cause_of
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, relative
+from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weight_values import rounded
+from embgrad.comparison.weights import Match
 from embgrad.model_points.points import OUTPUT
 
-__all__ = ["EPSILONS", "NUMBER", "Norm", "NormOfSum", "Parameters", "norms_of"]
+__all__ = ["NUMBER", "Norm", "NormOfSum", "norm_with_weights_of_b", "norms_of"]
 
 #: The number of a layer in a path.
 NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -31,69 +44,10 @@ LEAST_WIDE: Final = 4
 #: The number of unit roundoffs of half precision by which a norm that is computed in it differs.
 MOST_ROUNDOFFS: Final = 8.0
 
-#: The relative rounding error of a number that was computed from one with few digits.
-DIGITS: Final = 1e-6
-
-#: The epsilons that models have.
-EPSILONS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
-
-#: An epsilon with which norms are tried, and the relative L2 up to which one is looked at more closely.
-TRIED: Final = 1e-6
-ROUGHLY: Final = 1e-2
-
-#: The relative L2 from which no epsilon between the usual ones and no divisor makes a norm of other numbers.
-DISTANT: Final = 0.7
 
 #: The most tensors among which those are looked for whose sum is given to a norm, and the number of tokens that shows it.
 MOST_TERMS: Final = 8
 LEAST_TOKENS: Final = 8
-
-#: The ratio of remaining differences up to which a declared epsilon fits as well as the best.
-ALIKE: Final = 3.0
-
-#: The ratio of remaining differences up to which two usual epsilons fit equally well, so that the first of them is taken.
-EQUALLY: Final = 1.2
-
-#: The number of times that the interval of an epsilon is cut to two thirds.
-REFINEMENTS: Final = 60
-
-#: The ratio of remaining differences from which an epsilon that is not usual, or another divisor, is preferred.
-BETTER: Final = 0.3
-
-#: What norms divide by: the root of the variance over n, and what functions for the deviation of a sample lead to.
-ROOT: Final = "the root of variance + ε"
-DIVISORS: Final = (ROOT, "the root of (n / (n − 1)) variance + ε", "deviation + ε", "deviation over n − 1, + ε")
-
-
-@dataclass(frozen=True, eq=False)
-class Parameters:
-    """The settings of a norm.
-
-    Attributes:
-        centred: whether the mean is subtracted.
-        epsilon: the number that is added to the variance.
-        gain: γ, (feature,).
-        shift: β, (feature,).
-        divisor: what vectors are divided by, one of `DIVISORS`.
-    """
-
-    centred: bool
-    epsilon: float
-    gain: np.ndarray
-    shift: np.ndarray
-    divisor: str = ROOT
-
-    def apply(self, x: np.ndarray) -> np.ndarray:
-        """Return the norm of vectors along the last axis, or of each of their equal parts as long as the gain."""
-        parts = x.reshape(-1, len(self.gain))
-        return np.asarray(_unit(parts, self.centred, self.epsilon, self.divisor) * self.gain + self.shift).reshape(
-            x.shape
-        )
-
-    @property
-    def kind(self) -> str:
-        """A readable name of the kind."""
-        return "a layer norm" if self.centred else "a root-mean-square norm"
 
 
 class Norm:
@@ -121,18 +75,18 @@ class Norm:
     def _of_module(self, site: Site, path: str, entry: Before) -> list[Explanation]:
         width = _width(site, path)
         x, a, b = (site.rows(values).reshape(-1, width) for values in (entry.values, site.a, site.b))
-        first = _of_weights(site, path, x, a) or _fitted(x, a, site.declared("epsilon"))
+        first = _of_weights(site, path, x, a) or fitted_norm(x, a, site.declared("epsilon"))
         if first is None or relative(first.apply(x), a) > NEAR:
             second = _of_weights(site, path, x, b)
             return [] if second is None else _in_half(site, entry, second, "a")
         explanations = [
             explanation
-            for second in (_version(first, x, b, site.declared("epsilon", of_a=False)),)
+            for second in (changed_norm(first, x, b, site.declared("epsilon", of_a=False)),)
             if relative(second.apply(x), b) <= NEAR
             and (explanation := self._explanation(site, path, entry, first, second)) is not None
         ]
         explanations += self._by_weights(site, path, entry, first)
-        second = None if explanations else _fitted(x, b)
+        second = None if explanations else fitted_norm(x, b)
         if second is not None and relative(second.apply(x), b) <= ROUGHLY:
             explanation = self._explanation(site, path, entry, first, second)
             explanations += [] if explanation is None else [explanation]
@@ -141,33 +95,19 @@ class Norm:
 
     def _by_weights(self, site: Site, path: str, entry: Before, first: Parameters) -> list[Explanation]:
         """Return the explanation by b's weights, where one differs from its partner."""
-        changed, sentences, cause = first, [], ""
-        for weight, other, match in site.held_by(path).values():
-            if match is None or other is None or match.is_equal or other.get().size != first.gain.size:
-                continue
-            mine, its = (held.get().astype(np.float64).ravel() for held in (weight, other))
-            step = its - mine
-            if np.allclose(first.shift, mine, atol=1e-6) and not np.allclose(first.gain, mine):
-                changed = replace(changed, shift=first.shift + step)
-            else:
-                changed = replace(changed, gain=first.gain + step)
-            cause = cause_of(match)
-            sentences.append(f"b has {weight.name} {match.as_object}")
-        if not sentences:
+        differing = [(weight, match) for weight, _, match in _differing(site, path, first)]
+        if not differing:
             return []
-        name = entry.name
-
-        def compute(at: Values) -> np.ndarray:
-            return changed.apply(at(name))
-
-        text = ", and ".join(sentences)
-        values = ("a's own", text)
+        changed, name = _with_weights(site, path, first), entry.name
+        text = ", and ".join(f"b has {weight.name} {match.as_object}" for weight, match in differing)
+        values, cause = ("a's own", text), cause_of(differing[-1][1])
+        compute = partial(_applied, changed, name)
         return [Explanation(cause, path, values, changed.apply(entry.values), compute, (name,), text)]
 
     def _explanation(
         self, site: Site, path: str, entry: Before, first: Parameters, second: Parameters
     ) -> Explanation | None:
-        cause, setting, texts = _what_differs(first, second)
+        cause, setting, texts = what_differs(first, second)
         if not cause:
             return None
         other, sentence = _holder_of(site, path, second) if cause == "different-weight" else None, ""
@@ -178,6 +118,46 @@ class Norm:
             return second.apply(at(entry.name))
 
         return Explanation(cause, setting, texts, second.apply(entry.values), compute, (entry.name,), sentence)
+
+
+def _differing(site: Site, path: str, norm: Parameters) -> list[tuple[HeldWeight, HeldWeight, Match]]:
+    """Return the weights of a norm's module that differ from their partners, with these."""
+    return [
+        (weight, other, match)
+        for weight, other, match in site.held_by(path).values()
+        if match is not None and other is not None and not match.is_equal and other.get().size == norm.gain.size
+    ]
+
+
+def _with_weights(site: Site, path: str, norm: Parameters) -> Parameters:
+    """Return a norm of a with b's weights."""
+    changed = norm
+    for weight, other, _ in _differing(site, path, norm):
+        mine, its = (held.get().astype(np.float64).ravel() for held in (weight, other))
+        if np.allclose(norm.shift, mine, atol=1e-6) and not np.allclose(norm.gain, mine):
+            changed = replace(changed, shift=norm.shift + its - mine)
+        else:
+            changed = replace(changed, gain=norm.gain + its - mine)
+    return changed
+
+
+def norm_with_weights_of_b(site: Site, path: str, x: np.ndarray, y: np.ndarray) -> Parameters | None:
+    """Return the norm that a module of a computes, with b's weights; None where it computes none with its own.
+
+    Args:
+        site: the site.
+        path: the module's path.
+        x: its inputs, (example, position, feature).
+        y: its outputs.
+    """
+    if x.shape != y.shape:
+        return None
+    sizes = {int(np.prod(weight.shape)) for weight, _, _ in site.held_by(path).values()}
+    size = sizes.pop() if len(sizes) == 1 else 0
+    if size < LEAST_WIDE or x.shape[-1] % size:
+        return None
+    norm = _of_weights(site, path, site.rows(x).reshape(-1, size), site.rows(y).reshape(-1, size))
+    return None if norm is None else _with_weights(site, path, norm)
 
 
 def _holder_of(site: Site, path: str, norm: Parameters) -> str | None:
@@ -235,7 +215,7 @@ def _missing(site: Site, path: str, entry: Before, x: np.ndarray, b: np.ndarray)
             (path, name),
             f"b reads the input of the norm {path} at {site.name}, where a reads its output",
         )
-        return [Explanation("norm-order", site.name, values, entry.values, lambda at: at(name), (name,), sentence)]
+        return [Explanation("missing-norm", site.name, values, entry.values, lambda at: at(name), (name,), sentence)]
     values, sentence = ("applied", "missing"), f"b lacks the norm {path}"
     return [Explanation("missing-norm", "the norm", values, entry.values, lambda at: at(name), (name,), sentence)]
 
@@ -262,7 +242,7 @@ def _missing_in_a(site: Site) -> Iterator[Explanation]:
             alone[weight.module].append(weight.get().astype(np.float64))
     x, b = site.rows(site.a), site.rows(site.b)
     for path, vectors in alone.items():
-        found = _with_vectors(vectors, x, b, site.declared("epsilon", of_a=False))
+        found = norm_with_vectors(vectors, x, b, site.declared("epsilon", of_a=False))
         if found is not None:
             name = next((before.name for before in site.before if np.array_equal(before.values, site.a)), None)
             compute = None if name is None else partial(_applied, found, name)
@@ -299,9 +279,9 @@ def _terms(site: Site) -> list[Term]:
 
 def _fitted_near(x: np.ndarray, y: np.ndarray, declared: float | None = None) -> Parameters | None:
     """Return the norm of inputs that outputs are; None where they are no norm."""
-    if min(relative(_with_gain(x, y, centred, TRIED).apply(x), y) for centred in (True, False)) > ROUGHLY:
+    if min(relative(norm_with_gain(x, y, centred, TRIED).apply(x), y) for centred in (True, False)) > ROUGHLY:
         return None
-    norm = _fitted(x, y, declared)
+    norm = fitted_norm(x, y, declared)
     return norm if norm is not None and relative(norm.apply(x), y) <= NEAR else None
 
 
@@ -388,14 +368,6 @@ def _has_digits_of(dtype: str, values: np.ndarray, norm: Parameters) -> bool:
     )
 
 
-def _unit(x: np.ndarray, centred: bool, epsilon: float, divisor: str = ROOT) -> np.ndarray:
-    centre = x - x.mean(-1, keepdims=True) if centred else x
-    kind, features = DIVISORS.index(divisor), x.shape[-1]
-    variance = (centre**2).sum(-1, keepdims=True) / (features - kind % 2)
-    spread = np.sqrt(variance + epsilon) if kind < 2 else np.sqrt(variance) + epsilon
-    return np.asarray(centre / np.where(spread > 0, spread, 1.0))
-
-
 def _of_weights(site: Site, path: str, x: np.ndarray, y: np.ndarray) -> Parameters | None:
     """Return the norm with the module's own weights that is nearest to outputs; None where it has no such weights."""
     vectors = [
@@ -403,156 +375,4 @@ def _of_weights(site: Site, path: str, x: np.ndarray, y: np.ndarray) -> Paramete
         for weight, _, _ in site.held_by(path).values()
         if int(np.prod(weight.shape)) == x.shape[1]
     ]
-    return _with_vectors(vectors, x, y, site.declared("epsilon"))
-
-
-def _with_vectors(
-    vectors: Sequence[np.ndarray], x: np.ndarray, y: np.ndarray, declared: float | None
-) -> Parameters | None:
-    """Return the norm with a gain, and a bias if there are two vectors, that is nearest to outputs; None where none is near."""
-    if not vectors or len(vectors) > 2:
-        return None
-    zero = np.zeros(x.shape[1])
-    weights = list(itertools.permutations(vectors)) if len(vectors) == 2 else [(vectors[0], zero)]
-    kinds = [
-        Parameters(centred, EPSILONS[0], gain + offset, shift)
-        for gain, shift in weights
-        for centred, offset in itertools.product((True, False), (0.0, 1.0))
-    ]
-    known = EPSILONS if declared is None else (declared, *EPSILONS)
-    fits = [replace(kind, epsilon=epsilon) for kind in kinds for epsilon in known]
-    best = min(fits, key=lambda fit: relative(fit.apply(x), y))
-    best = _as_declared(fits, declared, best, x, y) or best
-    if NEAR < relative(best.apply(x), y) <= DISTANT:
-        others = itertools.chain(
-            (_best_epsilon(kind, x, y) for kind in kinds), *(_other_divisors(kind, known) for kind in kinds)
-        )
-        best = min(others, key=lambda fit: relative(fit.apply(x), y))
-    return best if relative(best.apply(x), y) <= NEAR else None
-
-
-def _fitted(x: np.ndarray, y: np.ndarray, declared: float | None = None) -> Parameters | None:
-    """Return the norm that is nearest to the outputs; None where there are too few tokens to tell.
-
-    Args:
-        x: the inputs, (token, feature).
-        y: the outputs.
-        declared: the epsilon that the model declares, which is taken where it fits as well; None where it declares none.
-    """
-    known = () if declared is None else (declared,)
-    fits = [_with_gain(x, y, centred, epsilon) for centred in (True, False) for epsilon in (*known, *EPSILONS)]
-    best = min(fits, key=lambda fit: relative(fit.apply(x), y))
-    alike = _as_declared(fits, declared, best, x, y)
-    if alike is not None:
-        return alike
-    return _refined(best, x, y) if len(x) > 2 else None
-
-
-def _as_declared(
-    fits: Sequence[Parameters], declared: float | None, best: Parameters, x: np.ndarray, y: np.ndarray
-) -> Parameters | None:
-    """Return the nearest norm with a declared epsilon; None where none fits nearly as well as the best."""
-    alike = [
-        fit
-        for fit in fits
-        if fit.epsilon == declared and relative(fit.apply(x), y) <= ALIKE * relative(best.apply(x), y)
-    ]
-    return min(alike, key=lambda fit: relative(fit.apply(x), y), default=None)
-
-
-def _with_gain(x: np.ndarray, y: np.ndarray, centred: bool, epsilon: float) -> Parameters:
-    """Return the norm with the gain and the bias that fit best, by least squares for each feature."""
-    unit = _unit(x, centred, epsilon)
-    plain = (unit * y).sum(0) / np.maximum((unit**2).sum(0), 1e-300)
-    without = Parameters(centred, epsilon, plain, np.zeros_like(plain))
-    mean, level = unit.mean(0), y.mean(0)
-    power = ((unit - mean) ** 2).sum(0)
-    gain = ((unit - mean) * (y - level)).sum(0) / np.maximum(power, 1e-300)
-    full = Parameters(centred, epsilon, gain, level - gain * mean)
-    return without if relative(without.apply(x), y) <= 2 * relative(full.apply(x), y) + 1e-9 else full
-
-
-def _refined(fit: Parameters, x: np.ndarray, y: np.ndarray) -> Parameters:
-    """Return the norm with the epsilon between the usual ones that fits far better, or the norm itself."""
-
-    def at(exponent: float) -> Parameters:
-        return _with_gain(x, y, fit.centred, 10.0**exponent)
-
-    found = _nearest_exponent(at, x, y)
-    return found if relative(found.apply(x), y) < BETTER * relative(fit.apply(x), y) else fit
-
-
-def _version(first: Parameters, x: np.ndarray, y: np.ndarray, declared: float | None) -> Parameters:
-    """Return the nearest to b's outputs of the norms that differ from a's in one setting."""
-    zero, one = np.zeros_like(first.shift), np.ones_like(first.gain)
-    known = EPSILONS if declared is None else (declared, *EPSILONS)
-    epsilons = [replace(first, epsilon=epsilon) for epsilon in known if epsilon != first.epsilon]
-    offs = [relative(fit.apply(x), y) for fit in epsilons]
-    best = epsilons[next(number for number, off in enumerate(offs) if off <= EQUALLY * min(offs))]
-    if declared not in (None, first.epsilon) and relative(epsilons[0].apply(x), y) <= ALIKE * relative(
-        best.apply(x), y
-    ):
-        best = epsilons[0]
-    free = _best_epsilon(first, x, y)
-    settings = [
-        free if relative(free.apply(x), y) < BETTER * relative(best.apply(x), y) else best,
-        replace(first, gain=first.gain + 1),
-        replace(first, gain=first.gain - 1),
-        replace(first, centred=not first.centred),
-        replace(first, centred=not first.centred, shift=zero),
-        replace(first, shift=zero),
-        replace(first, gain=one),
-        replace(first, gain=one, shift=zero),
-    ]
-    best = min(settings, key=lambda fit: relative(fit.apply(x), y))
-    if relative(best.apply(x), y) <= DIGITS:
-        return best
-    divided = _other_divisors(first, (first.epsilon, *known))
-    other = min(divided, key=lambda fit: relative(fit.apply(x), y), default=best)
-    return other if relative(other.apply(x), y) < BETTER * relative(best.apply(x), y) else best
-
-
-def _other_divisors(norm: Parameters, epsilons: Iterable[float]) -> Iterator[Parameters]:
-    """Yield a layer norm with the divisors that it has not, and with epsilons."""
-    for divisor, epsilon in itertools.product(DIVISORS if norm.centred else (), epsilons):
-        if divisor != norm.divisor:
-            yield replace(norm, divisor=divisor, epsilon=epsilon)
-
-
-def _best_epsilon(first: Parameters, x: np.ndarray, y: np.ndarray) -> Parameters:
-    return _nearest_exponent(lambda exponent: replace(first, epsilon=10.0**exponent), x, y)
-
-
-def _nearest_exponent(at: Callable[[float], Parameters], x: np.ndarray, y: np.ndarray) -> Parameters:
-    """Return the nearest to the outputs of the norms with epsilons from 1e-12 to 1, given by their exponents."""
-    low, high = -12.0, 0.0
-    for _ in range(REFINEMENTS):
-        first, second = low + (high - low) / 3, high - (high - low) / 3
-        if relative(at(first).apply(x), y) <= relative(at(second).apply(x), y):
-            high = second
-        else:
-            low = first
-    return at((low + high) / 2)
-
-
-def _what_differs(first: Parameters, second: Parameters) -> tuple[str, str, tuple[str, str]]:
-    """Return the cause, the setting's name, and its values in both; an empty cause where nothing differs."""
-    if first.centred != second.centred:
-        return "norm-kind", "the norm is", (first.kind, second.kind)
-    if first.divisor != second.divisor:
-        return "norm-kind", "the norm divides by", (first.divisor, second.divisor)
-    if np.allclose(second.gain, first.gain + 1, atol=1e-3):
-        return "norm-offset", "the gain is", ("w", "1 + w")
-    if np.allclose(second.gain, first.gain - 1, atol=1e-3):
-        return "norm-offset", "the gain is", ("1 + w", "w")
-    same_gain = np.allclose(second.gain, first.gain, rtol=1e-3, atol=1e-4)
-    same_shift = np.allclose(second.shift, first.shift, rtol=1e-3, atol=1e-4)
-    if same_gain and same_shift and first.epsilon != second.epsilon:
-        return "layer-norm-epsilon", "epsilon", (f"{first.epsilon:.3g}", f"{second.epsilon:.3g}")
-    if same_gain and not second.shift.any():
-        return "missing-bias", "the norm's bias is", ("added", "missing")
-    if same_gain and not first.shift.any():
-        return "missing-bias", "the norm's bias is", ("missing", "added")
-    if not same_gain or not same_shift:
-        return "different-weight", "the norm's weights are", ("those of a", "others")
-    return "", "", ("", "")
+    return norm_with_vectors(vectors, x, y, site.declared("epsilon"))

@@ -129,6 +129,15 @@ def test_what_lies_outside_of_the_layers_that_hand_it_on_has_no_layers() -> None
         assert cause.layers == layers
 
 
+def test_a_module_called_norm_is_not_the_norm_of_keys() -> None:
+    at = site("layers.0.attention:output", 0)
+    held = HeldWeight("norm.W", "norm", (2,), lambda: np.zeros(2))
+    object.__setattr__(at.recordings[0], "weights", (held,))
+    for sentence, layers in (("b lacks the norm of keys", (0,)), ("b lacks the norm norm", ())):
+        (cause,) = causes_of([(at, explanation(at, sentence=sentence))])
+        assert cause.layers == layers
+
+
 def test_a_sentence_that_names_the_place_gets_no_other() -> None:
     at = site("norm")
     (cause,) = causes_of([(at, explanation(at, sentence="b lacks the norm norm"))])

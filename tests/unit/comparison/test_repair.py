@@ -102,6 +102,42 @@ def test_a_layer_whose_activation_is_no_point_is_dropped() -> None:
     assert [name for name, _, _ in keys(repaired(without, INSIDE))] == ["x", "down:input", "down", FINAL]
 
 
+def blocks(first: Steps, last: str, *, bias: float = 0.0) -> Steps:
+    """Return two blocks, the second of which adds a number before its activation."""
+    steps: dict[str, Callable[[At], np.ndarray]] = {"x": lambda at: X}
+    inner = {key: step for key, step in first.items() if key not in ("x", FINAL)}
+    for number in range(2):
+        start = f"{number - 1}.{last}" if number else "x"
+
+        def seen(at: At, number: int = number, start: str = start) -> dict[str, np.ndarray]:
+            own = {key: at[f"{number}.{key}"] for key in inner if f"{number}.{key}" in at}
+            return {**own, "x": at[start] + number * bias}
+
+        for key, step in inner.items():
+            steps[f"{number}.{key}"] = lambda at, step=step, seen=seen: step(seen(at))
+    return {**steps, FINAL: lambda at: at[f"1.{last}"]}
+
+
+def test_a_pair_is_moved_as_that_of_another_layer_where_a_fault_hides_what_it_holds() -> None:
+    first, second = blocks(APART, "down:output#0"), blocks(INSIDE, "last:output#0", bias=3.0)
+    inner = [("up:output#0", "dense:output#0"), ("down:output#0", "last:output#0")]
+    keys_of = [("x", "x"), *((f"{n}.{a}", f"{n}.{b}") for n in range(2) for a, b in inner), (FINAL, FINAL)]
+    pairs = [Pair(a.partition(":")[0], a, b, time=float([*first].index(a))) for a, b in keys_of]
+    for turned, moved in ((False, {1, 3}), (True, {1, 3})):
+        sides = (second, first) if turned else (first, second)
+        order = [Pair(it.name, it.b, it.a, time=float(n)) for n, it in enumerate(pairs)] if turned else pairs
+        found = repaired(*sides, order)
+        assert found is not None
+        changed = {
+            number for number, pair in enumerate(found) if (pair.a, pair.b) != (order[number].a, order[number].b)
+        }
+        assert changed == moved
+        assert {found[number].b if turned else found[number].a for number in moved} == {
+            "0.act:output#0",
+            "1.act:output#0",
+        }
+
+
 BACK = [Pair(pair.name, pair.b, pair.a, time=float(number)) for number, pair in enumerate(PAIRS)]
 
 
@@ -183,6 +219,23 @@ def test_a_table_that_holds_a_sum_is_misleading() -> None:
 def test_another_table_is_not_misleading() -> None:
     for other in (MERGED, SPLIT):
         assert misled(SPLIT, {**other, "place": lambda at: X * 0 + W[1]}, SUMS) == []
+
+
+def test_a_pair_whose_points_are_in_another_order_in_each_model_is_misleading_beside_a_fault() -> None:
+    """Embeddings end behind the norm in one model, and before it in the other, which lacks the norm."""
+
+    def embeddings(lookup: str, wide: bool) -> Steps:
+        return {
+            "x": lambda at: X,
+            **({"all:output#0": lambda at: at["x"] + W[0]} if wide else {}),
+            "norm:input#0": lambda at: at["all:output#0"] if wide else at["x"] + W[0],
+            "norm:output#0": lambda at: at["norm:input#0"] if wide else normed(at["norm:input#0"]),
+            **({} if wide else {"all:output#0": lambda at: at["norm:output#0"]}),
+            FINAL: lambda at: at[lookup] @ W,
+        }
+
+    first, second = embeddings("all:output#0", False), embeddings("norm:output#0", True)
+    assert misled(first, second, pairs_of(first)) == ["all:output#0"]
 
 
 def test_a_misleading_pair_is_found_beside_a_point_that_is_not_finite() -> None:

@@ -307,7 +307,7 @@ def test_norms_whose_outputs_the_reference_alone_has_are_computed_again() -> Non
     a = attended(*own.values(), rotary={"base": 10000.0})
     b = attended(normed(QUERY, second), normed(KEY, first), rotary={"base": 10000.0})
     site = shared_in_part(site_of(a, b, {**own, **BEFORE}, real=REAL, weights=GAINS), *own)
-    assert only(site).text == "the gain of the queries' norm is that of queries in a and that of keys in b"
+    assert only(site).text == "the gain of the norm of queries is that of queries in a and that of keys in b"
 
 
 def test_a_projection_that_the_reference_alone_outputs_is_found_transposed() -> None:

@@ -51,6 +51,17 @@ CHANGES: dict[str, tuple[dict[str, Any], str, tuple[str, str]]] = {
         "swapped-weights",
         ("that of queries", "that of keys"),
     ),
+    "queries' gain for both": (
+        {"norm": HeadNorm(GAIN, GAIN)},
+        "swapped-weights",
+        ("that of keys", "that of queries"),
+    ),
+    "keys' gain for both": (
+        {"norm": HeadNorm(GAIN[::-1], GAIN[::-1])},
+        "swapped-weights",
+        ("that of queries", "that of keys"),
+    ),
+    "queries' norm": ({"norm": HeadNorm(None, GAIN[::-1])}, "missing-norm", ("applied", "missing")),
     "ones": ({"norm": HeadNorm(np.ones(SIZE), np.ones(SIZE))}, "different-weight", ("applied", "missing")),
 }
 
@@ -59,6 +70,15 @@ CHANGES: dict[str, tuple[dict[str, Any], str, tuple[str, str]]] = {
 def test_a_setting_is_named(change: dict[str, Any], cause: str, values: tuple[str, str]) -> None:
     found = differences(CORE, replace(CORE, **change))
     assert [(one.cause, one.values) for one in found] == [(cause, values)]
+
+
+def test_the_norm_that_one_side_lacks_is_named() -> None:
+    for norm, roles in ((HeadNorm(None, GAIN), "queries"), (HeadNorm(GAIN, None), "keys")):
+        both = HeadNorm(GAIN, GAIN)
+        (found,) = differences(replace(CORE, norm=norm), replace(CORE, norm=both))
+        assert (found.setting, found.values) == (f"the norm of {roles} is", ("missing", "applied"))
+    (found,) = differences(replace(CORE, norm=None), replace(CORE, norm=HeadNorm(None, GAIN)))
+    assert (found.setting, found.values) == ("the norm of keys is", ("missing", "applied"))
 
 
 def test_equal_cores_do_not_differ() -> None:

@@ -13,6 +13,7 @@ from embgrad.comparison.hypotheses.core_difference import differences
 from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, HeadNorm, Mask, PositionBias, Rotary, Scaling
 from embgrad.comparison.hypotheses.core_variants import variants, with_settings_of
 from embgrad.comparison.hypotheses.sources import Source
+from embgrad.comparison.weights import Matching
 from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, KEY, OTHER, QUERY, REAL, SIZE, VALUE
 from tests.unit.comparison.hypotheses.planted import site_of
 
@@ -277,19 +278,36 @@ def test_norms_of_heads_that_differ_in_one_setting() -> None:
     norm = HeadNorm(np.arange(1.0, 9), np.arange(2.0, 10), epsilon=1e-6)
     found = [each.norm for each in variants(SITE, replace(CORE, norm=norm)) if each.norm is not norm]
     assert found[0] is None
+    alone = [each for each in found if each and len(each.roles) == 1]
+    found = [each for each in found if each not in alone]
     settings = [(each.epsilon, each.offset, each.late, each.query[0], each.key[0]) for each in found if each]
     assert settings == [
         *((epsilon, 0, False, 1, 2) for epsilon in (1e-12, 1e-8, 1e-7, 1e-5, 1e-3, 0.0)),
         (1e-6, 1, False, 1, 2),
         (1e-6, 0, True, 1, 2),
         (1e-6, 0, False, 2, 1),
+        (1e-6, 0, False, 2, 2),
+        (1e-6, 0, False, 1, 1),
         (1e-6, 0, False, 1, 1),
     ]
-    (without,) = [each for each in found if each and each.key[0] == each.query[0]]
+    assert [each.roles for each in alone] == [("keys",), ("queries",)]
+    (without,) = [each for each in found if each and each.key[-1] == 1]
     np.testing.assert_array_equal([without.query, without.key], np.ones((2, SIZE)))
     level = replace(norm, query=np.full(SIZE, 2.0), key=np.full(SIZE, 3.0), offset=1.0)
     found = [each.norm for each in variants(SITE, replace(CORE, norm=level)) if each.norm is not level]
-    assert [each.offset for each in found if each][-3:] == [0.0, 1.0, 1.0]  # equal gains are no gains to leave out
+    # Equal gains are no gains to leave out.
+    assert [each.offset for each in found if each and len(each.roles) == 2][-5:] == [0.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_norms_whose_gains_b_alone_has_are_those_of_queries_of_keys_or_of_both() -> None:
+    gains = {"norm_1.gain": np.arange(1.0, 9), "norm_2.gain": np.arange(2.0, 10), "in_both.gain": np.ones(SIZE)}
+    site = site_of(QUERY, QUERY, BEFORE, real=REAL, weights=gains, settings=({"epsilon": 0.5}, {"epsilon": 0.25}))
+    site = replace(site, matching=Matching((), {}, (), ("norm_1.gain", "norm_2.gain")))
+    found = [each.norm for each in variants(site, CORE, rare=False) if each.norm is not None]
+    firsts = [tuple(None if gain is None else gain[0] for gain in (norm.query, norm.key)) for norm in found[::4]]
+    assert firsts == [(1, 2), (2, 1), (1, None), (2, None), (None, 1), (None, 2)]
+    assert [(norm.offset, norm.late) for norm in found[:4]] == [(0, False), (0, True), (1, False), (1, True)]
+    assert {norm.epsilon for norm in found} == {0.25}
 
 
 def sources_of(core: Core, *, rare: bool = True) -> list[tuple[str, str, str]]:
@@ -337,18 +355,20 @@ def test_a_fused_tensor_is_split_in_each_way() -> None:
     assert split == [[32, 33], [16, 17]]  # all keys behind all queries, and each behind the two queries of its group
 
 
-def test_the_norms_of_queries_and_keys_are_skipped_together() -> None:
-    """Without one of them alone a port would hardly be nearer, so that a search that goes on from the nearest misses both."""
-    roles = dict(zip("qk", SOURCES[:2], strict=True))
+def test_the_norms_of_queries_of_keys_and_of_both_are_skipped() -> None:
+    """Without one of them a port that lacks both would hardly be nearer, so that a search from the nearest misses both."""
+    roles = dict(zip(("query", "key"), SOURCES[:2], strict=True))
     before = {**BEFORE, **{f"{source.name}:input": 2 * source.values for source in roles.values()}}
     weights = {f"{source.name}.gain": np.ones(SIZE) for source in roles.values()}
     skipped = [
         each
         for each in variants(site_of(QUERY, QUERY, before, real=REAL, weights=weights), CORE, rare=False)
-        if each.query.name.endswith(":input")
+        if any(name.endswith(":input") for name in each.inputs)
     ]
-    assert [each.inputs[:2] for each in skipped] == [tuple(f"{source.name}:input" for source in roles.values())]
-    assert {found.cause for found in differences(CORE, skipped[0])} == {"missing-norm"}
+    query, key = (source.name for source in roles.values())
+    wanted = [(f"{query}:input", key), (query, f"{key}:input"), (f"{query}:input", f"{key}:input")]
+    assert [each.inputs[:2] for each in skipped] == wanted
+    assert {found.cause for each in skipped for found in differences(CORE, each)} == {"missing-norm"}
     without = variants(site_of(QUERY, QUERY, before, real=REAL), CORE, rare=False)
     assert not any(each.query.name.endswith(":input") for each in without), "no norms"
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from embgrad.comparison.hypotheses.core_parts import HeadNorm, gains_of
+from embgrad.comparison.weights import Matching
 from tests.unit.comparison.hypotheses.planted import site_of
 
 GAIN, OTHER = np.array([1.0, 2.0]), np.array([3.0, 5.0])
@@ -19,6 +20,14 @@ def test_queries_and_keys_have_their_own_gains() -> None:
     np.testing.assert_allclose(key, [2.4, 3.0])
 
 
+def test_queries_or_keys_alone_may_go_through_a_norm() -> None:
+    x, y = np.array([3.0, 4.0]), np.array([4.0, 3.0])
+    for norm in (HeadNorm(GAIN, None, 12.5), HeadNorm(None, OTHER, 12.5)):
+        query, key = norm.apply(x, y)
+        np.testing.assert_allclose(query, [0.6, 1.6] if norm.roles == ("queries",) else x)
+        np.testing.assert_allclose(key, [2.4, 3.0] if norm.roles == ("keys",) else y)
+
+
 def test_an_offset_is_added_to_gains() -> None:
     query, _ = HeadNorm(GAIN, OTHER, 12.5, offset=1.0).apply(np.array([3.0, 4.0]), np.ones(2))
     np.testing.assert_allclose(query, [1.2, 2.4])
@@ -28,6 +37,13 @@ def test_gains_are_the_weights_of_the_heads_size_in_the_layer() -> None:
     x = np.ones((1, 2, 4))
     site = site_of(x, 2 * x, {}, weights={"k.w": GAIN, "norm.w": np.ones(4), "q.w": OTHER})
     np.testing.assert_array_equal(gains_of(site, 2), [GAIN, OTHER])
+
+
+def test_gains_that_b_alone_has() -> None:
+    x = np.ones((1, 2, 4))
+    site = site_of(x, 2 * x, {}, weights={"k.w": GAIN, "q.w": OTHER})
+    site = replace(site, matching=Matching((), {}, (), ("q.w",)))
+    np.testing.assert_array_equal(gains_of(site, 2, of_b_alone=True), [OTHER])
 
 
 def test_four_gains_of_the_sites_own_layer_are_tried() -> None:

@@ -9,19 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.norm import (
+from embgrad.comparison.hypotheses.norm import LEAST_TOKENS, Norm, NormOfSum, _in_half, _width
+from embgrad.comparison.hypotheses.norm_fit import (
     DIVISORS,
     EPSILONS,
-    LEAST_TOKENS,
-    Norm,
-    NormOfSum,
     Parameters,
-    _best_epsilon,
-    _fitted,
-    _in_half,
-    _what_differs,
-    _width,
-    _with_gain,
+    fitted_norm,
+    norm_with_gain,
+    what_differs,
+    with_best_epsilon,
 )
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.recording import Tensor
@@ -117,7 +113,7 @@ def test_an_unusual_epsilon_is_fitted() -> None:
 
 def test_an_epsilon_that_hardly_matters_is_a_usual_one() -> None:
     large = 1e3 * X.reshape(-1, SIZE)
-    found = _fitted(large, norm(large, 1e-5))
+    found = fitted_norm(large, norm(large, 1e-5))
     assert found is not None
     assert found.epsilon in EPSILONS
 
@@ -125,7 +121,7 @@ def test_an_epsilon_that_hardly_matters_is_a_usual_one() -> None:
 @pytest.mark.parametrize("shift", [ZERO, SHIFT])
 def test_gains_are_fitted_to_features_that_hardly_vary(shift: np.ndarray) -> None:
     x = np.array([[5.0, -5.0, 0.01, -0.02, 3.0, -2.99], [5.0, -5.0, -0.02, 0.01, -3.0, 3.01], [4.0, -4.0, 0, 0, 1, -1]])
-    found = _with_gain(x, norm(x, 1e-5, GAIN, shift), True, 1e-5)
+    found = norm_with_gain(x, norm(x, 1e-5, GAIN, shift), True, 1e-5)
     np.testing.assert_allclose(found.gain, GAIN)
     np.testing.assert_allclose(found.shift, shift, atol=1e-9)
 
@@ -211,7 +207,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], str, tuple[str, str]]] = {
 @pytest.mark.parametrize(("changes", "cause", "values"), DIFFERENCES.values(), ids=DIFFERENCES)
 def test_what_differs_between_two_norms(changes: dict[str, Any], cause: str, values: tuple[str, str]) -> None:
     first = Parameters(True, EPSILON, GAIN, SHIFT)
-    found = _what_differs(first, replace(first, **changes))
+    found = what_differs(first, replace(first, **changes))
     assert (found[0], found[2]) == (cause, values)
 
 
@@ -236,7 +232,7 @@ def test_half_precision_is_off_by_a_few_roundoffs(roundoffs: float, named: bool)
 def test_an_exponent_is_found_to_nine_digits() -> None:
     for epsilon in (3e-11, 2.5e-6, 0.4):
         x = X * epsilon**0.5
-        found = _best_epsilon(Parameters(True, 1e-5, GAIN, SHIFT), x, norm(x, epsilon))
+        found = with_best_epsilon(Parameters(True, 1e-5, GAIN, SHIFT), x, norm(x, epsilon))
         assert found.epsilon == pytest.approx(epsilon, rel=1e-6)
 
 
@@ -379,7 +375,7 @@ def test_b_reads_what_is_before_the_norm() -> None:
         pairs=[Pair("norm", "norm:output#0", "norm:output#0")],
     )
     found = explained(at)
-    assert (found.cause, found.values) == ("norm-order", ("norm", "norm:input"))
+    assert (found.cause, found.values) == ("missing-norm", ("norm", "norm:input"))
     assert found.text == "b reads the input of the norm norm at up:input, where a reads its output"
 
 
