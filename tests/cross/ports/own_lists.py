@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.cross.ports import own_fifth_ports, own_fourth_ports, own_more_ports, own_ports, own_third_ports
+from tests.cross.ports import (
+    own_fifth_ports,
+    own_fourth_ports,
+    own_more_ports,
+    own_ports,
+    own_sixth_ports,
+    own_third_ports,
+)
 
-LISTS: Final = (own_ports.LIST, own_more_ports.LIST, own_third_ports.LIST, own_fourth_ports.LIST, own_fifth_ports.LIST)
+LISTS: Final = (
+    own_ports.LIST,
+    own_more_ports.LIST,
+    own_third_ports.LIST,
+    own_fourth_ports.LIST,
+    own_fifth_ports.LIST,
+    own_sixth_ports.LIST,
+)
 OWN_FAULTS: Final = tuple(fault for each in LISTS for fault in each.faults)
 OWN_PAIRS: Final = tuple(pair for each in LISTS for pair in each.pairs)
 OWN_RIGHT: Final = tuple(right for each in LISTS for right in each.right)
