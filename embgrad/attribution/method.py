@@ -125,7 +125,7 @@ class GradientMethod(Method):
 
     def scores(self, values: np.ndarray) -> np.ndarray:
         """Return the scores of positions, float64, (example, position)."""
-        wide = values.astype(np.float64, copy=False)
+        wide = np.asarray(values, np.float64)
         return lengths(wide) if self.by_length else np.asarray(wide.sum(-1))
 
 

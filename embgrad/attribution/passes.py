@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -92,7 +92,7 @@ class Passes:
     values: np.ndarray | None = None
     quiet: bool = False
     known: Company | None = None
-    training: bool = False
+    training: bool = field(kw_only=True)
 
     @cached_property
     def state(self) -> EmbeddingGradients:

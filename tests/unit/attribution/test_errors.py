@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -55,6 +56,15 @@ METHODS = {
 def test_the_arguments_of_a_method_are_checked_when_it_is_made(message: str) -> None:
     with pytest.raises(embgrad.EmbgradError, match=re.escape(message)):
         METHODS[message]()
+
+
+@pytest.mark.parametrize("name", [name for name in dir(embgrad.methods) if name[0].isupper()])
+def test_every_argument_of_every_method_is_checked_when_it_is_made(name: str) -> None:
+    method = getattr(embgrad.methods, name)
+    needed = {"baselines": [0]} if method is embgrad.methods.GradientShap else {}
+    for entry in dataclasses.fields(method):
+        with pytest.raises(embgrad.EmbgradError, match=f"^{entry.name} is 'no': expected"):
+            method(**{**needed, entry.name: "no"})
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,16 @@ def test_a_search_in_training_mode_goes_on_in_it(tmp_path: Path) -> None:
         found(3)
 
 
+def test_random_numbers_are_no_effect_of_a_further_input() -> None:
+    """An input of which the model reads nothing may stay where tokens are deleted or replaced, also in training mode."""
+    options: dict[str, Any] = {"call": lambda model, inputs: model(inputs["input_ids"]), "training": True}
+    counting, copying = (embgrad.TokenBatch(IDS, extras={"labels": numbers}) for numbers in (np.array([1, 2]), IDS))
+    removed = np.tile(np.arange(4) == 1, (1, 2, 1))
+    embgrad.metrics.infidelity(drawing(), counting, LOGIT, products(), keep_special=False, removed=removed, **options)
+    found = embgrad.search(drawing(), copying, LOGIT, embgrad.methods.HotFlip(steps=1), **options)
+    np.testing.assert_array_equal(found.batch.extras["labels"], IDS)
+
+
 @pytest.mark.parametrize("name", ["attribute", "attribute_tokens", "infidelity", "substitutions", "search"])
 def test_training_is_true_or_false(name: str) -> None:
     arguments: dict[str, tuple[Any, ...]] = {

@@ -198,7 +198,7 @@ def an_order_of_the_indices(fail: Fail) -> bool:
 def numbers_that_l_may_depend_on(fail: Fail) -> bool:
     batch = embgrad.TokenBatch(IDS, extras={"n": np.arange(12).reshape(4, 3)})
     model = ReferenceModel(lambda model, input_ids, n: forward(model, input_ids), WEIGHTS)
-    passes = Passes(bind(model), batch, embgrad.Logit(0), "word")
+    passes = Passes(bind(model), batch, embgrad.Logit(0), "word", training=False)
     return _has_effect(passes, "n", (lambda numbers: fail(),))
 
 
