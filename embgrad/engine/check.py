@@ -231,7 +231,7 @@ class _Trial:
         axes = tuple(range(1, change.ndim)) if each else None
         expected = products.sum(axes) if chosen is None else products[chosen].sum(axes)
         entries = moved_by.size / len(expected.reshape(-1))
-        share = _length(gradient, each=each) * _length(moved_by, each=each) / max(entries, 1) ** 0.5
+        share = _length(gradient, each=each) * _length(moved_by, each=each) / entries**0.5
 
         def value(step: float) -> tuple[np.ndarray, np.ndarray]:
             moved = _in_native_axes(located, change * step)

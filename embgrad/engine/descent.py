@@ -57,11 +57,12 @@ def with_roles_of_text(
     """
     if not isinstance(reached, Reached) or (names is not None and not any(map(needs_layers, names))):
         return list(resolved)
+    reached = _without_chance(reached, resolved)
     chains = reached.chains(alone=bound.call is None and not batch.extras)
     if not chains:
         return list(resolved)
     memory = bound.memory_of(_known)
-    known = {} if memory is None else memory.setdefault(_form(bound, batch), {})
+    known = {} if memory is None else memory.setdefault((_form(bound, batch), *reached.words()), {})
     rows = min((lookup.rows for lookup in reached.lookups), default=0)
     others = None if reached.words() and bound.supports("add") else with_other_ids(batch, rows) or batch
     passes = _Passes(
@@ -103,6 +104,14 @@ def with_certain_roles(
     except AmbiguousPointError:
         assert isinstance(reached, Reached)
         return _with_words(_without(reached, reached.chains(alone=False), _find_added(reached)), resolved)
+
+
+def _without_chance(reached: Reached, resolved: Sequence[Point]) -> Reached:
+    """Return what was reached, without the layouts of lookups whose indices are the ids by chance: those of an equal text."""
+    words = {point.key for point in resolved if WORD in point.roles}
+    chance = {point.key for point in reached if WORD in point.roles} - words if words else ()
+    lookups = [replace(lookup, layout=None) if lookup.key in chance else lookup for lookup in reached.lookups]
+    return Reached(reached, reached.batch, lookups, reached.calls)
 
 
 def _with_words(points: Sequence[Point], resolved: Sequence[Point]) -> list[Point]:

@@ -150,19 +150,23 @@ def test_a_model_of_a_text_alone_takes_no_further_pass(runs: list[Any]) -> None:
     assert len(runs) == 1
 
 
-def test_an_encoder_of_two_texts_has_the_layers_of_the_ids() -> None:
+@pytest.mark.parametrize("layers", [3, 0], ids=["the same layers", "no layers"])
+@pytest.mark.parametrize("queries", [["other"], ["equal", "other"], ["other", "equal"]], ids=" ".join)
+def test_an_encoder_of_two_texts_has_the_layers_of_the_ids(queries: list[str], layers: int) -> None:
     def forward(model: Any, query_ids: Any, input_ids: Any) -> Tensor:
-        query = text(model, query_ids, 3).sum(1)
-        return text(model, input_ids, 3) + query.reshape(len(input_ids), 1, DIM)
+        query = text(model, query_ids, 3) if layers else lookup(model["words"], query_ids)
+        return text(model, input_ids, 3) + query.sum(1).reshape(len(input_ids), 1, DIM)
 
-    model = ReferenceModel(forward, WEIGHTS, MODULES)
-    inputs = {"input_ids": IDS, "query_ids": IDS[:, ::-1].copy()}
-    results = embgrad.gradients(model, inputs, OBJECTIVE, at=["word", "layer.-1", "position"])
-    assert results["layer.-1"].provenance["path"] == "text.layers.2:output#1"
-    assert results["position"].provenance["path"] == "places#1"
-    expected = by_hand(IDS, 3)
-    np.testing.assert_allclose(results["layer.-1"].values, expected["layer.2"], atol=1e-13)
-    np.testing.assert_allclose(results["word"].values, expected["embeddings"], atol=1e-13)
+    model, time, expected = ReferenceModel(forward, WEIGHTS, MODULES), int(layers > 0), by_hand(IDS, 3)
+    for query in queries:
+        inputs = {"input_ids": IDS, "query_ids": IDS[:, ::-1].copy() if query == "other" else IDS.copy()}
+        embgrad.points(model, inputs)  # which shows of two equal texts neither as that of the ids
+        results = embgrad.gradients(model, inputs, OBJECTIVE, at=["word", "layer.-1", "position"])
+        assert results["word"].provenance["path"] == "words#1"
+        assert results["layer.-1"].provenance["path"] == f"text.layers.2:output#{time}"
+        assert results["position"].provenance["path"] == f"places#{time}"
+        np.testing.assert_allclose(results["layer.-1"].values, expected["layer.2"], atol=1e-13)
+        np.testing.assert_allclose(results["word"].values, expected["embeddings"], atol=1e-13)
 
 
 def test_an_image_that_only_the_users_function_gives() -> None:

@@ -141,6 +141,16 @@ def test_noise_does_not_make_a_negative_slope(monkeypatch: pytest.MonkeyPatch, m
     assert found.activations == pytest.approx(FIXED - MIB, abs=64)
 
 
+@pytest.mark.parametrize("examples", [1, 64])
+def test_an_example_takes_a_byte_at_least(monkeypatch: pytest.MonkeyPatch, metered: Any, examples: int) -> None:
+    meter = MemoryMeter("cpu", lambda: None, lambda: (BASE, BASE), holds_results=False)
+    model, _ = metered(0)
+    monkeypatch.setattr("embgrad.engine.memory.process_meter", lambda: meter)
+    found = embgrad.memory(model, IDS[:examples], embgrad.Logit(0))
+    assert (found.fixed, found.per_example, found.activations) == (0, 1, examples)
+    assert found.largest_batch(BASE + 10) == 10
+
+
 def test_a_function_of_the_whole_batch_alone_is_refused(metered: Any) -> None:
     weights = np.ones((64, 1))
     with refused(
