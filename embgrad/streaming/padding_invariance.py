@@ -47,7 +47,7 @@ class Verdict:
     """The outcome of a comparison.
 
     Attributes:
-        conclusive: whether the comparison was conclusive: gradients that are rounding alone allow no conclusion.
+        conclusive: whether no other example needs to be compared: gradients that are rounding alone show nothing.
         difference: the difference; None where none was detected.
     """
 
@@ -65,7 +65,7 @@ def compare_alone(
         alone: the results of a batch in which it has less padding, or none.
         rows: the example's row in each of the two.
         side: the side of the padding, "left" or "right".
-        again: computes `beside` once more: results that are random in each pass allow no conclusion.
+        again: computes `beside` once more: of results that are random in each pass nothing is to be shown.
     """
     conclusive, (row, _) = False, rows
     for name, result in beside.items():

@@ -58,7 +58,7 @@ BROKEN: dict[str, Callable[[Path], Any]] = {
     "a gap": _edited(lambda read: read["shards"][1].update(first=4)),
     "order": _edited(lambda read: read["shards"].reverse()),
     "not full in the middle": _edited(lambda read: read["shards"][0].update(full=False)),
-    "many sums": _edited(lambda read: read.update(keep="table")),
+    "two sums": _edited(lambda read: read.update(keep="table", shards=read["shards"][:2])),
 }
 
 

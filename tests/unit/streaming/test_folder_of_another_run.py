@@ -105,6 +105,9 @@ def test_another_source_is_refused_before_anything_is_written(tmp_path: Path, ch
         ):
             run(tmp_path, source=list(rows(COUNT))[:count]).finish()
         assert files(tmp_path) == before
+    begin(1, tmp_path / "one")
+    with pytest.raises(FileFormatError, match="ended after 0 examples, but the folder holds the results of 2"):
+        run(tmp_path / "one", source=[]).finish()
     run(tmp_path).finish()
     with pytest.raises(FileFormatError, match=r"not the one of the results in the folder|complete run of 23 examples"):
         run(tmp_path, source=[*rows(COUNT), ("a", 0)]).finish()

@@ -216,9 +216,13 @@ def test_saliencies_are_those_of_the_results() -> None:
 
 
 def test_all_positions_of_saliencies_without_a_mask_are_real() -> None:
-    saved = embgrad.results.Saliencies.of(embgrad.gradients(model(), np.array([[1, 2], [3, 4]]), embgrad.Sum()))
+    batch = embgrad.TokenBatch([[1, 2], [1, 4]], tokens=[["[CLS]", "a"], ["[CLS]", "b"]])
+    saved = embgrad.results.Saliencies.of(embgrad.gradients(model(), batch, embgrad.Sum()))
     assert saved.mask is None
     np.testing.assert_array_equal(saved.real, [[True, True], [True, True]])
+    means = {word.word: word.mean for word in saved.by_word(special=True)}
+    assert means == pytest.approx({"[CLS]": saved.norm[:, 0].mean(), "a": saved.norm[0, 1], "b": saved.norm[1, 1]})
+    assert sorted(saved.by_word().words) == ["a", "b"]
 
 
 def _scaled(self: Any, input_ids: np.ndarray, scale: Any = 1.0) -> Tensor:
@@ -294,10 +298,14 @@ def test_other_sources_are_refused(source: Any, message: str) -> None:
         embgrad.stream(model(), source, embgrad.Sum(), tokenizer=tokenizer)
 
 
+def test_texts_without_a_tokenizer_are_refused_before_they_are_read() -> None:
+    with pytest.raises(BatchError, match="pass tokenizer="):
+        embgrad.stream(model(), ["a", "b"], embgrad.Sum())
+
+
 @pytest.mark.parametrize(
     ("source", "objective", "options", "message"),
     [
-        (["a", "b"], embgrad.Sum(), {"tokenizer": None}, "pass tokenizer="),
         ([[[3]], [3]], embgrad.Sum(), {"tokenizer": None}, r"batch 1 of the source: ids have shape \(1,\)"),
         (["a", "b", "c", 5], embgrad.Sum(), {"batch_size": 2}, "example 3 is 5: expected a text or a pair of texts"),
         ([], embgrad.Sum(), {}, r"the source is empty.*was it a generator, and read before"),

@@ -426,7 +426,41 @@ def test_an_axis_as_long_as_the_batch_by_chance_is_not_cut(tmp_path: Path) -> No
 
 
 def test_random_numbers_do_not_refuse_a_window() -> None:
-    random = np.random.default_rng(0)
-    noise = {"word": lambda value: random.normal(size=value.shape)}
-    asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 3, "window": 12, "add": noise}
+    random, sizes = np.random.default_rng(0), list[int]()
+
+    def noise(value: np.ndarray) -> np.ndarray:
+        sizes.append(len(value))
+        return random.normal(size=value.shape)
+
+    asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 3, "window": 12, "add": {"word": noise}}
     assert len(list(embgrad.stream(model(), texts(12), embgrad.Logit(0), **asked))) == 4
+    assert sorted(sizes) == [1, 3, 3, 3, 3, 3], "one example is run alone, and beside the others once more"
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+@pytest.mark.parametrize("share", [1e-4, 1e-2])
+def test_padding_counts_by_the_relative_difference(share: float, scale: float) -> None:
+    """Padding on the left moves a text, whose positions are added to its embeddings by a share."""
+    params = weights(with_positions())
+
+    def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        places = lookup(model["P"], np.broadcast_to(np.arange(input_ids.shape[1]), input_ids.shape)) * share
+        rows = (lookup(model["E"], input_ids) + places).tanh() * Tensor(attention_mask[..., None].astype("float64"))
+        return rows.sum(1) @ model["W"] * scale
+
+    def gradient(ids: list[int], first: int) -> np.ndarray:
+        places = params["P"][first : first + len(ids)] * share
+        return np.asarray((1 - np.tanh(params["E"][ids] + places) ** 2) * params["W"][:, 0] * scale)
+
+    def streamed() -> list[Any]:
+        asked = {"tokenizer": Left(), "batch_size": 2, "window": 2}
+        return list(embgrad.stream(ReferenceModel(forward, params), ["abc", "abcdefgh"], embgrad.Logit(0), **asked))
+
+    ids = tokenizer("abc")
+    alone, beside = gradient(ids, 0), gradient(ids, 5)
+    difference = np.linalg.norm(alone - beside) / max(np.linalg.norm(alone), np.linalg.norm(beside))
+    if difference < 1e-3:
+        assert len(streamed()) == 1
+    else:
+        with pytest.raises(UnsupportedError, match=rf"at 'word' their relative difference is {difference:.2g}, and"):
+            streamed()
