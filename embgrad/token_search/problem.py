@@ -84,8 +84,8 @@ class Problem:
     stability: Stability | None
     batch_size: int | None
     queries: Queries
-    joint: bool = False
-    training: bool = False
+    joint: bool
+    training: bool
 
     @property
     def sign(self) -> int:

@@ -56,6 +56,8 @@ def test_the_nearest_rows_are_those_of_a_dense_computation_in_any_blocks(
     np.testing.assert_array_equal(nearest_ids(wanted, reader(table), allowed), known[cosines.argmax(1)])
     away = nearest_ids(-table[4:5], reader(table), np.array([4, 8]))
     np.testing.assert_array_equal(away, [8])  # a row of zeros has the similarity 0
+    for only in (allowed[-1:], np.array([2])):  # of which one is NaN
+        np.testing.assert_array_equal(nearest_ids(wanted, reader(table), only), np.repeat(only, len(wanted)))
 
 
 DEFAULTS: dict[Any, dict[str, Any]] = {

@@ -89,6 +89,22 @@ def test_the_objective_is_that_of_whole_texts() -> None:
     assert PASSES == [(1, 7), (7, 5)]  # the last token predicts nothing; the shared text is continued too
 
 
+def test_what_is_kept_is_compared_with_whole_texts_once() -> None:
+    model, sizes = causal(), list[int]()
+    forward = model.forward
+
+    def counted(own: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
+        sizes.append(len(input_ids))
+        return forward(own, input_ids, attention_mask)
+
+    model.forward = counted
+    values, prefixes = shared(model=model)
+    assert len(sizes) > 2
+    sizes.clear()
+    np.testing.assert_array_equal(prefixes.evaluate(embgrad.TokenBatch(IDS), np.zeros(6, int), OBJECTIVE), values)
+    assert sizes == [1, 7]
+
+
 def test_no_pass_runs_more_texts_than_allowed() -> None:
     values, prefixes = shared(batch_size=2)
     assert prefixes.used
