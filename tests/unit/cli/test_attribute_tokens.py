@@ -62,3 +62,14 @@ def test_targets_are_positions_slices_and_texts(command: Any, directory: Path) -
     hopped = embgrad.attribute_tokens(causal(), [[5, 7, 3, 4, 6]], [-1], hops=3, through=slice(1, 4))
     np.testing.assert_array_equal(embgrad.load("a.safetensors").scores, hopped.scores)
     assert "the text 'the' names tokens of a batch of ids" in refused(command(*words, "--target", "the"))
+
+
+@pytest.mark.parametrize(
+    ("unit", "lines"),
+    [("tokens", ["a", "grip", "ping", "film", "[SEP]"]), ("words", ["a", "gripping", "film", "[SEP]"])],
+)
+def test_each_unit_that_is_asked_for_has_a_line(command: Any, directory: Path, unit: str, lines: list[str]) -> None:
+    (directory / "language.py").write_text(MODEL, encoding="utf-8")
+    ask = ("attribute-tokens", "-m", "language.py:build", "--tokenizer", "vocab.txt", "--text", "a gripping film")
+    _, *printed, _ = command(*ask, "--by", unit).out.splitlines()
+    assert [line.split()[0] for line in printed] == lines
