@@ -372,8 +372,8 @@ class TablePaths:
                     path,
                     [
                         (name, value)
-                        for name, value in module._parameters.items()
-                        if value is not None and value.dim() > 1
+                        for name, value in (*module._parameters.items(), *module._buffers.items())
+                        if value is not None and value.dim() > 1 and value.is_floating_point()
                     ],
                     not path or isinstance(module, UNCALLED),
                 )
