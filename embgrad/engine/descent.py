@@ -109,7 +109,7 @@ def with_certain_roles(
 def _without_chance(reached: Reached, resolved: Sequence[Point]) -> Reached:
     """Return what was reached, without the layouts of lookups whose indices are the ids by chance: those of an equal text."""
     words = {point.key for point in resolved if WORD in point.roles}
-    chance = {point.key for point in reached if WORD in point.roles} - words if words else ()
+    chance = {point.key for point in reached if WORD in point.roles} - words
     lookups = [replace(lookup, layout=None) if lookup.key in chance else lookup for lookup in reached.lookups]
     return Reached(reached, reached.batch, lookups, reached.calls)
 
