@@ -173,7 +173,7 @@ def with_tokenizers(tokenizer: Any, examples: list[tuple[str, ...]], max_length:
             types,
             encoding.tokens,
             words_of(encoding.word_ids, parts := encoding.sequence_ids),
-            max(0, len(full.ids) - len(encoding.ids)),
+            len(full.ids) - len(encoding.ids),
             texts=example,
             offsets=_offsets(encoding),
             parts=parts,

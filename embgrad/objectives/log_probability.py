@@ -11,7 +11,7 @@ from embgrad.common.options import expect_flag
 from embgrad.errors import ObjectiveError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import IGNORED
-from embgrad.inputs.encode import as_example, encode_examples
+from embgrad.inputs.encode import encode_examples
 from embgrad.inputs.special_tokens import special_ids
 from embgrad.objectives.objective import Objective
 from embgrad.objectives.probabilities import refuse_probabilities, surprisals
@@ -88,7 +88,7 @@ class LogProbability(Objective):
                 text's tokens, or the output is not per position.
         """
         texts = [text] if isinstance(text, str) else list(text) if isinstance(text, Sequence) else []
-        if not texts:
+        if not texts or not all(isinstance(entry, str) for entry in texts):
             raise ObjectiveError(f"text is {brief(text)}: expected the continuation, or a list of one for each example")
         rows = [ids_of_text(entry, tokenizer) for entry in texts]
         longest = max(map(len, rows))
@@ -201,16 +201,14 @@ def _special(tokenizer: Any) -> frozenset[int]:
     return frozenset(special_ids(tokenizer) or ())
 
 
-def ids_of_text(text: Any, tokenizer: Any) -> list[int]:
+def ids_of_text(text: str, tokenizer: Any) -> list[int]:
     """Return the ids of a text without the special tokens around it.
 
     Raises:
         ObjectiveError: the text has no tokens.
     """
     special = _special(tokenizer)
-    ids = list(
-        encode_examples([as_example(text, 0)], tokenizer)[0].ids
-    )  # without a warning of special tokens, which are cut off
+    ids = list(encode_examples([(text,)], tokenizer)[0].ids)  # without a warning of special tokens, which are cut off
     while ids and ids[0] in special:
         ids = ids[1:]
     while ids and ids[-1] in special:

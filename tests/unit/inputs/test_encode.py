@@ -198,6 +198,16 @@ def test_a_callable_that_returns_ids(wrap: Any) -> None:
     assert batch.types is batch.tokens is batch.words is None
 
 
+def test_a_callable_that_can_split_and_not_number_returns_ids_itself() -> None:
+    class Splitting(list[str]):
+        tokenize = staticmethod(list)
+
+        def __call__(self, text: str) -> list[int]:
+            return letters(text)
+
+    assert embgrad.encode(["ab"], Splitting()).ids.tolist() == [[1, 2]]
+
+
 @pytest.mark.parametrize(
     "keys",
     [

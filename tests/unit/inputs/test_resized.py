@@ -102,6 +102,8 @@ STAYING = {
     "doc_ids": np.array([[3, 4, 5, 9], [3, 4, 0, 0]]),
     "doc_lengths": np.array([3, 4]),
     "pixel_values": np.zeros((2, 3, 4, 4)),
+    "boxes": np.array([[[0, 2, 5, 4], [1, 1, 3, 3]]] * 2),
+    "grids": np.ones((2, 1, 4, 2), int),
     "age": np.array([36, 41]),
     "decoder_last": np.array([1, 2]),
     "logits_to_keep": 1,

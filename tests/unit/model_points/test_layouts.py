@@ -80,6 +80,11 @@ def test_ambiguous_layouts(ids: Any, indices: Any, expected: bool) -> None:
     assert layout_is_open(np.array(indices), np.array(ids)) is expected
 
 
+@pytest.mark.parametrize(("shape", "transposed"), [((2, 3), False), ((3, 2), True), ((6,), False)])
+def test_of_equal_ids_the_shape_says_whether_they_are_transposed(shape: tuple[int, ...], transposed: bool) -> None:
+    assert layout_of(np.full(shape, 5), np.full((2, 3), 5)) == Layout((2, 3), transposed)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -126,7 +131,8 @@ def test_an_undetermined_layout_is_in_no_known_order() -> None:
     assert Layout((2, 2), transposed=True).is_in_order
     assert not Layout((2, 2), transposed=False, determined=False).is_in_order
     assert not Layout((2, 2), transposed=False, gather=np.array([[1, 0], [2, 3]])).is_in_order
-    assert Layout((2, 2), transposed=False, gather=np.array([[0, -1], [1, 2]])).is_in_order
+    for order in ([[0, -1], [1, 2]], [[0, 1], [2, -1]], [[0, 2], [1, -1]]):
+        assert Layout((2, 2), transposed=False, gather=np.array(order)).is_in_order
     assert replace(Layout((2, 2), transposed=False), gather=np.array([[0, 2], [1, 3]])).is_in_order
 
 

@@ -128,6 +128,7 @@ def test_an_output_of_one_row_for_each_example_takes_one_label_for_each() -> Non
         (lambda: LogProbability(IDS, against=0.5), ["against is 0.5: expected whole numbers"]),
         (lambda: LogProbability.of([], words()), ["text is []: expected the continuation"]),
         (lambda: LogProbability.of(3, words()), ["text is 3: expected the continuation"]),  # type: ignore[arg-type]
+        (lambda: LogProbability.of([" yes", 3], words()), ["text is [' yes', 3]: expected the continuation"]),  # type: ignore[list-item]
         (lambda: LogProbability.of("", words()), ["the continuation '' has no tokens"]),
         (lambda: LogProbability.of("[END]", words()), ["the continuation '[END]' has no tokens"]),
     ],

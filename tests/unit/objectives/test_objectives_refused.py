@@ -150,3 +150,16 @@ def test_a_position_of_an_example_that_is_all_padding() -> None:
 def test_arguments_of_the_wrong_length_cannot_be_sliced(objective: Objective, fragment: str) -> None:
     with pytest.raises(embgrad.errors.ObjectiveError, match=fragment):
         objective.take(slice(0, 1), 3)
+
+
+@pytest.mark.parametrize("make", [list, tuple, np.array, lambda numbers: np.array(numbers)[:, None]])
+def test_an_attribute_of_the_users_own_with_an_entry_for_each_example_is_not_sliced(make: Any) -> None:
+    class Own(Sum):
+        def __init__(self, extra: Any) -> None:
+            super().__init__()
+            self.extra = extra
+
+    with refused(embgrad.errors.ObjectiveError, "Own has the attribute 'extra' with 3 entries, as many as the batch"):
+        Own(make([4, 5, 6])).take(slice(0, 1), 3)
+    for other in (make([4, 5]), np.array(3), 3, "abc", None):
+        assert Own(other).take(slice(0, 1), 3).extra is other
