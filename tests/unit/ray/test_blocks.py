@@ -23,7 +23,7 @@ from embgrad.errors import (
 )
 from embgrad.loading.errors import UsageError
 from embgrad.ray import plain_errors
-from embgrad.ray.columns import Columns, Wanted, block_of
+from embgrad.ray.columns import Wanted
 from embgrad.ray.settings import settings
 from embgrad.ray.tally import Tally, Total, expect_same_rows, tally_of
 from embgrad.ray.worker import GradientWorker, TableWorker
@@ -110,22 +110,6 @@ def test_tokens_that_are_cut_off_are_counted(items: Items) -> None:
     for row in worked(rows, lambda: (models.reference(), models.tokenizer()), max_length=5):
         assert row["truncated"] == max(len(row["ids_"]) - 5, 0)
         assert row["ids"] == [*row["ids_"][: min(len(row["ids_"]), 5) - 1], 3]
-
-
-def test_tensors_of_different_shapes_are_rows() -> None:
-    def ids(rows: np.ndarray) -> pa.Table:
-        return pa.table({"ids": pa.chunked_array([pa.FixedShapeTensorArray.from_numpy_ndarray(item) for item in rows])})
-
-    asked, _ = settings(models.reference, embgrad.Sum(), {"ids": "ids"})
-    of_ids = block_of(ids(np.arange(1, 13).reshape(2, 2, 3)), asked.inputs, None).batch.ids
-    np.testing.assert_array_equal(of_ids, np.arange(1, 13).reshape(4, 3))
-    with pytest.raises(BatchError, match=r"example 0 holds \[\[1, 2\], \[3, 4\]\]: expected a list of at least"):
-        block_of(ids(np.arange(1, 9).reshape(1, 2, 2, 2)), asked.inputs, None)
-    missing = pa.ExtensionArray.from_storage(
-        pa.fixed_shape_tensor(pa.int64(), [2]), pa.array([[1, 2], None], pa.list_(pa.int64(), 2))
-    )
-    with pytest.raises(BatchError, match="example 1 holds None"):
-        block_of(pa.table({"ids": missing}), asked.inputs, None)
 
 
 def test_pairs_are_two_columns() -> None:
@@ -272,15 +256,6 @@ def test_errors_of_the_model_name_the_row(items: Items) -> None:
         worked(items(3), models.torch_bert, key="key", call=call)
 
 
-@pytest.mark.parametrize("size", [np.int64(8), np.int32(8)])
-def test_numbers_of_numpy_are_accepted(size: Any) -> None:
-    assert type(settings(models.reading, labelled, {"max_length": size})[0].inputs.max_length) is int
-    assert type(settings(models.reading, labelled, {"ids": "i", "pad_id": size})[0].inputs.pad_id) is int
-    for wrong in (3.7, "0", True, -1):
-        with pytest.raises(BatchError, match=r"pad_id is .*: expected the id that pads"):
-            settings(models.reading, labelled, {"ids": "i", "pad_id": wrong})
-
-
 def test_masks_may_be_booleans(items: Items) -> None:
     seen = []
 
@@ -357,36 +332,6 @@ def test_other_columns_are_unchanged(items: Items) -> None:
     assert seen[0] == ((2, 2), sorted(rows.column_names))
 
 
-def test_columns_are_a_mapping() -> None:
-    columns = Columns(pa.table({"label": [1, 0]}))
-    assert "label" in columns
-    assert "gold" not in columns
-    assert columns.get("gold") is None
-    np.testing.assert_array_equal(columns.get("label"), [1, 0])
-    assert (len(columns), list(columns)) == (1, ["label"])
-    with pytest.raises(
-        KeyError, match=r"^the dataset has no column 'lable': expected one of 'label'\. Did you mean 'label'\?"
-    ):
-        columns["lable"]
-    with pytest.raises(BatchError, match=r"\nsee docs/errors/batcherror.md"):
-        columns["gold"]
-
-
-@pytest.mark.parametrize(
-    "rows", [[[[1, 2], [3]], [[4], [5, 6]]], [[[1], [2, 3]], None], [[[[1], []]], [[[1], []]]], [[None, 1], [2, 3]]]
-)
-def test_nested_lists_of_different_lengths_are_objects(rows: list[Any]) -> None:
-    def lists(value: Any) -> Any:
-        return [lists(item) for item in value] if isinstance(value, np.ndarray) else value
-
-    actual = Columns(pa.table({"spans": rows}))["spans"]
-    assert (actual.dtype, actual.shape, lists(actual)) == (object, (2,), rows)
-
-
-def test_bytes_keep_trailing_zeros() -> None:
-    assert list(Columns(pa.table({"image": [b"a\0", b"bc\0\0"]}))["image"]) == [b"a\0", b"bc\0\0"]
-
-
 @pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view(), pa.list_(pa.string_view())])
 def test_columns_of_views_are_unchanged(items: Items, kind: pa.DataType) -> None:
     rows = items(6)
@@ -395,19 +340,6 @@ def test_columns_of_views_are_unchanged(items: Items, kind: pa.DataType) -> None
     made = blocks(table)
     assert made.select(table.column_names).equals(table)
     expect_alone(made.to_pylist())
-
-
-def test_a_missing_tensor_is_none() -> None:
-    kind = pa.fixed_shape_tensor(pa.float32(), [2])
-    held = pa.ExtensionArray.from_storage(kind, pa.array([[1, 2], None, [3, 4]], kind.storage_type))
-    actual = Columns(pa.table({"near": held}))["near"]
-    assert actual.dtype == object
-    assert actual[1] is None
-    assert actual[2].dtype == np.float32
-    np.testing.assert_array_equal(actual[2], [3, 4])
-    whole = Columns(pa.table({"near": pa.chunked_array([held[:1], held[2:]])}))["near"]
-    assert whole.dtype == np.float32
-    np.testing.assert_array_equal(whole, [[1, 2], [3, 4]])
 
 
 FAILING: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
@@ -503,64 +435,6 @@ def test_a_column_name_in_use_is_refused(items: Items) -> None:
     with pytest.raises(EmbgradError, match=r"has a column 'saliency' already.*pass prefix='g_'"):
         worked(rows, ids="ids_")
     assert "g_saliency" in worked(rows, ids="ids_", prefix="g_")[0]
-
-
-@pytest.mark.parametrize(
-    ("objective", "options", "error", "message"),
-    [
-        (embgrad.CrossEntropy([0, 1]), {}, ObjectiveError, "one entry an example.*pass a function of the rows"),
-        (embgrad.Scalar(len), {}, UnsupportedError, "reduces over the batch"),
-        (embgrad.Sum, {}, ObjectiveError, "the class Sum"),
-        (
-            embgrad.Sum(),
-            {"at": ["word", "position"]},
-            PointError,
-            "expected the name of a point.*make one run for each",
-        ),
-        (embgrad.Sum(), {"batchsize": 3}, EmbgradError, "no option 'batchsize'.*Did you mean 'batch_size'"),
-        (embgrad.Sum(), {"split": True}, EmbgradError, "'split' has no meaning over a dataset"),
-        (embgrad.Sum(), {"tokenizer": 3}, EmbgradError, "expected build to return .model, tokenizer."),
-        (embgrad.Sum(), {"batch_size": 0}, BatchError, "batch_size is 0"),
-        (embgrad.Sum(), {"workers": 1.5}, BatchError, "workers is 1.5"),
-        (embgrad.Sum(), {"text": "t", "ids": "i"}, BatchError, "text and ids both name columns"),
-        (embgrad.Sum(), {"mask": "m"}, BatchError, "mask requires ids"),
-        (embgrad.Sum(), {"ids": 3}, BatchError, "ids is 3: expected the name of a column"),
-        (embgrad.Sum(), {"text": 3}, BatchError, "text is 3: expected the name of a column"),
-        (embgrad.Sum(), {"convention": "hugging"}, BatchError, "Did you mean 'huggingface'"),
-        (embgrad.Sum(), {"ids": "i", "max_length": 3}, BatchError, "max_length cuts texts"),
-        (embgrad.Sum(), {"add": {"word": np.ones((4, 2, 3))}}, UnsupportedError, "have an example axis"),
-        (embgrad.Sum(), {"add": {"word": [[[0.0]], [[1.0]]]}}, UnsupportedError, "have an example axis"),
-        (embgrad.Sum(), {"pads": "drop"}, BatchError, "pads is 'drop': expected 'keep' or 'zero'"),
-        (embgrad.Sum(), {"call": 3}, BatchError, "call is 3: expected a function"),
-        (embgrad.Sum(), {"build": 3}, BackendError, "build is 3: expected a function without arguments"),
-    ],
-)
-def test_options_are_checked_before_anything_starts(
-    objective: Any, options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        settings(options.pop("build", models.reference), objective, options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"output": "table"}, "Did you mean 'tables'"),
-        ({"kind": "norms"}, "Did you mean 'norm'"),
-        ({"output": "values"}, "length is None and output is 'values'"),
-        ({"length": 3}, "length is 3 and output is 'saliency'"),
-        ({"prefix": 3}, "^prefix is 3: expected the prefix of the new columns' names, such as 'g_'"),
-    ],
-)
-def test_outputs_are_checked(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(EmbgradError, match=message):
-        embgrad.ray.gradients("nowhere.parquet", models.reference, embgrad.Sum(), **options)
-
-
-@pytest.mark.parametrize(("reduce", "hint"), [("means", "Did you mean 'mean'"), (None, ""), (["sum"], "")])
-def test_other_reductions_are_refused(reduce: Any, hint: str) -> None:
-    with pytest.raises(EmbgradError, match=rf"^reduce is .*: expected 'sum' or 'mean'\..*{hint}"):
-        embgrad.ray.table("nowhere.parquet", models.reference, embgrad.Sum(), reduce=reduce)
 
 
 def test_sums_are_those_of_all_rows(items: Items) -> None:
