@@ -148,6 +148,22 @@ def test_a_dataset_that_changes_is_refused(items: Items) -> None:
         embgrad.ray.table(rows, models.reference, labelled, ids="ids_")
 
 
+def test_rows_that_are_lost_among_the_files_are_noticed(
+    items: Items, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(name: str, **options: Any) -> Any:
+        rows = ray.data.from_items(items(12))
+        return embgrad.ray.write(rows, models.reference, labelled, tmp_path / name, ids="ids_", **options)
+
+    read = ray.data.read_parquet
+    monkeypatch.setattr(ray.data, "read_parquet", lambda *where, **options: read(*where, **options).limit(11))
+    with pytest.raises(EmbgradError, match=r"written to .*lost does not hold each row once: 12 rows went in and 11 "):
+        write("lost")
+    assert not (tmp_path / "lost" / "_embgrad.json").exists()
+    unverified = write("unverified", verify=False)
+    assert (unverified.rows_in, unverified.rows_out) == (None, None)
+
+
 def test_a_process_that_always_dies_ends_the_run(items: Items) -> None:
     def dies(rows: Any) -> embgrad.Objective:
         os._exit(1)
