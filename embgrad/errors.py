@@ -108,7 +108,15 @@ class AmbiguousPointError(PointError):
 
 
 class PointNotReachedError(PointError):
-    """The forward pass did not reach that point."""
+    """The forward pass did not reach that point.
+
+    Attributes:
+        key: the point's key, where an earlier pass on the same batch has reached it; otherwise None.
+    """
+
+    def __init__(self, message: str, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class OutputError(EmbgradError, ValueError):

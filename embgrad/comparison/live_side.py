@@ -106,15 +106,7 @@ class LiveSide:
 
     def record(self) -> Recording:
         """Run the model, and return its recording, with gradients where an objective was passed."""
-        try:
-            run, final, failure = self._run((*self._arrangements, *itertools.chain(*self._steps.values())))
-        except PointNotReachedError:  # operations inside a lookup of a graph, such as a one-hot's, take its place
-            self._arrangements = {
-                key: arrangement
-                for key, arrangement in self._arrangements.items()
-                if not self._is_flat(self.points[key])
-            }
-            run, final, failure = self._run((*self._arrangements, *itertools.chain(*self._steps.values())))
+        run, final, failure = self._run_reached()
         tensors = {key: self._joined(key, run.points) for key in self._steps}
         tensors |= {
             key: self._tensor(key, run.points[key])
@@ -138,6 +130,25 @@ class LiveSide:
             settings=declared_settings(self.bound.model),
         )
         return divide_stacks(recording)
+
+    def _run_reached(self) -> tuple[Run, Tensor | None, EmbgradError | None]:
+        """Run the model, see `_run`, and leave out the points that a second pass does not reach.
+
+        Operations inside a lookup of a graph, such as a one-hot's, take its place; and what a loop computes before its first step
+        is computed in some passes alone.
+        """
+        while True:
+            try:
+                return self._run((*self._arrangements, *itertools.chain(*self._steps.values())))
+            except PointNotReachedError as error:
+                if error.key not in self._arrangements:
+                    raise
+                flat = self._is_flat(self.points[error.key])
+                self._arrangements = {
+                    key: arrangement
+                    for key, arrangement in self._arrangements.items()
+                    if key != error.key and not (flat and self._is_flat(self.points[key]))
+                }
 
     def led(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,9 @@ LAST: Final = f"{LAYER}.-1"
 
 #: The relative L2 up to which an output is the product of an input with a matrix.
 PRODUCT: Final = 1e-2
+
+#: The share of a product's largest entry from which what is added to it is a bias.
+LEAST_BIAS: Final = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -388,13 +392,29 @@ class _Biases:
         matrices = [weight for weight in self._held[side][product.path] if len(weight.shape) > 1]
         if given is None or len(matrices) != 1 or _size(matrices[0]) != given.features * product.features:
             return False
-        values = matrices[0].get()
-        for matrix in (values.reshape(-1, given.features), values.reshape(given.features, -1).T):
-            if is_product(given.values, matrix, product.values):
-                x, y = (it.reshape(-1, it.shape[-1]).astype(np.float64) for it in (given.values, product.values))
-                mean = (y - x @ matrix.T.astype(np.float64)).mean(0)
-                return float(np.linalg.norm(mean - bias)) < float(np.linalg.norm(mean))
-        return False
+        rest = _rest(given, product, matrices[0])
+        if rest is not None:
+            return float(np.linalg.norm(rest - bias)) < float(np.linalg.norm(rest))
+        # Where it multiplies by another layer's matrix, it adds that layer's bias.
+        kind = _without_numbers(matrices[0].name)
+        others = (it for held in self._held[side].values() for it in held if _without_numbers(it.name) == kind)
+        rests = (_rest(given, product, other) for other in others if _size(other) == _size(matrices[0]))
+        rest = next((rest for rest in rests if rest is not None), None)
+        return rest is not None and float(np.linalg.norm(rest)) > LEAST_BIAS * float(np.abs(product.values).max())
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\d+", "N", name)
+
+
+def _rest(given: Tensor, product: Tensor, matrix: HeldWeight) -> np.ndarray | None:
+    """Return what is added to the product of a tensor with a matrix, (feature,); None where it is another product."""
+    values = matrix.get()
+    for turned in (values.reshape(-1, given.features), values.reshape(given.features, -1).T):
+        if is_product(given.values, turned, product.values):
+            x, y = (it.reshape(-1, it.shape[-1]).astype(np.float64) for it in (given.values, product.values))
+            return np.asarray((y - x @ turned.T.astype(np.float64)).mean(0))
+    return None
 
 
 def _holders_of_products(recording: Recording) -> frozenset[str]:

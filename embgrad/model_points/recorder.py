@@ -393,7 +393,8 @@ class PassRecorder:
         if key not in self._reached:
             raise PointNotReachedError(
                 f"the forward pass did not reach the point {key!r}, but an earlier pass on this batch did. Expected a model that "
-                f"makes the same calls each time; name another point in at=...{' ' if hint else ''}{hint}"
+                f"makes the same calls each time; name another point in at=...{' ' if hint else ''}{hint}",
+                key,
             )
         return key
 

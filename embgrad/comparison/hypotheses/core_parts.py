@@ -185,6 +185,7 @@ class PositionBias:
         sense: 1, or -1 where earlier keys count as later ones.
         ahead: how much later keys count as they are.
         slopes: (head,), what distances are multiplied by; None for those of ALiBi, where there is no table.
+        factor: what the table's numbers are multiplied by.
     """
 
     table: np.ndarray | None = None
@@ -193,6 +194,7 @@ class PositionBias:
     sense: int = 1
     ahead: int = 0
     slopes: np.ndarray | None = None
+    factor: float = 1.0
 
     @property
     def is_by_head(self) -> bool:
@@ -215,7 +217,7 @@ class PositionBias:
         if self.table is None:
             slopes = slopes_of(heads) if self.slopes is None else self.slopes
             return np.asarray(-slopes[:, None, None] * abs(ahead))
-        return np.asarray(np.moveaxis(self.table[self._bucket(ahead)], -1, 0))
+        return np.asarray(self.factor * np.moveaxis(self.table[self._bucket(ahead)], -1, 0))
 
     def _bucket(self, ahead: np.ndarray) -> np.ndarray:
         """Return the buckets of distances, as defined by Raffel et al., 2020, in their code."""
@@ -243,6 +245,7 @@ class PositionBias:
         sides = "earlier keys" if self.causal else "both sides"
         turned = "" if self.sense == 1 else ", of the opposite distances"
         turned += f", of distances {self.ahead:+d}" if self.ahead else ""
+        turned += f", times {self.factor:.6g}" if self.factor != 1 else ""
         return f"by {len(self.table)} buckets of {sides} up to distance {self.longest}{turned}"
 
 

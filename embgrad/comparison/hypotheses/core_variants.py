@@ -199,6 +199,8 @@ def _of_bias(site: Site, core: Core) -> Iterator[Core]:
         other = fitted_slopes(site, core)
         yield from [] if other is None else [other]
         return
+    for factor in (core.scale, 1 / core.scale):  # where it is added before scores are scaled, or behind
+        yield replace(core, bias=replace(core.bias, factor=core.bias.factor * factor))
     yield replace(core, bias=replace(core.bias, causal=not core.bias.causal))
     longer = (longest for longest in LONGEST if longest > len(core.bias.table) // 2 and longest != core.bias.longest)
     yield from (replace(core, bias=replace(core.bias, longest=longest)) for longest in longer)

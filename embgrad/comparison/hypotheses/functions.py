@@ -59,6 +59,7 @@ ACTIVATIONS: Final = (
     Activation("ReLU", lambda x: np.maximum(x, 0)),
     Activation("tanh", np.tanh),
     Activation("squared ReLU", lambda x: np.maximum(x, 0) ** 2),
+    Activation("the square", lambda x: x**2),
     Activation("the logistic function", logistic),
     Activation("ReLU6", lambda x: np.clip(x, 0, 6)),
     Activation("leaky ReLU of slope 0.01", lambda x: np.where(x > 0, x, 0.01 * x)),

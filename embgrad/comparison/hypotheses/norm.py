@@ -85,7 +85,7 @@ class Norm:
             if relative(second.apply(x), b) <= NEAR
             and (explanation := self._explanation(site, path, entry, first, second)) is not None
         ]
-        explanations += self._by_weights(site, path, entry, first)
+        explanations += [*self._by_weights(site, path, entry, first), *_of_other_layers(site, path, entry, first)]
         second = None if explanations else fitted_norm(x, b)
         if second is not None and relative(second.apply(x), b) <= ROUGHLY:
             explanation = self._explanation(site, path, entry, first, second)
@@ -95,12 +95,12 @@ class Norm:
 
     def _by_weights(self, site: Site, path: str, entry: Before, first: Parameters) -> list[Explanation]:
         """Return the explanation by b's weights, where one differs from its partner."""
-        differing = [(weight, match) for weight, _, match in _differing(site, path, first)]
+        differing, name = _differing(site, path, first), entry.name
         if not differing:
             return []
-        changed, name = _with_weights(site, path, first), entry.name
-        text = ", and ".join(f"b has {weight.name} {match.as_object}" for weight, match in differing)
-        values, cause = ("a's own", text), cause_of(differing[-1][1])
+        changed = _with_weights(first, [(weight, other) for weight, other, _ in differing])
+        text = ", and ".join(f"b has {weight.name} {match.as_object}" for weight, _, match in differing)
+        values, cause = ("a's own", text), cause_of(differing[-1][2])
         compute = partial(_applied, changed, name)
         return [Explanation(cause, path, values, changed.apply(entry.values), compute, (name,), text)]
 
@@ -129,16 +129,35 @@ def _differing(site: Site, path: str, norm: Parameters) -> list[tuple[HeldWeight
     ]
 
 
-def _with_weights(site: Site, path: str, norm: Parameters) -> Parameters:
-    """Return a norm of a with b's weights."""
+def _with_weights(norm: Parameters, pairs: Iterable[tuple[HeldWeight, HeldWeight]]) -> Parameters:
+    """Return a norm with other weights in the place of its own, which come first in each pair."""
     changed = norm
-    for weight, other, _ in _differing(site, path, norm):
+    for weight, other in pairs:
         mine, its = (held.get().astype(np.float64).ravel() for held in (weight, other))
         if np.allclose(norm.shift, mine, atol=1e-6) and not np.allclose(norm.gain, mine):
             changed = replace(changed, shift=norm.shift + its - mine)
         else:
             changed = replace(changed, gain=norm.gain + its - mine)
     return changed
+
+
+def _of_other_layers(site: Site, path: str, entry: Before, first: Parameters) -> Iterator[Explanation]:
+    """Yield the explanation that b applies a norm with the weights of another layer, though it holds a's own."""
+    held: dict[str, dict[str, HeldWeight]] = defaultdict(dict)
+    for weight in site.recordings[0].weights:
+        if weight.shape == first.gain.shape and re.sub(r"\d+", "N", weight.module) == re.sub(r"\d+", "N", path):
+            held[weight.module][weight.name.removeprefix(weight.module)] = weight
+    own = held.pop(path, {})
+    for weights in held.values():
+        if own.keys() != weights.keys():
+            continue
+        changed = _with_weights(first, [(own[name], weights[name]) for name in own])
+        if site.off(changed.apply(entry.values)) <= NEAR:
+            texts = [f"b has {own[name].name} equal to a's {weights[name].name}" for name in own]
+            text, compute = ", and ".join(texts), partial(_applied, changed, entry.name)
+            values = ("a's own", text)
+            predicted = changed.apply(entry.values)
+            yield Explanation("swapped-weights", path, values, predicted, compute, (entry.name,), text)
 
 
 def norm_with_weights_of_b(site: Site, path: str, x: np.ndarray, y: np.ndarray) -> Parameters | None:
@@ -157,7 +176,7 @@ def norm_with_weights_of_b(site: Site, path: str, x: np.ndarray, y: np.ndarray) 
     if size < LEAST_WIDE or x.shape[-1] % size:
         return None
     norm = _of_weights(site, path, site.rows(x).reshape(-1, size), site.rows(y).reshape(-1, size))
-    return None if norm is None else _with_weights(site, path, norm)
+    return None if norm is None else _with_weights(norm, [pair[:2] for pair in _differing(site, path, norm)])
 
 
 def _holder_of(site: Site, path: str, norm: Parameters) -> str | None:

@@ -26,6 +26,21 @@ def _last(values: np.ndarray, real: np.ndarray) -> np.ndarray:
     return np.asarray(values[np.arange(len(values)), real.shape[1] - 1 - real[:, ::-1].argmax(1)])
 
 
+def _weighted(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    weights = np.asarray(weights, np.float64)
+    return np.asarray((values * weights[..., None]).sum(1) / np.maximum(weights.sum(1), 1e-30)[:, None])
+
+
+def _inner(real: np.ndarray) -> np.ndarray:
+    """Return the real positions without the first and the last of each text, which special tokens take."""
+    places = real.cumsum(1)
+    return np.asarray(real & (places > 1) & (places < real.sum(1, keepdims=True)))
+
+
+def _counted(real: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(np.arange(real.shape[1]), real.shape)
+
+
 #: The ways of pooling vectors, (example, position, feature), of which some positions are real.
 POOLS: Final[Mapping[str, Pool]] = {
     "the mean over tokens": _mean,
@@ -41,6 +56,13 @@ POOLS: Final[Mapping[str, Pool]] = {
         values.sum(1) / np.maximum(real.sum(1), 1)[:, None]
     ),
     "the mean of unit vectors": lambda values, real: _mean(_unit(values), real),
+    "the mean over tokens but the first": lambda values, real: _mean(values, real & (real.cumsum(1) > 1)),
+    "the mean over tokens but the first and the last": lambda values, real: _mean(values, _inner(real)),
+    "the mean weighted by the position from 1": lambda values, real: _weighted(values, real * (_counted(real) + 1)),
+    "the mean weighted by the position from 0": lambda values, real: _weighted(values, real * _counted(real)),
+    "the mean over all positions weighted by the position from 1": lambda values, real: _weighted(
+        values, _counted(real) + 1
+    ),
 }
 
 

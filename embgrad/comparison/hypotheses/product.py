@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -26,6 +27,9 @@ MOST_FACTORS: Final = 4
 
 #: The most tensors before a site that may be the product whose activation is the output.
 MOST_PRODUCTS: Final = 6
+
+#: The number of tokens by which a matrix is tried first.
+FEW: Final = 8
 
 #: The number of tokens from which a scale and a zero point of each row are fitted.
 LEAST_ROWS: Final = 16
@@ -93,6 +97,7 @@ class Product:
             return [*_of_held_biases(site, factors), *_of_layout(site, factors), *_of_weights(site, factors)]
         return [
             *_of_weights(site, factors),
+            *_of_other_layers(site, factors),
             *_of_norm_input(site, factors),
             *_of_other_heads(site, factors),
             *_of_bias(site, factors),
@@ -215,6 +220,34 @@ def _of_weights(site: Site, factors: Factors) -> Iterator[Explanation]:
     for matrix, bias in itertools.product(matrices, _biases_of(site, factors.weight.module, factors.bias)):
         function = factors.affine(matrix, bias)
         yield _explanation(cause, factors.weight.name, ("a's own", relation), factors, function, sentence)
+
+
+def _of_other_layers(site: Site, factors: Factors) -> Iterator[Explanation]:
+    """Yield the explanation that b multiplies by the matrix of another layer, though it holds a's own."""
+    if factors.match is None or not factors.match.is_equal:
+        return
+    kind, x, b = _kind_of(factors.weight), site.rows(factors.entry.values), site.rows(site.b)
+    for weight in site.recordings[0].weights:
+        if weight.name == factors.weight.name or weight.shape != factors.weight.shape or _kind_of(weight) != kind:
+            continue
+        for matrix in _oriented(weight.get(), site, x.shape[1]):
+            if _is_product(x[:FEW], matrix, b[:FEW]) and _is_product(x, matrix, b):
+                function = factors.affine(matrix, (b - x @ matrix.T).mean(0))
+                values = ("a's own", f"that of {weight.name}")
+                sentence = f"b has {factors.weight.name} equal to a's {weight.name}"
+                yield _explanation("swapped-weights", factors.weight.name, values, factors, function, sentence)
+                return
+
+
+def _kind_of(weight: HeldWeight) -> str:
+    """Return the name of a weight without numbers, which is the same in each layer."""
+    return re.sub(r"\d+", "N", weight.name)
+
+
+def _is_product(x: np.ndarray, matrix: np.ndarray, y: np.ndarray) -> bool:
+    """Return whether rows are products with a matrix, (output, input), up to a bias."""
+    rest = y - x @ matrix.T
+    return bool(np.linalg.norm(rest - rest.mean(0)) <= NEAR * np.linalg.norm(y))
 
 
 def _biases_of(site: Site, path: str, own: np.ndarray) -> list[np.ndarray]:

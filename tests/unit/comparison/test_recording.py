@@ -65,6 +65,28 @@ def test_states_of_all_examples_one_after_another_are_points() -> None:
     np.testing.assert_allclose(inside.values, np.tanh(weights["E"][np.array(IDS)] @ weights["flat.W"]))
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 4), (6, 4)])
+def test_points_that_the_first_pass_alone_reaches_are_left_out(shape: tuple[int, ...]) -> None:
+    """A compiled loop may compute before its first step what no step changes, in some passes."""
+    passes: list[None] = []
+
+    def forward(m: Any, input_ids: np.ndarray) -> Any:
+        rows = lookup(m["E"], input_ids)
+        passes.append(None)
+        if len(passes) == 1:
+            for name in ("once", "also_once"):
+                m.module(name, lambda x: x.tanh(), rows.reshape(*shape))
+        return {"last_hidden_state": m.module("body", lambda x: x.tanh(), rows)}
+
+    table = np.random.default_rng(0).normal(size=(9, 4))
+    model = ReferenceModel(forward, {"E": table}, ["once", "also_once", "body"])
+    recording = LiveSide(model, embgrad.TokenBatch(IDS)).record()
+    assert recording.of_module("once", "output") is recording.of_module("also_once", "output") is None
+    body = recording.of_module("body", "output")
+    assert body is not None
+    np.testing.assert_allclose(body.values, np.tanh(table[np.array(IDS)]))
+
+
 @pytest.mark.parametrize("inner", [(), (1,)])
 def test_states_whose_positions_are_the_last_axis_are_points(inner: tuple[int, ...]) -> None:
     """Convolutions take and return them so; what is put in there is turned back."""

@@ -438,6 +438,20 @@ def test_a_bias_that_is_in_the_product_already_is_not_added(heads: bool) -> None
         assert (output.bias_b is None) == biased
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_bias_is_in_the_product_with_the_matrix_of_another_layer_as_well(biased: bool) -> None:
+    a = recording(product("up.0", biased=True), {"up.0.weight": MATRIX, "up.0.bias": BIAS})
+    others = RANDOM.normal(size=(6, 6)), RANDOM.normal(size=6)
+    computed = X @ others[0].T + (others[1] if biased else 0)
+    weights = {"w.0": MATRIX, "b.0": BIAS, "w.1": others[0], "b.1": others[1]}
+    held = tuple(
+        HeldWeight(it, it if it[0] == "w" else "", v.shape, partial(np.asarray, v)) for it, v in weights.items()
+    )
+    tensors = [tensor("w.0:input#0", X, 1.0), tensor("w.0:output#0", computed, 2.0)]
+    _, output = paired(a, replace(recording(tensors), weights=held))
+    assert (output.bias_b is None) == biased
+
+
 def test_a_layer_whose_products_are_points_adds_its_biases_itself() -> None:
     """It is called too, and its bias by head has two axes."""
     a = recording(product("up", biased=True), {"up.weight": MATRIX, "up.bias": BIAS})

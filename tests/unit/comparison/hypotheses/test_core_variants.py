@@ -255,6 +255,8 @@ def test_biases_that_differ_in_one_setting() -> None:
     own = PositionBias(np.ones((24, HEADS)))
     found = [each.bias for each in variants(site, replace(CORE, bias=own)) if each.bias is not own]
     assert found[0] is None
+    assert [bias.factor for bias in found if bias and bias.factor != 1] == [CORE.scale, 1 / CORE.scale]
+    found = [bias for bias in found if bias and bias.factor == 1]
     rest = [(bias.causal, bias.longest, bias.sense) for bias in found if bias and not bias.ahead]
     longest = [(False, number, 1) for number in (16, 20, 32, 64, 256, 512)]
     assert rest == [(True, 128, 1), *longest, (False, 128, -1)]

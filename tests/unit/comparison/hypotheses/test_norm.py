@@ -483,6 +483,15 @@ def test_the_weights_of_another_norm_are_named_by_their_module() -> None:
     assert best(at, Norm().explain(at)).cause == "different-weight"
 
 
+def test_the_weights_of_another_layers_norm_are_named_as_weights() -> None:
+    gain, shift = 2 - GAIN, SHIFT[::-1]
+    held = {"0.norm.gain": GAIN, "0.norm.bias": SHIFT, "1.norm.gain": gain, "1.norm.bias": shift}
+    at = module_site(norm(X, 1e-5), norm(X, 1e-5, gain, shift), {"0.norm:input": X}, key="0.norm:output#0", held_a=held)
+    found = best(at, Norm().explain(at))
+    text = "b has 0.norm.gain equal to a's 1.norm.gain, and b has 0.norm.bias equal to a's 1.norm.bias"
+    assert (found.cause, found.text) == ("swapped-weights", text)
+
+
 def test_a_fitted_norm_whose_weights_leave_more_than_a_hundredth_is_not_named() -> None:
     a, b = norm(X, 1e-5), norm(X, 1e-5, 3 * GAIN)
     assert explained(site(a, b)).cause == "different-weight"

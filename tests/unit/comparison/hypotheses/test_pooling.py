@@ -36,6 +36,24 @@ def test_the_mean_of_numbers_by_hand() -> None:
     assert POOLS[counted](x, real).tolist() == [[6.0, 7.5, 9.0, 10.5]]
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("the mean over tokens but the first", 5.0),
+        ("the mean over tokens but the first and the last", 4.0),
+        ("the mean weighted by the position from 1", (2 * 2 + 3 * 4 + 4 * 6) / 9),
+        ("the mean weighted by the position from 0", (2 + 2 * 4 + 3 * 6) / 6),
+        ("the mean over all positions weighted by the position from 1", (0 + 2 * 2 + 3 * 4 + 4 * 6 + 5 * 8) / 15),
+    ],
+)
+def test_weighted_means_and_means_of_parts_by_hand(name: str, wanted: float) -> None:
+    """A text between padding, whose values are twice the position; what stands elsewhere counts by position alone."""
+    x = 2.0 * np.arange(5)[None, :, None]
+    real = np.array([[False, True, True, True, False]])
+    assert POOLS[name](x, real).item() == pytest.approx(wanted)
+    assert POOLS["the mean over tokens but the first and the last"](x, real & (x[..., 0] == 2)).item() == 0
+
+
 @pytest.mark.parametrize(("first", "second"), list(itertools.permutations([*POOLS][:6] + [*POOLS][-3:-1], 2)))
 def test_another_pooling_is_named_with_both(first: str, second: str) -> None:
     at = site(pooled(first), pooled(second))

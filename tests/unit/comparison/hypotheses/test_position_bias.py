@@ -45,6 +45,12 @@ def test_distances_may_be_taken_backwards() -> None:
     np.testing.assert_array_equal(turned, plain.T)
 
 
+def test_a_factor_multiplies_the_numbers() -> None:
+    plain, scaled = (PositionBias(TABLE, factor=factor) for factor in (1.0, 0.125))
+    np.testing.assert_array_equal(scaled.of(1, 4), plain.of(1, 4) / 8)
+    assert scaled.text == f"{plain.text}, times 0.125"
+
+
 def test_texts_say_the_kind() -> None:
     assert PositionBias().text == "that of ALiBi"
     assert PositionBias(slopes=np.array([0.5, -0.25])).text == "by the slopes 0.5, -0.25"

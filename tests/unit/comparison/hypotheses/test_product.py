@@ -136,6 +136,25 @@ def test_a_matrix_of_another_layer_is_named() -> None:
     assert found.values == ("a's own", "equal to layers.1.up.W")
 
 
+LAYERS = {
+    f"layers.{n}.up.{kind}": RANDOM.normal(size=shape) for n in range(3) for kind, shape in (("W", (6, 6)), ("b", 6))
+}
+
+
+@pytest.mark.parametrize("other", [0, 2])
+def test_a_matrix_of_another_layer_that_b_uses_is_named_though_b_holds_the_same_weights(other: int) -> None:
+    def computed(layer: int) -> np.ndarray:
+        return X @ LAYERS[f"layers.{layer}.up.W"].T + LAYERS[f"layers.{layer}.up.b"]
+
+    options = {"key": "layers.1.up:output#0", "held_a": {**LAYERS, "layers.2.other.W": SQUARE}}
+    at = module_site(computed(1), computed(other), {"layers.1.up:input": X}, **options)
+    found = explained(at)
+    text = f"b has layers.1.up.W equal to a's layers.{other}.up.W"
+    assert (found.cause, found.text) == ("swapped-weights", text)
+    at = module_site(computed(1), X @ SQUARE.T, {"layers.1.up:input": X}, **options)
+    assert not any("equal to" in each.text for each in Product().explain(at)), "a weight of another kind"
+
+
 @pytest.mark.parametrize(
     ("relation", "cause"),
     [
