@@ -71,6 +71,18 @@ class _Changes(NamedTuple):
 _NONE: Final = _Changes()
 
 
+class _Step(NamedTuple):
+    """A call of a module for some positions or some texts of the batch, with the key of its point."""
+
+    key: str
+    examples: slice
+    positions: slice
+
+    def of(self, values: np.ndarray) -> np.ndarray:
+        """Return the part of a tensor of the whole batch that the call computes, (example, position, …)."""
+        return values[self.examples, self.positions]
+
+
 class LiveSide:
     """A model that can be run, with the points that its pass reaches.
 
@@ -90,8 +102,8 @@ class LiveSide:
         self._in_order = order_of(self.bound, batch, list(self.points.values())).is_batch
         self._turned = self._axes_of_examples()
         self._packed = self._packed_layout()
-        self._steps = steps_of(self.points.values(), batch)
-        later = {key for keys in self._steps.values() for key in keys}
+        self._steps = _steps_of(self.points.values(), batch)
+        later = {step.key for steps in self._steps.values() for step in steps}
         self._arrangements = {
             key: arrangement
             for key, point in self.points.items()
@@ -139,7 +151,7 @@ class LiveSide:
         """
         while True:
             try:
-                return self._run((*self._arrangements, *itertools.chain(*self._steps.values())))
+                return self._run((*self._arrangements, *(it.key for it in itertools.chain(*self._steps.values()))))
             except PointNotReachedError as error:
                 if error.key not in self._arrangements:
                     raise
@@ -175,18 +187,15 @@ class LiveSide:
         return {key: self._native(key, function) for key, function in changes.items() if key not in self._steps}
 
     def _native_steps(self, changes: Mapping[str, Change]) -> dict[str, Change]:
-        """Return the functions at each call of modules that are called for some positions at a time.
+        """Return the functions at each call of modules that are called for some positions, or for one text, at a time.
 
-        At a call the values at other positions are those that have arrived, or zeros.
+        At a call the values elsewhere are those that have arrived, or zeros.
         """
         found: dict[str, Change] = {}
         for key, function in changes.items():
             arrived = np.zeros((*self.batch.shape, int(np.prod(self.points[key].shape[2:]))))
-            start = 0
             for step in self._steps.get(key, ()):
-                places = slice(start, start + self.points[step].shape[1])
-                found[step] = partial(_changed_step, function, arrived, places)
-                start = places.stop
+                found[step.key] = partial(_changed_step, function, arrived, step)
         return found
 
     def _native(self, key: str, function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
@@ -330,12 +339,10 @@ class LiveSide:
         return None
 
     def _joined(self, key: str, read: Mapping[str, PointValues]) -> Tensor:
-        """Return the tensor at all positions of a module that is called for some of them at a time."""
-        point, parts = self.points[key], [read[step] for step in self._steps[key]]
-        lookups = [lookup for step in self._steps[key] if (lookup := self.points[step].lookup) is not None]
-        gradients = [
-            _as_features(part.gradients[0]) for part in parts if part.gradients and part.gradients[0] is not None
-        ]
+        """Return the tensor of the whole batch of a module that is called for a part of it at a time."""
+        point, steps = self.points[key], self._steps[key]
+        lookups = [self.points[step.key].lookup for step in steps]
+        gradients = [it.gradients[0] if (it := read[step.key]).gradients else None for step in steps]
         return Tensor(
             key=key,
             path=point.path,
@@ -343,10 +350,20 @@ class LiveSide:
             number=0,
             roles=point.roles,
             time=float(point.time),
-            values=np.concatenate([_as_features(part.activation) for part in parts], 1),
-            gradient=np.concatenate(gradients, 1) if len(gradients) == len(parts) else None,
-            ids=np.concatenate([lookup.indices for lookup in lookups], 1) if lookups else None,
+            values=self._whole(steps, [read[step.key].activation for step in steps]),
+            gradient=self._whole(steps, [it for it in gradients if it is not None]),
+            ids=self._whole(steps, [it.indices for it in lookups if it is not None]),
         )
+
+    def _whole(self, steps: Sequence[_Step], parts: Sequence[np.ndarray]) -> Any:
+        """Return the array of the whole batch that calls compute in parts, zeros where none does; None where one is missing."""
+        if len(parts) < len(steps):
+            return None
+        features = parts[0].size // steps[0].of(self.batch.ids).size
+        whole = np.zeros((*self.batch.shape, features), parts[0].dtype)
+        for step, part in zip(steps, parts, strict=True):
+            step.of(whole)[...] = part.reshape(step.of(whole).shape)
+        return whole[..., 0] if np.issubdtype(whole.dtype, np.integer) else whole
 
     def _tensor(self, key: str, read: PointValues) -> Tensor:
         arrangement, point = self._arrangements[key], self.points[key]
@@ -392,26 +409,60 @@ class LiveSide:
         return held
 
 
-def _changed_step(function: Change, arrived: np.ndarray, places: slice, value: np.ndarray) -> np.ndarray:
-    """Return what a call for some positions goes on with, and keep the values that arrive there for the other calls."""
-    arrived[:, places] = _as_features(value)
-    new = np.asarray(function(arrived.astype(value.dtype)), value.dtype)[:, places]
+def _changed_step(function: Change, arrived: np.ndarray, step: _Step, value: np.ndarray) -> np.ndarray:
+    """Return what a call for a part of the batch goes on with, and keep the values that arrive there for the other calls."""
+    step.of(arrived)[...] = value.reshape(step.of(arrived).shape)
+    new = step.of(np.asarray(function(arrived.astype(value.dtype)), value.dtype))
     return np.ascontiguousarray(new.reshape(value.shape))
 
 
-def steps_of(points: Iterable[Point], batch: TokenBatch) -> dict[str, tuple[str, ...]]:
-    """Return the calls of modules that are called for some positions at a time, as with a cache, by the key of the first."""
-    examples, positions = batch.shape
+def _steps_of(points: Iterable[Point], batch: TokenBatch) -> dict[str, tuple[_Step, ...]]:
+    """Return the calls of modules that are called for a part of the batch at a time, by the key of the first.
+
+    A model with a cache is called for some positions at a time, and one that takes a single text for each text in turn, with its
+    padding or without.
+    """
     calls: dict[str, list[Point]] = defaultdict(list)
     for point in points:
         calls[point.key.partition("#")[0]].append(point)
     found = {}
     for same in calls.values():
-        shapes = [point.shape for point in same]
-        is_split = all(len(shape) > 2 and (shape[0], *shape[2:]) == (examples, *shapes[0][2:]) for shape in shapes)
-        if len(same) > 1 and is_split and sum(shape[1] for shape in shapes) == positions:
-            found[same[0].key] = tuple(point.key for point in same)
+        steps = (_by_positions(same, batch) or _by_texts(same, batch)) if len(same) > 1 else ()
+        if steps:
+            found[same[0].key] = steps
     return found
+
+
+def _by_positions(same: Sequence[Point], batch: TokenBatch) -> tuple[_Step, ...]:
+    """Return the calls of a module for some positions at a time; none where they do not make up the batch."""
+    examples, positions = batch.shape
+    shapes = [point.shape for point in same]
+    if not all(len(shape) > 2 and (shape[0], *shape[2:]) == (examples, *shapes[0][2:]) for shape in shapes):
+        return ()
+    ends = np.cumsum([0, *(shape[1] for shape in shapes)]).tolist()
+    if ends[-1] != positions:
+        return ()
+    return tuple(
+        _Step(point.key, slice(None), slice(*span)) for point, span in zip(same, itertools.pairwise(ends), strict=True)
+    )
+
+
+def _by_texts(same: Sequence[Point], batch: TokenBatch) -> tuple[_Step, ...]:
+    """Return the calls of a module for each text in turn; none where they do not make up the batch."""
+    shapes = [point.shape[1:] if point.shape[:1] == (1,) else point.shape for point in same]
+    if len(same) != len(batch.ids) or any(len(shape) < 2 or shape[1:] != shapes[0][1:] for shape in shapes):
+        return ()
+    lengths, counts = [shape[0] for shape in shapes], batch.real.sum(1).tolist()
+    if lengths == counts:
+        starts = batch.real.argmax(1).tolist()
+    elif all(length == batch.shape[1] for length in lengths):
+        starts = [0] * len(same)
+    else:
+        return ()
+    return tuple(
+        _Step(point.key, slice(number, number + 1), slice(start, start + length))
+        for number, (point, start, length) in enumerate(zip(same, starts, lengths, strict=True))
+    )
 
 
 def _is_of_batch(values: np.ndarray, batch: TokenBatch) -> bool:

@@ -37,6 +37,9 @@ EQUAL: Final = 1e-6
 #: The relative difference of two sums of magnitudes up to which weights may be versions of one.
 SUMS: Final = 0.02
 
+#: The last parts of the names of what is added and of what is multiplied, which are never partners by their places.
+KINDS: Final = {"bias": ("bias", "beta", "b"), "weight": ("weight", "gamma", "gain", "scale", "kernel", "w")}
+
 #: The share of a weight's rows up to which they may differ, for the others to show that two weights belong together.
 MOSTLY: Final = 0.5
 
@@ -305,6 +308,12 @@ def _is_alike(summary: _Summary, name: str | None) -> bool:
     return name is not None and NUMBER.sub("N", name) == NUMBER.sub("N", summary.weight.name)
 
 
+def _kind_of(weight: NamedArray) -> str:
+    """Return what the end of a weight's name says: "bias", "weight" for what is multiplied, or "" for neither."""
+    end = re.split(r"[._/]", re.sub(r"[:#]?\d+$", "", weight.name))[-1].lower()
+    return next((kind for kind, names in KINDS.items() if end in names), "")
+
+
 class _Places:
     """A measure of the distance of two weights in the forward passes of both models, from the known pairs.
 
@@ -328,6 +337,8 @@ class _Places:
 
     def distance(self, first: NamedArray, second: NamedArray) -> float | None:
         """Return how far apart two weights are, as a share of a pass; None where they cannot belong together."""
+        if {_kind_of(first), _kind_of(second)} == {"bias", "weight"}:
+            return None
         partner = self._modules.get(first.module)
         # A bias that a function adds belongs to no module.
         owned = bool(first.module and second.module)

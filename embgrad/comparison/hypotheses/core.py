@@ -145,12 +145,13 @@ class Core:
         positions = np.arange(self.real.shape[1])
         query = self._split(self.query, part.examples, part.rows, heads)
         key = self._split(self.key, part.examples, positions, shared)
-        if self.norm is not None and not self.norm.late:
-            query, key = self.norm.apply(query, key)
+        norm = None if self.norm is None else self.norm.of(heads, shared)
+        if norm is not None and not norm.late:
+            query, key = norm.apply(query, key)
         if self.rotary is not None:
             query, key = self.rotary.turn_queries(query, part.rows), self.rotary.turn_keys(key, positions)
-        if self.norm is not None and self.norm.late:
-            query, key = self.norm.apply(query, key)
+        if norm is not None and norm.late:
+            query, key = norm.apply(query, key)
         scores = query.transpose(0, 2, 1, 3) @ key.transpose(0, 2, 3, 1)
         if self.distances is not None:
             scores = scores + self.distances.products(query, key, part.rows, part.heads)

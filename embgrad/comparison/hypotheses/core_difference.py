@@ -113,7 +113,11 @@ def _of_norms(a: HeadNorm | None, b: HeadNorm | None) -> Iterator[Difference]:
         role for role, mine, its in (("queries", "query", "key"), ("keys", "key", "query")) if _has(a, b, mine, its)
     ]
     same = _has(a, b, "query", "query") and _has(a, b, "key", "key")
-    if not same and exchanged:
+    if a.query is not None and b.query is not None and a.query.ndim > b.query.ndim:
+        yield Difference(
+            "different-weight", "the gains of the norms of queries and keys are", ("by head", "those of head 0")
+        )
+    elif not same and exchanged:
         own, other = exchanged[0], "keys" if exchanged[0] == "queries" else "queries"
         yield Difference("swapped-weights", f"the gain of the norm of {own} is", (f"that of {own}", f"that of {other}"))
     elif not same:
@@ -121,6 +125,9 @@ def _of_norms(a: HeadNorm | None, b: HeadNorm | None) -> Iterator[Difference]:
     elif a.offset != b.offset:
         names = ["1 + w" if norm.offset else "w" for norm in (a, b)]
         yield Difference("norm-offset", "the gain is", (names[0], names[1]))
+    if a.centred != b.centred:
+        names = ["layer norms" if norm.centred else "root-mean-square norms" for norm in (a, b)]
+        yield Difference("norm-kind", "the norms of queries and keys are", (names[0], names[1]))
     if a.late != b.late:
         names = [f"{'after' if norm.late else 'before'} rotary positions" for norm in (a, b)]
         yield Difference("norm-order", "the norms of queries and keys come", (names[0], names[1]))

@@ -21,6 +21,7 @@ from embgrad.comparison.hypotheses.core_parts import (
     PositionBias,
     Rotary,
     Scaling,
+    gains_by_head,
     gains_of,
 )
 from embgrad.comparison.hypotheses.declared import declared_by, number_in
@@ -219,7 +220,7 @@ def _with_norms(site: Site, candidate: Projections) -> Iterator[Core]:
         Rotary(BASES[0], candidate.size),
     ]  # that of local layers, beside another one of global layers
     usual = list(_cores(site, candidate, rotaries=list(dict.fromkeys(rotaries))))
-    for norm in _norms(site, candidate.size):
+    for norm in _norms(site, candidate):
         yield from (replace(core, norm=norm) for core in usual)
 
 
@@ -286,12 +287,17 @@ def biases(site: Site, heads: int) -> list[PositionBias]:
     ]
 
 
-def _norms(site: Site, size: int) -> Iterator[HeadNorm]:
+def _norms(site: Site, candidate: Projections) -> Iterator[HeadNorm]:
     """Yield the norms of queries and keys that the weights of the site's layer allow."""
     epsilon = number_in(declared_by(site, 0), "epsilon")
-    for query, key in itertools.permutations(gains_of(site, size), 2):
-        for offset, small in itertools.product((0.0, 1.0), (1e-6, 1e-5) if epsilon is None else (epsilon,)):
-            yield HeadNorm(query, key, small, offset)
+    pairs = int(candidate.key.values.shape[-1]) // candidate.size
+    queries, keys = (gains_by_head(site, heads, candidate.size) for heads in (candidate.heads, pairs))
+    by_head = ((query, key) for query, key in itertools.product(queries, keys) if not np.array_equal(query, key))
+    gains = [*itertools.permutations(gains_of(site, candidate.size), 2), *by_head]
+    for (query, key), centred, offset, small in itertools.product(
+        gains, (False, True), (0.0, 1.0), (1e-6, 1e-5) if epsilon is None else (epsilon,)
+    ):
+        yield HeadNorm(query, key, small, offset, centred=centred)
 
 
 def _masks(site: Site, candidate: Projections) -> list[Mask]:

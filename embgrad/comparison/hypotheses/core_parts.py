@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Final, Literal
@@ -10,8 +12,20 @@ from typing import Final, Literal
 import numpy as np
 
 from embgrad.comparison.hypotheses.site import Site
+from embgrad.comparison.recording import HeldWeight
 
-__all__ = ["HALVES", "INTERLEAVED", "HeadNorm", "Mask", "PositionBias", "Rotary", "Scaling", "gains_of", "slopes_of"]
+__all__ = [
+    "HALVES",
+    "INTERLEAVED",
+    "HeadNorm",
+    "Mask",
+    "PositionBias",
+    "Rotary",
+    "Scaling",
+    "gains_by_head",
+    "gains_of",
+    "slopes_of",
+]
 
 
 @dataclass(frozen=True)
@@ -266,11 +280,12 @@ class HeadNorm:
     """The settings of the norms of queries and keys.
 
     Attributes:
-        query: the gain of queries, (feature,); None where they go through no norm.
+        query: the gain of queries, (feature,), or (head, feature) where each head has its own; None where they have no norm.
         key: the gain of keys, likewise.
         epsilon: the number that is added to the mean of squares.
         offset: what is added to the gains: 0, or 1.
         late: whether the norms come after rotary positions.
+        centred: whether the mean is subtracted first.
     """
 
     query: np.ndarray | None
@@ -278,6 +293,15 @@ class HeadNorm:
     epsilon: float = 1e-6
     offset: float = 0.0
     late: bool = False
+    centred: bool = False
+
+    def of(self, heads: np.ndarray, shared: np.ndarray) -> HeadNorm:
+        """Return the norms of some heads of queries, and of some of keys."""
+        query, key = (
+            gain if gain is None or gain.ndim == 1 else gain[at]
+            for gain, at in ((self.query, heads), (self.key, shared))
+        )
+        return replace(self, query=query, key=key)
 
     def apply(self, query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return both, (…, feature), after their norms."""
@@ -286,7 +310,8 @@ class HeadNorm:
     def _normed(self, values: np.ndarray, gain: np.ndarray | None) -> np.ndarray:
         if gain is None:
             return values
-        return np.asarray(values / np.sqrt((values**2).mean(-1, keepdims=True) + self.epsilon) * (gain + self.offset))
+        whole = values - values.mean(-1, keepdims=True) if self.centred else values
+        return np.asarray(whole / np.sqrt((whole**2).mean(-1, keepdims=True) + self.epsilon) * (gain + self.offset))
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -304,3 +329,15 @@ def gains_of(site: Site, size: int, *, of_b_alone: bool = False) -> list[np.ndar
         and (not of_b_alone or weight.name in site.matching.alone_b)
     ]
     return [weight.get().astype(np.float64) for weight in own[:MOST_GAINS]]
+
+
+def gains_by_head(site: Site, heads: int, size: int) -> list[np.ndarray]:
+    """Return the reference's gains by head in the site's layer, (head, size), which one weight or several hold."""
+    own = [weight for weight in site.recordings[0].weights if weight.layer == site.layer]
+    stacks: dict[str, list[HeldWeight]] = defaultdict(list)
+    for weight in own:
+        if weight.shape == (size,):
+            stacks[re.sub(r"\d+(?=\D*$)", "N", weight.name)].append(weight)
+    whole = [[weight] for weight in own if weight.shape == (heads, size)]
+    found = [*whole, *(stack for stack in stacks.values() if len(stack) == heads > 1)]
+    return [np.stack([it.get() for it in held]).reshape(heads, size).astype(np.float64) for held in found[:MOST_GAINS]]

@@ -218,11 +218,17 @@ def _norms(site: Site, core: Core) -> Iterator[HeadNorm | None]:
     yield from (replace(norm, epsilon=epsilon) for epsilon in EPSILONS if epsilon != norm.epsilon)
     yield replace(norm, offset=1 - norm.offset)
     yield replace(norm, late=not norm.late)
-    yield replace(norm, query=norm.key, key=norm.query)
+    yield replace(norm, centred=not norm.centred)
     if norm.query is None or norm.key is None:
+        yield replace(norm, query=norm.key, key=norm.query)
         return
+    if norm.query.shape == norm.key.shape:
+        yield replace(norm, query=norm.key, key=norm.query)
     yield from (replace(norm, query=None), replace(norm, key=None))
-    yield from (replace(norm, query=norm.key), replace(norm, key=norm.query))
+    if norm.query.shape == norm.key.shape:
+        yield from (replace(norm, query=norm.key), replace(norm, key=norm.query))
+    if norm.query.ndim > 1:
+        yield replace(norm, query=norm.query[0], key=norm.key[0])
     without = replace(norm, query=np.ones_like(norm.query), key=np.ones_like(norm.key), offset=0.0)
     if any(np.ptp(gain) for gain in (norm.query, norm.key)):
         yield without

@@ -143,6 +143,50 @@ def test_a_module_that_is_called_for_some_positions_at_a_time_is_one_point(sizes
     np.testing.assert_allclose(arrived[-1], asked.record().tensors[body.key].gradient)
 
 
+@pytest.mark.parametrize("unpadded", [False, True])
+@pytest.mark.parametrize("left", [False, True])
+def test_a_model_that_takes_each_text_in_turn_has_points_of_the_whole_batch(unpadded: bool, left: bool) -> None:
+    mask = np.array([[0, 1, 1], [1, 1, 1]]) if left else np.array([[1, 1, 0], [1, 1, 1]])
+    texts = [slice(None, None)] * 2
+    if unpadded:
+        texts = [slice(1, None) if left else slice(None, 2), slice(None)]
+
+    def forward(m: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
+        for number, text in enumerate(texts):
+            rows = lookup(m["E"], input_ids[number : number + 1, text])
+            last = m.module("head", lambda x: x * 2.0, m.module("body", lambda x: x.tanh(), rows))
+        return last.sum(1)
+
+    table = np.random.default_rng(0).normal(size=(9, 4))
+    side = LiveSide(ReferenceModel(forward, {"E": table}, ["body", "head"]), embgrad.TokenBatch(IDS, mask))
+    body, word = (side.record().tensors[key] for key in ("body:output#0", "E#0"))
+    seen = np.ones((2, 3), bool)
+    if unpadded:
+        seen = mask.astype(bool)
+    np.testing.assert_allclose(body.values[seen], np.tanh(table[np.array(IDS)])[seen])
+    np.testing.assert_array_equal(word.ids[seen], np.array(IDS)[seen])
+    assert not body.values[~seen].any()
+    arrived: list[np.ndarray] = []
+
+    def read(values: np.ndarray) -> np.ndarray:
+        arrived.append(values)
+        return values
+
+    wanted = np.arange(24.0).reshape(2, 3, 4)
+    side.led({body.key: lambda values: wanted, "head:input#0": read}, {})
+    np.testing.assert_allclose(arrived[-1][seen], wanted[seen])
+
+
+def test_calls_for_other_lengths_are_not_those_of_texts() -> None:
+    def forward(m: Any, input_ids: np.ndarray) -> Any:
+        for number, stop in ((0, 2), (1, 3)):
+            last = m.module("body", lambda x: x.tanh(), lookup(m["E"], input_ids[number : number + 1, :stop]))
+        return last.sum(1)
+
+    model = ReferenceModel(forward, {"E": np.ones((9, 4))}, ["body"])
+    assert "body:output#0" not in LiveSide(model, embgrad.TokenBatch(IDS)).record().tensors
+
+
 def test_lookups_of_a_decoder_are_points_of_its_own_length() -> None:
     def forward(m: Any, input_ids: np.ndarray, decoder_input_ids: np.ndarray) -> Any:
         lookup(m["E"], input_ids)

@@ -411,6 +411,13 @@ def test_a_vector_that_two_modules_exchange_stays_with_its_matrix() -> None:
     assert names(matched(a, fused)) == dict(zip(a, fused, strict=True))
 
 
+def test_a_bias_is_no_partner_of_a_gain_at_its_place() -> None:
+    a = {"q.W": numbers(4, 6), "q.bias": numbers(4)}
+    for name, paired in (("norm.weight", False), ("norm_gain", False), ("q/beta:0", True), ("q.it", True)):
+        found = matched(a, {"q.W": a["q.W"], name: numbers(4)})
+        assert [(it.a, it.b) for it in found.matches if not it.is_equal] == ([("q.bias", name)] if paired else [])
+
+
 def test_of_the_layouts_of_different_weights_at_one_place_the_nearest_counts() -> None:
     w = numbers(6, 6)
     match = single(w, np.ascontiguousarray(w.T) + 0.2 * numbers(6, 6))

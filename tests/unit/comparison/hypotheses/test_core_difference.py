@@ -61,6 +61,11 @@ CHANGES: dict[str, tuple[dict[str, Any], str, tuple[str, str]]] = {
         "swapped-weights",
         ("that of queries", "that of keys"),
     ),
+    "centred": (
+        {"norm": replace(NORM, centred=True)},
+        "norm-kind",
+        ("root-mean-square norms", "layer norms"),
+    ),
     "queries' norm": ({"norm": HeadNorm(None, GAIN[::-1])}, "missing-norm", ("applied", "missing")),
     "ones": ({"norm": HeadNorm(np.ones(SIZE), np.ones(SIZE))}, "different-weight", ("applied", "missing")),
 }
@@ -79,6 +84,12 @@ def test_the_norm_that_one_side_lacks_is_named() -> None:
         assert (found.setting, found.values) == (f"the norm of {roles} is", ("missing", "applied"))
     (found,) = differences(replace(CORE, norm=None), replace(CORE, norm=HeadNorm(None, GAIN)))
     assert (found.setting, found.values) == ("the norm of keys is", ("missing", "applied"))
+
+
+def test_gains_by_head_that_b_takes_from_the_first_head_are_named() -> None:
+    norm = HeadNorm(np.stack([GAIN, GAIN[::-1]]), np.stack([GAIN, GAIN[::-1]]))
+    (found,) = differences(replace(CORE, norm=norm), replace(CORE, norm=HeadNorm(GAIN, GAIN)))
+    assert (found.cause, found.values) == ("different-weight", ("by head", "those of head 0"))
 
 
 def test_equal_cores_do_not_differ() -> None:

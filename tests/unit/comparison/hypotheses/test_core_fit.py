@@ -229,12 +229,28 @@ def test_tables_of_buckets_have_a_number_for_each_head(rows: int, fits: bool) ->
 def test_norms_are_those_of_two_gains_in_either_order() -> None:
     weights = {f"layers.0.{name}": np.full(SIZE, float(number)) for number, name in enumerate("qk")}
     site = site_seen(within(3), weights=weights)
-    found = [(norm.query[0], norm.key[0], norm.offset, norm.epsilon) for norm in _norms(site, SIZE)]
-    assert found == [(*pair, *rest) for pair in ((0, 1), (1, 0)) for rest in itertools.product((0, 1), (1e-6, 1e-5))]
+    found = [(norm.query[0], norm.key[0], norm.centred, norm.offset, norm.epsilon) for norm in _norms(site, CANDIDATE)]
+    rests = [*itertools.product((False, True), (0, 1), (1e-6, 1e-5))]
+    assert found == [(*pair, *rest) for pair in ((0, 1), (1, 0)) for rest in rests]
     declared = site_seen(within(3), weights=weights, settings=({"epsilon": 1e-3}, {}))
-    assert [norm.epsilon for norm in _norms(declared, SIZE)] == [1e-3] * 4
+    assert [norm.epsilon for norm in _norms(declared, CANDIDATE)] == [1e-3] * 8
     cores = [(core.norm and core.norm.query[0], *settings_of(core)) for core in _with_norms(declared, CANDIDATE)]
-    assert cores == [(query, *rest) for query in (0, 0, 1, 1) for rest in itertools.product(*LIKELY)]
+    assert cores == [(query, *rest) for query in (*[0] * 4, *[1] * 4) for rest in itertools.product(*LIKELY)]
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_each_head_may_have_gains_of_its_own(stacked: bool) -> None:
+    """Cohere holds them in one weight, and StableLM in a norm for each head."""
+    pairs = KEY.shape[-1] // SIZE
+    queries, keys = np.arange(HEADS * SIZE).reshape(HEADS, SIZE), -np.arange(pairs * SIZE).reshape(pairs, SIZE)
+    weights = {"layers.0.q_norm": queries, "layers.0.k_norm": keys}
+    if not stacked:
+        weights = {f"{name}.{head}": gain for name, gains in weights.items() for head, gain in enumerate(gains)}
+    found = [norm for norm in _norms(site_seen(within(3), weights=weights), CANDIDATE) if np.ndim(norm.query) == 2]
+    assert len(found) == 8
+    for norm in found:
+        np.testing.assert_array_equal(norm.query, queries)
+        np.testing.assert_array_equal(norm.key, keys)
 
 
 def test_sizes_of_heads_that_are_declared() -> None:

@@ -287,18 +287,28 @@ def test_norms_of_heads_that_differ_in_one_setting() -> None:
         *((epsilon, 0, False, 1, 2) for epsilon in (1e-12, 1e-8, 1e-7, 1e-5, 1e-3, 0.0)),
         (1e-6, 1, False, 1, 2),
         (1e-6, 0, True, 1, 2),
+        (1e-6, 0, False, 1, 2),
         (1e-6, 0, False, 2, 1),
         (1e-6, 0, False, 2, 2),
         (1e-6, 0, False, 1, 1),
         (1e-6, 0, False, 1, 1),
     ]
+    assert [each.centred for each in found if each].count(True) == 1
     assert [each.roles for each in alone] == [("keys",), ("queries",)]
     (without,) = [each for each in found if each and each.key[-1] == 1]
     np.testing.assert_array_equal([without.query, without.key], np.ones((2, SIZE)))
     level = replace(norm, query=np.full(SIZE, 2.0), key=np.full(SIZE, 3.0), offset=1.0)
     found = [each.norm for each in variants(SITE, replace(CORE, norm=level)) if each.norm is not level]
     # Equal gains are no gains to leave out.
-    assert [each.offset for each in found if each and len(each.roles) == 2][-5:] == [0.0, 1.0, 1.0, 1.0, 1.0]
+    assert [each.offset for each in found if each and len(each.roles) == 2][-6:] == [0.0, *[1.0] * 5]
+
+
+def test_all_heads_may_have_the_gains_of_the_first() -> None:
+    norm = HeadNorm(1 + np.arange(1.0 * HEADS * SIZE).reshape(HEADS, SIZE), np.ones((2, SIZE)))
+    found = [
+        each.norm for each in variants(SITE, replace(CORE, norm=norm)) if each.norm and np.ndim(each.norm.query) == 1
+    ]
+    assert any(np.array_equal(each.query, norm.query[0]) and np.array_equal(each.key, norm.key[0]) for each in found)
 
 
 def test_norms_whose_gains_b_alone_has_are_those_of_queries_of_keys_or_of_both() -> None:

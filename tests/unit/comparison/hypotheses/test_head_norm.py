@@ -28,6 +28,18 @@ def test_queries_or_keys_alone_may_go_through_a_norm() -> None:
         np.testing.assert_allclose(key, [2.4, 3.0] if norm.roles == ("keys",) else y)
 
 
+def test_each_head_has_its_own_gain_and_the_mean_may_be_subtracted() -> None:
+    # (3, 5) less its mean is (-1, 1), whose mean of squares is 1; with epsilon 3 the root is 2.
+    norm = HeadNorm(np.array([[2.0, 4.0], [6.0, 8.0]]), np.array([[1.0, 1.0], [10.0, 20.0]]), 3.0, centred=True)
+    x = np.array([3.0, 5.0])
+    query, key = norm.of(np.array([1, 0]), np.array([0, 1])).apply(np.stack([x, x]), np.stack([x, x]))
+    np.testing.assert_allclose(query, [[-3.0, 4.0], [-1.0, 2.0]])
+    np.testing.assert_allclose(key, [[-0.5, 0.5], [-5.0, 10.0]])
+    same, other = HeadNorm(GAIN, None).of(np.array([1]), np.array([0])).apply(x, x)
+    np.testing.assert_array_equal(other, x)
+    assert same.shape == x.shape
+
+
 def test_an_offset_is_added_to_gains() -> None:
     query, _ = HeadNorm(GAIN, OTHER, 12.5, offset=1.0).apply(np.array([3.0, 4.0]), np.ones(2))
     np.testing.assert_allclose(query, [1.2, 2.4])
