@@ -159,3 +159,30 @@ def test_the_other_table_can_be_named() -> None:
     call = network(UNREAD["columns"][0])
     found = embgrad.gradients(parameters(), IDS, embgrad.Logit(1), call=call, at="scale")
     np.testing.assert_array_equal(found.values, np.ones((2, 4, 1)))
+
+
+#: Ways of making one-hot rows of the ids, and of multiplying them with a table.
+PRODUCTS: dict[str, Callable[[Any, Any], Any]] = {
+    "a product": lambda table, ids: jax.nn.one_hot(ids, VOCAB) @ table,
+    "the table first": lambda table, ids: jax.lax.dot_general(
+        table, jax.nn.one_hot(ids, VOCAB), (((0,), (2,)), ((), ()))
+    ).transpose(1, 2, 0),
+    "numbers that get one axis after another": lambda table, ids: (
+        (ids[..., None] == jnp.arange(VOCAB)[None][None]).astype(table.dtype) @ table
+    ),
+    "numbers first": lambda table, ids: (jnp.arange(VOCAB) == ids[..., None]).astype(table.dtype) @ table,
+    "rows of the identity": lambda table, ids: jnp.eye(VOCAB)[ids] @ table,
+}
+
+
+@pytest.mark.parametrize("way", PRODUCTS)
+def test_a_product_with_one_hot_rows_is_word(way: str) -> None:
+    call, p = network(lambda p, ids: PRODUCTS[way](p["table"], ids), bias=False), parameters()
+    found = embgrad.gradients(p, IDS, embgrad.Logit(1), call=call)
+    rows, head = np.asarray(p["table"])[IDS], np.asarray(p["head"])[:, 1]
+    by_hand = (1 - np.tanh(rows.mean(1)) ** 2) * head / IDS.shape[1]
+    assert found.provenance["path"] == "table#0"
+    np.testing.assert_allclose(found.activations, rows, rtol=1e-6)
+    np.testing.assert_allclose(found.values, np.repeat(by_hand[:, None], IDS.shape[1], 1), rtol=1e-6)
+    moved = embgrad.gradients(p, IDS, embgrad.Logit(1), call=call, override={"word": rows[::-1]})
+    np.testing.assert_allclose(moved.objective, found.objective[::-1], rtol=1e-6)
