@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import embgrad
 from tests.frameworks.jax.cases import Case, as_dict, cross_entropies
 from tests.frameworks.jax.checks import ModelChecks
 from tests.frameworks.jax.nnx_models import CASES
@@ -63,3 +64,21 @@ def _plain(variable: nnx.Variable[Any]) -> Any:
 
 def _holds(node: Any, array: np.ndarray) -> bool:
     return isinstance(node, nnx.Param) and np.array_equal(np.asarray(node.get_value()), array)
+
+
+def test_a_layer_that_was_named_before_takes_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, runs = CASES[0].make("float64"), []
+    forward = type(model).__call__
+
+    def counted(self: Any, *arguments: Any, **named: Any) -> Any:
+        runs.append(1)
+        return forward(self, *arguments, **named)
+
+    monkeypatch.setattr(type(model), "__call__", counted)
+    ids = np.random.default_rng(0).integers(1, 9, (8, 7))
+    batch = embgrad.TokenBatch(ids, np.ones_like(ids))
+    embgrad.gradients(model, batch, embgrad.Logit(0), at="layer.0")
+    for name in ("layer.0", "layers.0"):
+        runs.clear()
+        assert embgrad.gradients(model, batch, embgrad.Logit(0), at=name).provenance["path"] == "layers.0:output#0"
+        assert len(runs) == 1

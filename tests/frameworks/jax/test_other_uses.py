@@ -186,3 +186,19 @@ def test_a_product_with_one_hot_rows_is_word(way: str) -> None:
     np.testing.assert_allclose(found.values, np.repeat(by_hand[:, None], IDS.shape[1], 1), rtol=1e-6)
     moved = embgrad.gradients(p, IDS, embgrad.Logit(1), call=call, override={"word": rows[::-1]})
     np.testing.assert_allclose(moved.objective, found.objective[::-1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("way", PRODUCTS)
+def test_a_table_of_one_hot_products_that_is_the_head_too_has_both_gradients(way: str) -> None:
+    def tied(p: Any, ids: Any) -> Any:
+        return jnp.tanh(PRODUCTS[way](p["table"], ids).mean(1)) @ p["table"].T
+
+    p = {"table": parameters()["table"]}
+    found = embgrad.tables.table_gradients(p, IDS, embgrad.Logit(1), call=tied)
+    table = np.asarray(p["table"])
+    hidden, head, lookup = np.tanh(table[IDS].mean(1)), np.zeros_like(table), np.zeros_like(table)
+    head[1] = hidden.sum(0)
+    np.add.at(lookup, IDS, ((1 - hidden**2) * table[1] / IDS.shape[1])[:, None])
+    np.testing.assert_allclose(found.lookup, lookup, rtol=1e-6)
+    np.testing.assert_allclose(found.head, head, rtol=1e-6)
+    np.testing.assert_allclose(found.own, lookup + head, rtol=1e-6)
