@@ -342,6 +342,16 @@ def _members(model: Any) -> list[Any]:
     return [[(path, kind, {name: id(value) for name, value in own.items()}) for path, kind, own in modules], arrays]
 
 
+@pytest.mark.parametrize("base", [nnx.Module, eqx.Module])
+def test_a_module_without_arrays_is_a_model_without_a_lookup(base: type) -> None:
+    class Hollow(base):  # type: ignore[misc]
+        def __call__(self, ids: Any) -> Any:
+            return ids * 2.0
+
+    with pytest.raises(embgrad.errors.PointNotReachedError, match="lookups seen: none"):
+        embgrad.gradients(Hollow(), IDS, embgrad.Logit(0))
+
+
 def test_parts_without_a_call_are_refused_with_what_to_pass() -> None:
     module = linen.Embed(11, 4)
     variables = module.init(jax.random.key(0), jnp.asarray(IDS))

@@ -95,6 +95,24 @@ def test_a_product_with_a_parameter_is_a_point(sides: str) -> None:
     np.testing.assert_allclose(own.values, 1 - np.tanh(product) ** 2, rtol=1e-5)
 
 
+def test_the_edited_gradient_of_a_product_reaches_what_is_before_it_once() -> None:
+    """A path beside the product is not edited."""
+    random = np.random.default_rng(0)
+    table, weight = random.normal(size=(20, 4)), random.normal(size=(4, 4))
+
+    def function(parameters: Any, ids: Any, mask: Any) -> Any:
+        rows = parameters["table"][ids]
+        return (rows + jnp.tanh(rows @ parameters["own"]["w"])).sum(-1)
+
+    parts = function, {"table": jnp.asarray(table), "own": {"w": jnp.asarray(weight)}}
+    ids = np.array([[3, 4, 5], [6, 7, 8]])
+    batch = embgrad.TokenBatch(ids, np.ones_like(ids))
+    found = embgrad.gradients(parts, batch, embgrad.Sum(), call=applied, edit={"own.w": lambda gradient: 3 * gradient})
+    np.testing.assert_allclose(
+        found.values, 1 + 3 * (1 - np.tanh(table[ids] @ weight) ** 2) @ weight.T, rtol=1e-5, atol=1e-6
+    )
+
+
 def _looped(way: str, weights: Any, x: Any) -> Any:
     """Return x after tanh(x @ weight) with the weight of each layer in turn."""
     step = (

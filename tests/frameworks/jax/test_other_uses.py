@@ -104,6 +104,10 @@ ORDINARY: dict[str, Callable[[Any, Any], Any]] = {
     )(p["words"][ids]),
     "class weights": lambda p, ids: p["words"][ids] + jax.nn.one_hot(ids, VOCAB) @ p["classes"][:, None] * 1.0,
     "a function with a derivative of its own": lambda p, ids: jax.nn.relu(p["words"][ids]),
+    "other rows of a computed table": lambda p, ids: (
+        p["words"][ids] + jax.nn.one_hot((ids + 1) % VOCAB, VOCAB) @ (p["table"] * 2)
+    ),
+    "rows of a smaller table": lambda p, ids: p["words"][ids] + p["head"].T[jnp.ones(IDS.shape, int)],
 }
 
 
