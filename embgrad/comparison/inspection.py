@@ -32,6 +32,9 @@ from embgrad.results.port_records import Cause, PortPoint
 
 __all__ = ["Clock", "Inspection", "explain_sites", "faint_sites", "inspect_recordings"]
 
+#: The relative L2 up to which the outputs of two models show that one is a port of the other, though no point inside does.
+ROUGHLY: Final = 1e-3
+
 #: The number of floors beyond which a point differs although every part before it agrees by itself.
 MOST_APART: Final = 100.0
 
@@ -136,7 +139,7 @@ def inspect_recordings(
     with clock.of("weights"):
         matching = match_weights(a.weights, b.weights)
         pairs = pair_points(a, b, matching)
-    if len(pairs) < (1 if only_first else 2):
+    if len(pairs) < (1 if only_first else 2) and not _agree_roughly(pairs, a, b):
         raise EmbgradError(_nothing_in_common(a, b, matching))
     with np.errstate(all="ignore"):  # what is not finite counts as an infinite difference
         examined, explained = _explained(pairs, sides, matching, roundoff, clock, only_first=only_first)
@@ -151,6 +154,12 @@ def inspect_recordings(
         causes = causes_of([*found, *faint])
     points = tuple(_points(examined, a, b, accumulated, behind))
     return Inspection(sides, matching, examined, explained, causes, behind, points, roundoff)
+
+
+def _agree_roughly(pairs: Sequence[Pair], a: Recording, b: Recording) -> bool:
+    """Return whether pairs hold nearly equal values, so that the models have something in common."""
+    tensors = [(pair.in_a(a.tensors[pair.a].values), pair.in_b(b.tensors[pair.b].values)) for pair in pairs]
+    return bool(tensors) and all(difference(mine, its, a.batch.real) <= ROUGHLY for mine, its in tensors)
 
 
 def _nothing_in_common(a: Recording, b: Recording, matching: Matching) -> str:

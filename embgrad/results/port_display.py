@@ -34,7 +34,8 @@ def verdict(report: PortFields) -> str:
     """Return the outcome in one line."""
     if report.agrees:
         count = len(report.points)
-        return f"the port agrees: at all {count} points, up to rounding in {report.floor}"
+        where = f"at all {count} points" if count > 1 else f"at {report.points[0].name}, the only point that both have"
+        return f"the port agrees: {where}, up to rounding in {report.floor}"
     if report.first is None and not report.causes:
         return "the port differs, and no point shows where the difference arises"
     if not report.causes:

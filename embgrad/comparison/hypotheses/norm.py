@@ -31,7 +31,7 @@ from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, relative
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weight_values import rounded
 from embgrad.comparison.weights import Match
-from embgrad.model_points.points import OUTPUT
+from embgrad.model_points.points import INPUT, OUTPUT
 
 __all__ = ["NUMBER", "Norm", "NormOfSum", "norm_with_weights_of_b", "norms_of"]
 
@@ -234,9 +234,18 @@ def _missing(site: Site, path: str, entry: Before, x: np.ndarray, b: np.ndarray)
             (path, name),
             f"b reads the input of the norm {path} at {site.name}, where a reads its output",
         )
-        return [Explanation("missing-norm", site.name, values, entry.values, lambda at: at(name), (name,), sentence)]
+        cause = "missing-norm" if _is_read_elsewhere(site) else "norm-order"
+        return [Explanation(cause, site.name, values, entry.values, lambda at: at(name), (name,), sentence)]
     values, sentence = ("applied", "missing"), f"b lacks the norm {path}"
     return [Explanation("missing-norm", "the norm", values, entry.values, lambda at: at(name), (name,), sentence)]
+
+
+def _is_read_elsewhere(site: Site) -> bool:
+    """Return whether an earlier module reads a's output in b as well, so that the norm is where a has it."""
+    tensors, end = site.recordings[0].tensors, site.recordings[0].tensors[site.pair.a]
+    differing = {earlier.name for earlier, _ in site.memory.get("explained", ())}
+    readers = (pair for pair in site.pairs if tensors[pair.a].side == INPUT and tensors[pair.a].time < end.time)
+    return any(np.array_equal(tensors[it.a].values, end.values) and it.name not in differing for it in readers)
 
 
 def _unscaled(site: Site, entry: Before, norm: Parameters) -> Iterator[Explanation]:

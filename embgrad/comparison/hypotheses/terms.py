@@ -78,6 +78,8 @@ class OtherTerm:
         *MISSING.values(),
         "position-ids-offset",
         "other-ids",
+        "permuted-weight",
+        "different-table",
         "missing-norm",
         "norm-order",
     )
@@ -141,6 +143,10 @@ def _explanations(site: Site, computed: Sum, tensors: Sequence[Before]) -> Itera
     for term, multiplier in zip(own, multipliers, strict=True):
         yield from _of_rows(site, computed, term.before, multiplier)
         yield from _of_skipped_norms(site, computed, term.values, multiplier)
+    for term, multiplier in zip(own, multipliers, strict=True):
+        yield from _of_features(site, computed, term.before, multiplier)
+    for term, multiplier in zip(own, multipliers, strict=True):
+        yield from _of_positions(site, computed, term.before, multiplier)
 
 
 def sums(site: Site) -> Iterator[Sum]:
@@ -206,7 +212,7 @@ def _with_unchanged(site: Site, terms: Sequence[Term], factors: np.ndarray) -> n
 
 def _of_rows(site: Site, computed: Sum, term: Before, multiplier: float) -> Iterator[Changed]:
     """Yield the explanation by other rows of a term's table."""
-    held = table_of(site, term.name.removesuffix(f":{OUTPUT}").partition("#")[0], site.rows(term.values))
+    held = table_of(site, _path_of(term), site.rows(term.values))
     if held is None:
         return
     _, table, rows = held
@@ -218,6 +224,45 @@ def _of_rows(site: Site, computed: Sum, term: Before, multiplier: float) -> Iter
         change = multiplier * (changed - term.values)
         explanation = explanation_of_rows(site, term.name, roles_of(site, term), rows, others, changed)
         yield _of_change(computed, explanation, change)
+
+
+def _of_features(site: Site, computed: Sum, term: Before, multiplier: float) -> Iterator[Changed]:
+    """Yield the explanations by a table whose features are in another order, as those of sines and cosines."""
+    held = table_of(site, _path_of(term), site.rows(term.values))
+    if held is None or held[1].shape[1] % 2:
+        return
+    in_turn = np.arange(held[1].shape[1]).reshape(2, -1).T.ravel()
+    for order, text in ((in_turn, "in turn"), (np.argsort(in_turn), "apart")):
+        values = term.values[..., order]
+        sentence = f"b adds the rows of {held[0]} with the features of their halves {text}"
+        found = Explanation("permuted-weight", held[0], ("a's own order", text), values, sentence=sentence)
+        yield _of_change(computed, found, multiplier * (values - term.values))
+
+
+def _of_positions(site: Site, computed: Sum, term: Before, multiplier: float) -> Iterator[Changed]:
+    """Yield the explanation by other vectors by position, which are the same in all texts."""
+    held = table_of(site, _path_of(term), site.rows(term.values))
+    if held is None or computed.free is not None or "position" not in roles_of(site, term):
+        return
+    name, table, rows = held
+    added = (site.rows(site.b) - site.rows(computed.whole - multiplier * term.values)) / multiplier
+    different, number, counts = np.unique(rows, return_inverse=True, return_counts=True)
+    means = np.zeros((len(different), table.shape[1]))
+    np.add.at(means, number, added / counts[number, None])
+    moved = means - table[different]  # all by the same vector are another table's, such as that of types
+    is_by_position = np.linalg.norm(means[number] - added) <= NEAR * np.linalg.norm(added)
+    if len(different) == len(rows) or not is_by_position or np.allclose(moved, moved[0], atol=NEAR):
+        return
+    changed = np.array(term.values)
+    changed[site.real_of(changed)] = means[number]
+    sentence = f"b adds other vectors than the rows of {name}"
+    found = Explanation("different-table", name, ("a's own", "others"), changed, sentence=sentence)
+    yield _of_change(computed, found, multiplier * (changed - term.values))
+
+
+def _path_of(term: Before) -> str:
+    """Return the path of the module that looks a term up."""
+    return term.name.removesuffix(f":{OUTPUT}").partition("#")[0]
 
 
 def _rows_behind(site: Site, computed: Sum, rest: np.ndarray, table: np.ndarray) -> np.ndarray | None:

@@ -48,6 +48,30 @@ def test_models_without_anything_in_common_are_refused() -> None:
         check_port(model(), other, IDS)
 
 
+def test_a_port_that_shows_its_output_alone_is_checked_by_it() -> None:
+    """A traced module holds no weights that can be read."""
+    table = np.random.default_rng(9).normal(size=(30, 4))
+
+    def forward(m: Any, input_ids: np.ndarray) -> Any:
+        return lookup(m["table"], input_ids).mean(1)
+
+    def traced(factor: float) -> ReferenceModel:
+        def forward(m: Any, input_ids: np.ndarray) -> Any:
+            lookup(m["other"], input_ids)
+            ones = lookup(m["ones"], np.zeros(input_ids.shape, int)) * np.eye(30)[input_ids]
+            return (ones @ m["kept"]).mean(1)
+
+        return ReferenceModel(forward, {"kept": factor * table, "other": np.ones((30, 3)), "ones": np.ones((1, 30))})
+
+    report = check_port(ReferenceModel(forward, {"table": table}), traced(1.0), IDS)
+    assert report.agrees
+    assert report.verdict.startswith("the port agrees: at output, the only point that both have, up to rounding")
+    report = check_port(ReferenceModel(forward, {"table": table}), traced(1.0005), IDS)
+    assert (report.agrees, report.first) == (False, "output")
+    with pytest.raises(EmbgradError, match="nothing in common"):
+        check_port(ReferenceModel(forward, {"table": table}), traced(1.1), IDS)
+
+
 def test_texts_are_missing_where_neither_side_is_a_dump() -> None:
     with pytest.raises(BatchError, match="batch"):
         check_port(model(), model())

@@ -361,21 +361,32 @@ def test_padding_does_not_count() -> None:
     assert explained(site(a, b)).text == "epsilon 1e-05 in a and 0.001 in b"
 
 
-def test_b_reads_what_is_before_the_norm() -> None:
-    # The site is the input of the next module, which reads the norm's output in a.
-    inner = Tensor("norm:output#0", "norm", "output", 0, (), 5.0, A)
+@pytest.mark.parametrize(
+    ("earlier", "cause"), [("", "norm-order"), ("agrees", "missing-norm"), ("differs", "norm-order")]
+)
+def test_b_reads_what_is_before_the_norm(earlier: str, cause: str) -> None:
+    """The site is the input of a module that reads the norm's output in a, as an earlier one may do in b as well."""
+    inner = [Tensor("norm:output#0", "norm", "output", 0, (), 5.0, A)]
+    pairs = [Pair("norm", "norm:output#0", "norm:output#0")]
+    memory: dict[str, Any] = {}
+    if earlier:
+        inner.append(Tensor("query:input#0", "query", "input", 0, (), 6.0, A))
+        pairs.append(Pair("query:input", "query:input#0", "query:input#0"))
+    if earlier == "differs":
+        memory = {"explained": [(module_site(A, X, {}, pair=pairs[-1]), None)]}
     at = module_site(
         A,
         X,
         {"norm": A, "norm:input": X},
         key="up:input#0",
         held_a={**WEIGHTS, "up.W": RANDOM.normal(size=(4, SIZE))},
-        others=[inner],
+        others=inner,
         pair=Pair("up:input", "up:input#0", "up:input#0"),
-        pairs=[Pair("norm", "norm:output#0", "norm:output#0")],
+        pairs=pairs,
+        memory=memory,
     )
     found = explained(at)
-    assert (found.cause, found.values) == ("missing-norm", ("norm", "norm:input"))
+    assert (found.cause, found.values) == (cause, ("norm", "norm:input"))
     assert found.text == "b reads the input of the norm norm at up:input, where a reads its output"
 
 

@@ -92,6 +92,26 @@ def test_other_rows_of_a_term_of_a_plain_sum_are_named(name: str) -> None:
     assert (found.cause, found.text) == (cause, text)
 
 
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("order", "how"), [([0, 3, 1, 4, 2, 5], "in turn"), ([0, 2, 4, 1, 3, 5], "apart")])
+def test_sines_and_cosines_in_another_order_are_named(order: list[int], how: str, normed: bool) -> None:
+    sums = WHOLE, WORD + PLACE[..., order] + KIND
+    before = {"places": PLACE, "kinds": KIND, "words": WORD}
+    at = behind(*sums) if normed else module_site(*sums, before, key="sum:input#0", held_a=TABLES, roles=ROLES)
+    found = explained(at)
+    text = f"b adds the rows of places.W with the features of their halves {how}"
+    assert (found.cause, found.text) == ("permuted-weight", text)
+
+
+def test_other_vectors_by_position_are_named() -> None:
+    before = {"places": PLACE, "kinds": KIND, "words": WORD}
+    given = {"key": "sum:input#0", "held_a": TABLES, "roles": ROLES}
+    found = explained(module_site(WHOLE, WORD + np.sin(PLACE) + KIND, before, **given))
+    assert (found.cause, found.text) == ("different-table", "b adds other vectors than the rows of places.W")
+    at = module_site(WHOLE, WORD + np.sin(PLACE) * np.array([1, 1.1])[:, None, None] + KIND, before, **given)
+    assert not any("other vectors" in found.text for found in OtherTerm().explain(at)), "not the same in both texts"
+
+
 def test_what_is_no_row_of_the_table_is_not_named() -> None:
     assert not any(
         at.off(found.predicted) < 1e-3
