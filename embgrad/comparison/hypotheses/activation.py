@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -10,7 +11,16 @@ import numpy as np
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, GELUS, IDENTITY, Activation
 from embgrad.comparison.hypotheses.products import products
 from embgrad.comparison.hypotheses.site import Explanation, Site, Values
-from embgrad.comparison.hypotheses.sources import Source, first_that_explains, most_off, relative, sample_of, sources
+from embgrad.comparison.hypotheses.sources import (
+    NEAR,
+    Source,
+    first_that_explains,
+    most_off,
+    relative,
+    sample_of,
+    sources,
+    unit,
+)
 
 __all__ = ["ActivationFunction", "cause_of"]
 
@@ -27,9 +37,10 @@ class ActivationFunction:
         """Return how the functions of both models differ; an empty list where a computes no known one."""
         candidates = itertools.chain(sources(site), itertools.chain.from_iterable(products(site)))
         fits = ((source, self._fitted(site, source)) for source in candidates)
-        return first_that_explains(
+        found = first_that_explains(
             site, (self._explained(site, source, first) for source, first in fits if first is not None)
         )
+        return found or list(self._of_length_1(site))
 
     def _fitted(self, site: Site, source: Source) -> Activation | None:
         if source.values.shape != site.a.shape:
@@ -54,15 +65,34 @@ class ActivationFunction:
             if first not in (near[0], second) and offs[second.name] <= max(ROUGHLY * offs[near[0].name], site.floor)
         ]
 
-    def _explanation(self, source: Source, first: Activation, second: Activation) -> Explanation:
+    def _of_length_1(self, site: Site) -> Iterator[Explanation]:
+        """Yield the explanations of outputs that are scaled to length 1 behind the function, as sentence vectors are."""
+        if not all(np.allclose(np.linalg.norm(site.rows(it), axis=-1), 1, atol=NEAR) for it in (site.a, site.b)):
+            return
+        most = most_off(site)
+        for source in (source for source in sources(site) if source.values.shape == site.a.shape):
+            values = {function.name: unit(function.apply(source.values)) for function in ACTIVATIONS}
+            first = [function for function in ACTIVATIONS if site.off(values[function.name], from_a=True) <= most]
+            second = [function for function in ACTIVATIONS if site.off(values[function.name]) <= most]
+            if first and second:
+                yield self._explanation(source, first[0], second[0], unit)
+                return
+
+    def _explanation(
+        self,
+        source: Source,
+        first: Activation,
+        second: Activation,
+        behind: Callable[[np.ndarray], np.ndarray] = np.asarray,
+    ) -> Explanation:
         def compute(at: Values) -> np.ndarray:
-            return second.apply(source.read(at))
+            return behind(second.apply(source.read(at)))
 
         return Explanation(
             cause_of(first, second),
             "the activation is",
             (first.name, second.name),
-            second.apply(source.values),
+            behind(second.apply(source.values)),
             compute,
             (source.name,),
         )

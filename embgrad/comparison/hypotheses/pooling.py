@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.site import Explanation, Site, Values
-from embgrad.comparison.hypotheses.sources import Source, most_off, skipped_norms, sources
+from embgrad.comparison.hypotheses.sources import Source, most_off, skipped_norms, sources, unit
 from embgrad.comparison.sites import difference
 
 __all__ = ["Pooling"]
@@ -55,7 +55,7 @@ POOLS: Final[Mapping[str, Pool]] = {
     "the sum over all positions by the number of tokens": lambda values, real: (
         values.sum(1) / np.maximum(real.sum(1), 1)[:, None]
     ),
-    "the mean of unit vectors": lambda values, real: _mean(_unit(values), real),
+    "the mean of unit vectors": lambda values, real: _mean(unit(values), real),
     "the mean over tokens but the first": lambda values, real: _mean(values, real & (real.cumsum(1) > 1)),
     "the mean over tokens but the first and the last": lambda values, real: _mean(values, _inner(real)),
     "the mean weighted by the position from 1": lambda values, real: _weighted(values, real * (_counted(real) + 1)),
@@ -64,10 +64,6 @@ POOLS: Final[Mapping[str, Pool]] = {
         values, _counted(real) + 1
     ),
 }
-
-
-def _unit(values: np.ndarray) -> np.ndarray:
-    return np.asarray(values / np.maximum(np.linalg.norm(values, axis=-1, keepdims=True), 1e-30))
 
 
 class Pooling:
@@ -145,15 +141,15 @@ def _pooled(
     source: Source, real: np.ndarray
 ) -> Iterator[tuple[str, tuple[Callable[[np.ndarray], np.ndarray], np.ndarray]]]:
     """Yield each pooling of a tensor, by a description: the function, and its values, (example, 1, feature)."""
-    for unit in (False, True):
+    for scaled in (False, True):
         for name, pool in POOLS.items():
-            function = functools.partial(_apply, pool, real, unit)
-            yield f"{name}, of length 1" if unit else name, (function, function(source.values))
+            function = functools.partial(_apply, pool, real, scaled)
+            yield f"{name}, of length 1" if scaled else name, (function, function(source.values))
 
 
-def _apply(pool: Pool, real: np.ndarray, unit: bool, values: np.ndarray) -> np.ndarray:
+def _apply(pool: Pool, real: np.ndarray, scaled: bool, values: np.ndarray) -> np.ndarray:
     vector = pool(values, real)
-    return np.asarray(_unit(vector) if unit else vector)[:, None]
+    return np.asarray(unit(vector) if scaled else vector)[:, None]
 
 
 def _explanation(source: Source, first: str, second: str, function: Callable[[np.ndarray], np.ndarray]) -> Explanation:

@@ -23,6 +23,7 @@ __all__ = [
     "sample_of",
     "skipped_norms",
     "sources",
+    "unit",
 ]
 
 #: The largest relative L2 between a known function's value and the reference's output.
@@ -183,6 +184,11 @@ def relative(predicted: np.ndarray, wanted: np.ndarray) -> float:
     length = float(np.linalg.norm(wanted))
     off = float(np.linalg.norm(predicted - wanted))
     return off / length if length and np.isfinite(off) else np.inf
+
+
+def unit(values: np.ndarray) -> np.ndarray:
+    """Return vectors scaled to length 1."""
+    return np.asarray(values / np.maximum(np.linalg.norm(values, axis=-1, keepdims=True), 1e-30))
 
 
 def most_off(site: Site) -> float:

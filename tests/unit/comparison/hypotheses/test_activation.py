@@ -54,6 +54,26 @@ def test_two_functions_are_named(first: str, second: str) -> None:
     expect_exact(site, best)
 
 
+def of_length_1(values: np.ndarray) -> np.ndarray:
+    return np.asarray(values / np.linalg.norm(values, axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize(("first", "second"), [("tanh", "missing"), ("missing", "tanh"), ("SiLU", "ReLU")])
+def test_a_function_before_a_division_by_the_length_is_named(first: str, second: str) -> None:
+    values = {
+        "missing": OTHER,
+        "tanh": np.tanh(OTHER),
+        "SiLU": OTHER / (1 + np.exp(-OTHER)),
+        "ReLU": np.maximum(OTHER, 0),
+    }
+    a, b = (of_length_1(values[name]) for name in (first, second))
+    site = site_of(a, b, {"norm": X, "layers.0.up": OTHER})
+    (found,) = ActivationFunction().explain(site)
+    assert found.text == f"the activation is {first} in a and {second} in b"
+    expect_exact(site, found)
+    assert not ActivationFunction().explain(site_of(a, 2 * b, {"norm": X, "layers.0.up": OTHER}))
+
+
 @pytest.mark.parametrize("a", [X, np.sin(X), X * OTHER, X[..., ::-1]], ids=["same", "unknown", "product", "reversed"])
 def test_another_function_of_the_reference_is_not_explained(a: np.ndarray) -> None:
     assert not ActivationFunction().explain(site_of(a, RELU, {"layers.0.up": X, "norm": OTHER}))
