@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -12,6 +11,7 @@ import numpy as np
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS
 from embgrad.comparison.recording import FINAL, Recording, Tensor
 from embgrad.comparison.sites import Led, Pair, difference, in_order, lead, name_of
+from embgrad.comparison.weights import NUMBER
 from embgrad.model_points.points import INPUT
 
 __all__ = ["differing_pairs", "misleading_pairs", "repair_pairs"]
@@ -108,8 +108,8 @@ class _Move(NamedTuple):
 
 
 def _kind_of(pair: Pair) -> str:
-    """Return the name of a pair without numbers, which is the same in each layer."""
-    return re.sub(r"\d+", "N", pair.name)
+    """Return the name of a pair without the numbers of layers, which is the same in each."""
+    return NUMBER.sub("N", pair.name)
 
 
 def _moved_in_a(pair: Pair, tensor: Tensor) -> Pair:

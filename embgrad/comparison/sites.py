@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ import numpy as np
 
 from embgrad.backend.protocol import Change
 from embgrad.comparison.recording import FINAL, HeldWeight, Recording, Tensor
-from embgrad.comparison.weights import Match, Matching
+from embgrad.comparison.weights import NUMBER, Match, Matching
 from embgrad.model_points.points import INPUT, OUTPUT
 from embgrad.model_points.roles import LAYER
 
@@ -396,15 +395,11 @@ class _Biases:
         if rest is not None:
             return float(np.linalg.norm(rest - bias)) < float(np.linalg.norm(rest))
         # Where it multiplies by another layer's matrix, it adds that layer's bias.
-        kind = _without_numbers(matrices[0].name)
-        others = (it for held in self._held[side].values() for it in held if _without_numbers(it.name) == kind)
+        kind = NUMBER.sub("N", matrices[0].name)
+        others = (it for held in self._held[side].values() for it in held if NUMBER.sub("N", it.name) == kind)
         rests = (_rest(given, product, other) for other in others if _size(other) == _size(matrices[0]))
         rest = next((rest for rest in rests if rest is not None), None)
         return rest is not None and float(np.linalg.norm(rest)) > LEAST_BIAS * float(np.abs(product.values).max())
-
-
-def _without_numbers(name: str) -> str:
-    return re.sub(r"\d+", "N", name)
 
 
 def _rest(given: Tensor, product: Tensor, matrix: HeldWeight) -> np.ndarray | None:

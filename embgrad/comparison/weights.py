@@ -26,7 +26,7 @@ from embgrad.comparison.weight_values import (
     rounded,
 )
 
-__all__ = ["Match", "Matching", "NamedArray", "Part", "match_weights"]
+__all__ = ["NUMBER", "Match", "Matching", "NamedArray", "Part", "match_weights"]
 
 #: The number of a layer in a name, not that of one of its parts such as "norm1".
 NUMBER: Final = re.compile(r"(?<![A-Za-z\d])\d+")

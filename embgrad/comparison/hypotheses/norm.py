@@ -30,6 +30,7 @@ from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, relative
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weight_values import rounded
+from embgrad.comparison.weights import NUMBER as LAYER
 from embgrad.comparison.weights import Match
 from embgrad.model_points.points import INPUT, OUTPUT
 
@@ -145,7 +146,7 @@ def _of_other_layers(site: Site, path: str, entry: Before, first: Parameters) ->
     """Yield the explanation that b applies a norm with the weights of another layer, though it holds a's own."""
     held: dict[str, dict[str, HeldWeight]] = defaultdict(dict)
     for weight in site.recordings[0].weights:
-        if weight.shape == first.gain.shape and re.sub(r"\d+", "N", weight.module) == re.sub(r"\d+", "N", path):
+        if weight.shape == first.gain.shape and LAYER.sub("N", weight.module) == LAYER.sub("N", path):
             held[weight.module][weight.name.removeprefix(weight.module)] = weight
     own = held.pop(path, {})
     for weights in held.values():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,7 +14,7 @@ from embgrad.comparison.hypotheses.site import Before, Explanation, Site
 from embgrad.comparison.hypotheses.sources import NEAR, skipped_norms
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weight_values import matrices_of, order_of_rows
-from embgrad.comparison.weights import Match
+from embgrad.comparison.weights import NUMBER, Match
 from embgrad.model_points.points import INPUT
 
 __all__ = ["Product", "cause_of"]
@@ -240,8 +239,8 @@ def _of_other_layers(site: Site, factors: Factors) -> Iterator[Explanation]:
 
 
 def _kind_of(weight: HeldWeight) -> str:
-    """Return the name of a weight without numbers, which is the same in each layer."""
-    return re.sub(r"\d+", "N", weight.name)
+    """Return the name of a weight without the numbers of layers, which is the same in each."""
+    return NUMBER.sub("N", weight.name)
 
 
 def _is_product(x: np.ndarray, matrix: np.ndarray, y: np.ndarray) -> bool:
