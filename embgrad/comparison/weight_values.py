@@ -79,6 +79,8 @@ def matrices_of(values: np.ndarray, *, in_order: bool = False) -> Iterator[np.nd
         turned = squeezed.transpose(order)
         for cut in range(1, squeezed.ndim):
             yield turned.reshape(int(np.prod(turned.shape[:cut])), -1)
+    for axis in own[:-1] if squeezed.ndim > 3 else ():  # the inputs, such as that of keys and values by head
+        yield np.moveaxis(squeezed, axis, -1).reshape(-1, squeezed.shape[axis])
 
 
 def order_of_rows(mine: np.ndarray, its: np.ndarray) -> np.ndarray | None:

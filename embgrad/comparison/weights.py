@@ -95,7 +95,8 @@ class Match:
         transposed: whether the partner's matrix is the transpose of a's.
         order: the permutation under which b's rows or columns are a's; None for the same order.
         axis: the axis of a's matrix that is permuted.
-        relation: how the values relate, as a short text: "equal", "times 8", "plus 1", "rounded to bfloat16", "different".
+        relation: how the values relate, as a short text: "equal", "times 8", "plus 1", "rounded to bfloat16", "with the same
+            numbers in another order", "different".
         by_value: whether the values show that the two belong together; otherwise only shape and order do.
     """
 
@@ -500,7 +501,8 @@ def _described(match: Match, mine: np.ndarray, its: np.ndarray) -> Match:
             bits = bits_of(coarse)
             if bits is not None and bits_of(exact) is None:
                 return replace(match, relation=f"rounded to {bits} bits in {whose}")
-    return replace(match, relation="different")
+    same = mine.size == its.size and np.array_equal(np.sort(mine, axis=None), np.sort(its, axis=None))
+    return replace(match, relation="with the same numbers in another order" if same else "different")
 
 
 def _by_rows(

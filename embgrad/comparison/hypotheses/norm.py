@@ -65,6 +65,7 @@ class Norm:
         "different-weight",
         "half-weights",
         "swapped-weights",
+        "permuted-weight",
         "scaled-lookup",
     )
 

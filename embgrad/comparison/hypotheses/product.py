@@ -34,7 +34,11 @@ FEW: Final = 8
 LEAST_ROWS: Final = 16
 
 #: The causes by the beginning of the text that says how two weights relate.
-CAUSES_OF: Final = {"rounded": "half-weights", "equal to": "swapped-weights"}
+CAUSES_OF: Final = {
+    "rounded": "half-weights",
+    "equal to": "swapped-weights",
+    "with the same numbers": "permuted-weight",
+}
 
 
 @dataclass(frozen=True, eq=False)

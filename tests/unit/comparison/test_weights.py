@@ -108,11 +108,32 @@ def test_permuted_rows_and_columns_are_put_in_order(axis: int, transposed: bool)
     np.testing.assert_array_equal(np.take(moved, match.order, axis), matrix)
 
 
-def test_rows_that_are_too_short_or_too_few_are_not_permuted() -> None:
-    short = numbers(6, 3)
-    assert single(short, short[::-1].copy()).relation == "different"
-    both = numbers(1, 6)
-    assert single(both, both[:, ::-1].copy()).relation == "different"
+def test_of_rows_that_are_too_short_or_too_few_the_numbers_alone_are_the_same() -> None:
+    short, both, moved = numbers(6, 3), numbers(1, 6), "with the same numbers in another order"
+    for values, other in ((short, short[::-1]), (both, both[:, ::-1])):
+        match = single(values, other.copy())
+        assert (match.relation, match.order, match.is_equal) == (moved, None, False)
+        assert match.as_object == moved
+        assert single(values, other + 1e-3 * numbers(*values.shape)).relation == "different"
+
+
+def test_what_is_reshaped_in_place_of_turned_has_the_same_numbers() -> None:
+    stored = numbers(16, 24)
+    match = single(stored, stored.reshape(4, 24, 4))
+    assert match.relation == "with the same numbers in another order"
+    turned = stored.reshape(4, 4, 24).swapaxes(1, 2)
+    assert single(stored, turned).is_equal
+
+
+def test_keys_and_values_are_parts_of_a_weight_with_axes_for_both_and_for_heads() -> None:
+    """Gemma's weights of Flax are (keys and values, head, input, feature)."""
+    keys, values = numbers(16, 24), numbers(16, 24)
+    fused = np.stack([weight.reshape(2, 8, 24).swapaxes(1, 2) for weight in (keys, values)])
+    matching = matched({"k": keys, "v": values}, {"kv": fused})
+    assert matching.alone_a == matching.alone_b == ()
+    for number, name in enumerate("kv"):
+        (part,) = matching.parts[name]
+        np.testing.assert_array_equal(part.others[np.argsort(part.rows)], 16 * number + np.arange(16))
 
 
 QKV = {name: numbers(8, 6) for name in "qkv"}
@@ -347,7 +368,7 @@ def test_matrices_of_three_axes_are_all_their_cuts() -> None:
     assert row.tolist() == [[0, 1, 2]]
     (number,) = matrices_of(np.array(5.0))
     assert number.shape == (1, 1)
-    assert [matrix.shape for matrix in matrices_of(np.zeros((2, 2, 2, 3)))] == [(2, 12), (4, 6), (8, 3)]
+    assert [matrix.shape for matrix in matrices_of(np.zeros((2, 2, 2, 3)))] == [(2, 12), (4, 6), (8, 3), *[(12, 2)] * 3]
 
 
 def test_thousands_of_weights_are_matched() -> None:
