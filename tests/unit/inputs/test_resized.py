@@ -45,6 +45,11 @@ def test_the_last_positions_are_found_anew() -> None:
     assert followed({"last": np.array([4, 4])}, left)["last"].tolist() == [3, 3, 5]
 
 
+def test_numbers_of_other_inputs_beside_counts_say_nothing_of_them() -> None:
+    found = followed({"length": np.array([3, 5]), "length_scores": np.full((2, 7), 0.5)})
+    assert found["length"].tolist() == [4, 4, 6]
+
+
 def test_the_bounds_of_texts_in_a_row_are_summed_anew() -> None:
     assert followed({"cu_seqlens": np.array([0, 3, 8])})["cu_seqlens"].tolist() == [0, 4, 8, 14]
     assert followed({"cu_seqlens": np.array([0, 4])}, TokenBatch([[3, 4, 5, 6]]))["cu_seqlens"].tolist() == [

@@ -182,6 +182,24 @@ def test_blocks_that_run_at_other_positions_are_named(role: str) -> None:
         return
     with pytest.raises(embgrad.errors.UnknownPointError, match=rf"no point '{role}': the model has blocks, {named_so}"):
         named(trace, role)
+    with pytest.raises(embgrad.errors.UnknownPointError, match="no point 'type': the model makes no lookup by type"):
+        named(trace, "type")
+
+
+def test_blocks_whose_paths_are_numbers_alone_are_one_list() -> None:
+    trace = simple()
+    for number in range(3):
+        trace.module(f"{number}", "Block", lambda _: trace.hidden(2, 8, 8), trace.hidden(2, 8, 8))
+    assert _blocks_away(trace.points, BATCH).startswith("has blocks, '0' to '2', at 8 positions")
+
+
+def test_blocks_at_other_positions_are_no_reason_in_a_model_with_layers() -> None:
+    trace = Trace(BATCH)
+    stack(trace, "pooled.layers", trace.hidden(2, 8, 8), 3)
+    stack(trace, "layers", trace.table("table", IDS), 2)
+    assert named(trace, "layer.1")[0].path == "layers.1"
+    with pytest.raises(embgrad.errors.UnknownPointError, match="no point 'position': the model makes no lookup by"):
+        named(trace, "position")
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 8), (2, 8, 5), (3, 8, 8), (2, 5, 8)])

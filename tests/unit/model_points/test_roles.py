@@ -345,6 +345,12 @@ def test_ids_that_are_positions(positions_first: bool) -> None:
     assert listed["pos_table#0"] == ("word", "position")
 
 
+def test_the_only_lookup_is_not_by_position_though_its_ids_count_up() -> None:
+    trace = Trace(embgrad.TokenBatch([[0, 1, 2]]))
+    trace.lookup("pos_table", trace.batch.ids)
+    assert [point.roles for point in trace.points] == [("word",)]
+
+
 def test_ids_that_are_all_zero_beside_types() -> None:
     trace = Trace(embgrad.TokenBatch([[0, 0, 0]]))
     trace.table("table", [[0, 0, 0]])

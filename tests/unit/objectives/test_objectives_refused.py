@@ -163,3 +163,9 @@ def test_an_attribute_of_the_users_own_with_an_entry_for_each_example_is_not_sli
         Own(make([4, 5, 6])).take(slice(0, 1), 3)
     for other in (make([4, 5]), np.array(3), 3, "abc", None):
         assert Own(other).take(slice(0, 1), 3).extra is other
+
+
+def test_the_row_whose_label_has_no_probability_is_named() -> None:
+    rows = np.array([[0.5, 0.5], [0.0, 1.0], [1.0, 0.0]])
+    with refused(embgrad.errors.ObjectiveError, "the probability of the label at example 2 is 0.0"):
+        CrossEntropy([0, 1, 1], of="probabilities").evaluate(rows, BATCH)
