@@ -16,6 +16,7 @@ from embgrad.common.tolerance import HALVES
 from embgrad.comparison.hypotheses.lookup import is_looked_up
 from embgrad.comparison.hypotheses.norm_fit import (
     DIGITS,
+    EPSILONS,
     ROUGHLY,
     TRIED,
     Parameters,
@@ -271,14 +272,23 @@ def _missing_in_a(site: Site) -> Iterator[Explanation]:
         if weight.name in site.matching.alone_b and weight.shape == site.a.shape[-1:]:
             alone[weight.module].append(weight.get().astype(np.float64))
     x, b = site.rows(site.a), site.rows(site.b)
+    declared = site.declared("epsilon", of_a=False)
+    if not alone or len(x) != len(b) or not _is_a_norm(x, b, declared):
+        return
     for path, vectors in alone.items():
-        found = norm_with_vectors(vectors, x, b, site.declared("epsilon", of_a=False))
+        found = norm_with_vectors(vectors, x, b, declared)
         if found is not None:
             name = next((before.name for before in site.before if np.array_equal(before.values, site.a)), None)
             compute = None if name is None else partial(_applied, found, name)
             sentence, predicted = f"b applies the norm {path}, and a lacks it", found.apply(site.a)
             names = () if name is None else (name,)
             yield Explanation("missing-norm", "the norm", ("missing", "applied"), predicted, compute, names, sentence)
+
+
+def _is_a_norm(x: np.ndarray, y: np.ndarray, declared: float | None) -> bool:
+    """Return whether outputs are nearly a norm of inputs with some gain and bias, which is soon seen."""
+    kinds = itertools.product((True, False), EPSILONS if declared is None else (declared, *EPSILONS))
+    return any(relative(norm_with_gain(x, y, centred, epsilon).apply(x), y) <= ROUGHLY for centred, epsilon in kinds)
 
 
 def _of_later(site: Site) -> Iterator[Explanation]:
