@@ -178,7 +178,9 @@ def stacks_of(side: Recording, layer: int | None) -> Stacks:
     for weight in side.weights:
         if weight.layer != layer:
             continue
-        if len(weight.shape) == 3 or (len(weight.shape) == 2 and "bias" in weight.name.lower()):
+        # A kernel of a convolution at each position by itself has a third axis of length 1.
+        is_stack = len(weight.shape) == 3 and min(weight.shape[1:]) > 1
+        if is_stack or (len(weight.shape) == 2 and "bias" in weight.name.lower()):
             found[weight.name] = weight.get().astype(np.float64)
         for match in NUMBER.finditer(weight.name):
             numbered[f"{weight.name[: match.start()]}N{weight.name[match.end() :]}"][int(match[0])] = weight.get

@@ -126,6 +126,7 @@ def test_a_vector_is_added_to_scores_or_to_what_experts_are_chosen_by() -> None:
 def test_weights_with_a_number_in_their_name_are_stacked() -> None:
     weights = {f"experts.{number}.up.W": np.full((2, 3), number) for number in range(3)}
     weights |= {"experts.down": np.ones((3, 4, 2)), "experts.down_bias": np.ones((3, 2)), "gate.W": np.ones((3, 3))}
+    weights |= {"convolution.kernel": np.ones((3, 4, 1))}
     weights |= {f"odd.{number}.W": np.ones((2, 2 + number)) for number in range(2)}
     weights |= {"single.0.W": np.ones((2, 2)), "late.1.W": np.ones((2, 2)), "late.2.W": np.ones((2, 2))}
     found = stacks_of(side({**weights, "other": np.ones((3, 1, 1))}, {"other": 1}), 0)
