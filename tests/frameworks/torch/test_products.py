@@ -16,12 +16,17 @@ from tests.frameworks.torch.checks import VOCAB, tensor
 class Functional(nn.Module):
     """A model in functions of parameters: a matrix of each layer in one array, and one of the model itself."""
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, way: str, *, frozen: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.way, self.table = way, nn.Embedding(VOCAB, 4)
         self.p = nn.ParameterDict({"layers": torch.randn(2, 4, 4)})
-        self.last = nn.Parameter(torch.randn(4, 4))
+        last = torch.randn(4, 4)
+        if frozen:
+            self.register_buffer("last", last)
+            self.register_buffer("mask", torch.ones(4, 4, dtype=torch.int64))
+        else:
+            self.last = nn.Parameter(last)
 
     def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if self.way == "linear":
@@ -35,9 +40,10 @@ class Functional(nn.Module):
         return self.product(x, self.last).sum((1, 2))
 
 
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("way", ["linear", "matmul", "einsum"])
-def test_a_product_with_a_parameter_of_no_module_is_a_point(way: str) -> None:
-    model = Functional(way)
+def test_a_product_with_a_parameter_or_a_buffer_of_no_module_is_a_point(way: str, frozen: bool) -> None:
+    model = Functional(way, frozen=frozen)
     names = [point.key for point in embgrad.points(model, SMALL_IDS)]
     assert [name for name in names if name.endswith(("output#0", "output#1"))] == [
         "p.layers:output#0",
