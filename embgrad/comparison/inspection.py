@@ -235,8 +235,9 @@ def _points(
 def explain_sites(examination: Examination, *, only_first: bool = False) -> list[tuple[Site, Explanation | None]]:
     """Return each site, or the first alone, with its explanation, or None."""
     explained: list[tuple[Site, Explanation | None]] = []
+    differing = {site.name for site in examination.sites}
     for site in examination.sites[:1] if only_first else examination.sites:
-        site.memory["explained"] = explained
+        site.memory.update(explained=explained, differing=differing)
         explained.append((site, _drawn(site) if site.name in examination.random else explain(site)))
     return moved_terms(explained)
 

@@ -244,11 +244,10 @@ def _missing(site: Site, path: str, entry: Before, x: np.ndarray, b: np.ndarray)
 
 
 def _is_read_elsewhere(site: Site) -> bool:
-    """Return whether an earlier module reads a's output in b as well, so that the norm is where a has it."""
-    tensors, end = site.recordings[0].tensors, site.recordings[0].tensors[site.pair.a]
-    differing = {earlier.name for earlier, _ in site.memory.get("explained", ())}
-    readers = (pair for pair in site.pairs if tensors[pair.a].side == INPUT and tensors[pair.a].time < end.time)
-    return any(np.array_equal(tensors[it.a].values, end.values) and it.name not in differing for it in readers)
+    """Return whether another module reads a's output in b as well, so that the norm is where a has it."""
+    tensors, values = site.recordings[0].tensors, site.recordings[0].tensors[site.pair.a].values
+    agreeing = (pair for pair in site.pairs if pair.name not in site.memory.get("differing", {site.name}))
+    return any(tensors[it.a].side == INPUT and np.array_equal(tensors[it.a].values, values) for it in agreeing)
 
 
 def _unscaled(site: Site, entry: Before, norm: Parameters) -> Iterator[Explanation]:
