@@ -300,7 +300,8 @@ TWIN_FAULTS: Final = (
         *("deberta-v2", "bias", "missing-bias", "query_proj"),
         changed(r"layer\.0\.attention\.self\.query_proj\.bias", zeros),
     ),
-    _configured("deberta-v2", "positions", "attention-bias", "self", pos_att_type=["c2p"]),
+    # The scale is one over the root of the number of summed products.
+    _configured("deberta-v2", "positions", "attention-bias attention-scale", "self", pos_att_type=["c2p"]),
     _configured("modernbert", "window", "attention-window", "attn", local_attention=10),
     _configured("modernbert", "base", "rotary-base", "attn", global_rope_theta=10000.0),
     _configured("modernbert", "activation", _ACTIVATION, _MLP, hidden_activation="silu"),
