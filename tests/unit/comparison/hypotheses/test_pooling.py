@@ -31,6 +31,7 @@ def test_the_mean_of_numbers_by_hand() -> None:
     assert POOLS["the mean over tokens"](x, real & [True, False, False]).tolist() == [[0.0, 1.0, 2.0, 3.0]]
     assert POOLS["the vector of the last token"](x, real).tolist() == [[4.0, 5.0, 6.0, 7.0]]
     assert POOLS["the largest over tokens"](x, real).tolist() == [[4.0, 5.0, 6.0, 7.0]]
+    assert POOLS["the sum over tokens"](x, real).tolist() == [[4.0, 6.0, 8.0, 10.0]]
     padded, counted = "the sum over tokens by the padded length", "the sum over all positions by the number of tokens"
     np.testing.assert_allclose(POOLS[padded](x, real)[0], np.array([4.0, 6.0, 8.0, 10.0]) / 3)
     assert POOLS[counted](x, real).tolist() == [[6.0, 7.5, 9.0, 10.5]]
@@ -54,7 +55,13 @@ def test_weighted_means_and_means_of_parts_by_hand(name: str, wanted: float) -> 
     assert POOLS["the mean over tokens but the first and the last"](x, real & (x[..., 0] == 2)).item() == 0
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.permutations([*POOLS][:6] + [*POOLS][-3:-1], 2)))
+NAMES = [
+    *[*POOLS][:6],
+    *(name for name in POOLS if "sum over" in name or "weighted" in name or "but the first" in name),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(NAMES, 2)))
 def test_another_pooling_is_named_with_both(first: str, second: str) -> None:
     at = site(pooled(first), pooled(second))
     found = best(at, Pooling().explain(at))
