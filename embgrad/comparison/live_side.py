@@ -193,8 +193,10 @@ class LiveSide:
         """
         found: dict[str, Change] = {}
         for key, function in changes.items():
-            arrived = np.zeros((*self.batch.shape, int(np.prod(self.points[key].shape[2:]))))
-            for step in self._steps.get(key, ()):
+            steps = self._steps.get(key, ())
+            features = int(np.prod(self.points[key].shape)) // steps[0].of(self.batch.ids).size if steps else 0
+            arrived = np.zeros((*self.batch.shape, features))
+            for step in steps:
                 found[step.key] = partial(_changed_step, function, arrived, step)
         return found
 

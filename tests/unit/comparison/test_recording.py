@@ -143,9 +143,13 @@ def test_a_module_that_is_called_for_some_positions_at_a_time_is_one_point(sizes
     np.testing.assert_allclose(arrived[-1], asked.record().tensors[body.key].gradient)
 
 
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("unpadded", [False, True])
 @pytest.mark.parametrize("left", [False, True])
-def test_a_model_that_takes_each_text_in_turn_has_points_of_the_whole_batch(unpadded: bool, left: bool) -> None:
+def test_a_model_that_takes_each_text_in_turn_has_points_of_the_whole_batch(
+    unpadded: bool, left: bool, alone: bool
+) -> None:
+    """A text may be an example by itself, or have no axis of examples."""
     mask = np.array([[0, 1, 1], [1, 1, 1]]) if left else np.array([[1, 1, 0], [1, 1, 1]])
     texts = [slice(None, None)] * 2
     if unpadded:
@@ -153,9 +157,9 @@ def test_a_model_that_takes_each_text_in_turn_has_points_of_the_whole_batch(unpa
 
     def forward(m: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
         for number, text in enumerate(texts):
-            rows = lookup(m["E"], input_ids[number : number + 1, text])
+            rows = lookup(m["E"], input_ids[number, text] if alone else input_ids[number : number + 1, text])
             last = m.module("head", lambda x: x * 2.0, m.module("body", lambda x: x.tanh(), rows))
-        return last.sum(1)
+        return last.sum(0 if alone else 1)
 
     table = np.random.default_rng(0).normal(size=(9, 4))
     side = LiveSide(ReferenceModel(forward, {"E": table}, ["body", "head"]), embgrad.TokenBatch(IDS, mask))
