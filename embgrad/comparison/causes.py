@@ -128,9 +128,8 @@ def _moved_layers(explained: Sequence[tuple[Site, Explanation | None]]) -> set[t
     for site, explanation in explained:
         move = None if explanation is None else _move_of(site, explanation)
         if explanation is not None and move is not None:
-            weights[move].add(
-                explanation.sentence
-            )  # several modules may read what a single norm of other weights returns
+            # Several modules may read what a single norm of other weights returns.
+            weights[move].add(explanation.sentence)
     return {move for move, sentences in weights.items() if len(sentences) >= LEAST_WEIGHTS}
 
 
@@ -155,9 +154,8 @@ def _text_of_moves(moves: Iterable[tuple[int, int]]) -> str:
 def _is_outside(site: Site, explanation: Explanation) -> bool:
     """Return whether an explanation names a module with weights outside of the layers, whose outputs they hand on."""
     outside = {weight.module for weight in site.recordings[0].weights if weight.layer is None and weight.module}
-    words = re.findall(
-        r"(?<!\S)[^\s,;:]+(?![^\s,;:])(?! of )", explanation.text
-    )  # a module "norm" is not "the norm of keys"
+    # A module "norm" is not "the norm of keys".
+    words = re.findall(r"(?<!\S)[^\s,;:]+(?![^\s,;:])(?! of )", explanation.text)
     return not outside.isdisjoint(words)
 
 

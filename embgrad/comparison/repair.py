@@ -11,7 +11,7 @@ import numpy as np
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS
 from embgrad.comparison.recording import FINAL, Recording, Tensor
 from embgrad.comparison.sites import Led, Pair, difference, in_order, lead, name_of
-from embgrad.comparison.weights import NUMBER
+from embgrad.comparison.weights import kind_of
 from embgrad.model_points.points import INPUT
 
 __all__ = ["differing_pairs", "misleading_pairs", "repair_pairs"]
@@ -69,19 +69,19 @@ def repair_pairs(
         later = _nearest(_later(leader, tensor), values, real, NEARER * own)
         if later is not None and not any(other.a == later.key and other.b != pair.b for other in pairs):
             changed[number] = _moved_in_a(pair, later)
-            moved[_kind_of(pair)] = _Move(_steps(leader, tensor, later), 0)
+            moved[kind_of(pair.name)] = _Move(_steps(leader, tensor, later), 0)
             continue
         behind = _behind(pair, values, leader, follower, NEARER * own)
         if later is None and behind is not None and not any(other.b == behind.key for other in pairs):
             changed[number] = replace(pair, b=behind.key)
-            moved[_kind_of(pair)] = _Move(0, _steps(follower, follower.tensors[pair.b], behind))
+            moved[kind_of(pair.name)] = _Move(0, _steps(follower, follower.tensors[pair.b], behind))
         elif later is not None or _is_function(tensor.values, values, real, NEARER * own):
             dropped.add(number)
     for number in {*differing} - dropped:
         if (
-            changed[number] == pairs[number] and _kind_of(pairs[number]) in moved
+            changed[number] == pairs[number] and kind_of(pairs[number].name) in moved
         ):  # a fault in some layers hides what it holds
-            changed[number] = moved[_kind_of(pairs[number])].apply(pairs[number], leader, follower) or pairs[number]
+            changed[number] = moved[kind_of(pairs[number].name)].apply(pairs[number], leader, follower) or pairs[number]
     if not dropped and changed == list(pairs):
         return None
     numbers = range(len(pairs))
@@ -105,11 +105,6 @@ class _Move(NamedTuple):
         if a is None or b is None:
             return None
         return _moved_in_a(pair, a) if self.in_a else replace(pair, b=b.key)
-
-
-def _kind_of(pair: Pair) -> str:
-    """Return the name of a pair without the numbers of layers, which is the same in each."""
-    return NUMBER.sub("N", pair.name)
 
 
 def _moved_in_a(pair: Pair, tensor: Tensor) -> Pair:
@@ -147,7 +142,7 @@ def misleading_pairs(pairs: Sequence[Pair], led: Led, leader: Recording, followe
     kinds: dict[str, set[int]] = {}
     for number, off in before.items():
         if off > REPAIRED and pairs[number].b != FINAL:
-            kinds.setdefault(_kind_of(pairs[number]), set()).add(number)
+            kinds.setdefault(kind_of(pairs[number].name), set()).add(number)
     if sum(off > REPAIRED for off in before.values()) < 2:
         return frozenset()
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from embgrad.backend.protocol import Change
 from embgrad.comparison.recording import FINAL, HeldWeight, Recording, Tensor
-from embgrad.comparison.weights import NUMBER, Match, Matching
+from embgrad.comparison.weights import Match, Matching, kind_of
 from embgrad.model_points.points import INPUT, OUTPUT
 from embgrad.model_points.roles import LAYER
 
@@ -395,8 +395,8 @@ class _Biases:
         if rest is not None:
             return float(np.linalg.norm(rest - bias)) < float(np.linalg.norm(rest))
         # Where it multiplies by another layer's matrix, it adds that layer's bias.
-        kind = NUMBER.sub("N", matrices[0].name)
-        others = (it for held in self._held[side].values() for it in held if NUMBER.sub("N", it.name) == kind)
+        kind = kind_of(matrices[0].name)
+        others = (it for held in self._held[side].values() for it in held if kind_of(it.name) == kind)
         rests = (_rest(given, product, other) for other in others if _size(other) == _size(matrices[0]))
         rest = next((rest for rest in rests if rest is not None), None)
         return rest is not None and float(np.linalg.norm(rest)) > LEAST_BIAS * float(np.abs(product.values).max())

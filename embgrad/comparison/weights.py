@@ -26,7 +26,7 @@ from embgrad.comparison.weight_values import (
     rounded,
 )
 
-__all__ = ["NUMBER", "Match", "Matching", "NamedArray", "Part", "match_weights"]
+__all__ = ["Match", "Matching", "NamedArray", "Part", "kind_of", "match_weights"]
 
 #: The number of a layer in a name, not that of one of its parts such as "norm1".
 NUMBER: Final = re.compile(r"(?<![A-Za-z\d])\d+")
@@ -306,10 +306,15 @@ def _by_place(
 
 def _is_alike(summary: _Summary, name: str | None) -> bool:
     """Return whether a weight has this name in another layer."""
-    return name is not None and NUMBER.sub("N", name) == NUMBER.sub("N", summary.weight.name)
+    return name is not None and kind_of(name) == kind_of(summary.weight.name)
 
 
-def _kind_of(weight: NamedArray) -> str:
+def kind_of(name: str) -> str:
+    """Return a name without the numbers of layers, which is the same in each."""
+    return NUMBER.sub("N", name)
+
+
+def _end_of(weight: NamedArray) -> str:
     """Return what the end of a weight's name says: "bias", "weight" for what is multiplied, or "" for neither."""
     end = re.split(r"[._/]", re.sub(r"[:#]?\d+$", "", weight.name))[-1].lower()
     return next((kind for kind, names in KINDS.items() if end in names), "")
@@ -338,7 +343,7 @@ class _Places:
 
     def distance(self, first: NamedArray, second: NamedArray) -> float | None:
         """Return how far apart two weights are, as a share of a pass; None where they cannot belong together."""
-        if {_kind_of(first), _kind_of(second)} == {"bias", "weight"}:
+        if {_end_of(first), _end_of(second)} == {"bias", "weight"}:
             return None
         partner = self._modules.get(first.module)
         # A bias that a function adds belongs to no module.

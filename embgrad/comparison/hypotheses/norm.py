@@ -31,8 +31,7 @@ from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, relative
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weight_values import rounded
-from embgrad.comparison.weights import NUMBER as LAYER
-from embgrad.comparison.weights import Match
+from embgrad.comparison.weights import Match, kind_of
 from embgrad.model_points.points import INPUT, OUTPUT
 
 __all__ = ["NUMBER", "Norm", "NormOfSum", "norm_with_weights_of_b", "norms_of"]
@@ -125,11 +124,7 @@ class Norm:
 
 def _differing(site: Site, path: str, norm: Parameters) -> list[tuple[HeldWeight, HeldWeight, Match]]:
     """Return the weights of a norm's module that differ from their partners, with these."""
-    return [
-        (weight, other, match)
-        for weight, other, match in site.held_by(path).values()
-        if match is not None and other is not None and not match.is_equal and other.get().size == norm.gain.size
-    ]
+    return [entry for entry in site.differing_by(path) if entry[1].get().size == norm.gain.size]
 
 
 def _with_weights(norm: Parameters, pairs: Iterable[tuple[HeldWeight, HeldWeight]]) -> Parameters:
@@ -148,7 +143,7 @@ def _of_other_layers(site: Site, path: str, entry: Before, first: Parameters) ->
     """Yield the explanation that b applies a norm with the weights of another layer, though it holds a's own."""
     held: dict[str, dict[str, HeldWeight]] = defaultdict(dict)
     for weight in site.recordings[0].weights:
-        if weight.shape == first.gain.shape and LAYER.sub("N", weight.module) == LAYER.sub("N", path):
+        if weight.shape == first.gain.shape and kind_of(weight.module) == kind_of(path):
             held[weight.module][weight.name.removeprefix(weight.module)] = weight
     own = held.pop(path, {})
     for weights in held.values():

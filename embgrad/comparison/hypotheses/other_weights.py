@@ -43,20 +43,18 @@ class OtherWeights(Source):
 
 def with_weights_of_b(site: Site, source: Source) -> Iterator[OtherWeights]:
     """Yield what a norm or a projection before a site returns with b's weights, where one of them differs from a's."""
-    held = [entry for entry in site.held_by(source.name).values() if entry[2] is not None and not entry[2].is_equal]
+    held = site.differing_by(source.name)
     entry = next((before for before in site.before if before.name == f"{source.name}:{INPUT}"), None)
     if not held or entry is None or source.features is not None or source.matrix is not None:
         return
-    match = held[0][2]
-    assert match is not None, "which is chosen above"
-    sentence = ", and ".join(f"b has {weight.name} {it.as_object}" for weight, _, it in held if it is not None)
+    sentence = ", and ".join(f"b has {weight.name} {match.as_object}" for weight, _, match in held)
     for function in _functions(site, source, entry):
         yield OtherWeights(
             source.name,
             function(entry.values),
             label=source.label,
             function=function,
-            cause=cause_of(match),
+            cause=cause_of(held[0][2]),
             sentence=sentence,
         )
 
@@ -70,9 +68,7 @@ def _functions(site: Site, source: Source, entry: Before) -> Iterator[Callable[[
     if own is None:
         return
     matrices, bias = [own.matrix], own.bias
-    for _, other, match in site.held_by(source.name).values():
-        if other is None or match is None or match.is_equal:
-            continue
+    for _, other, _ in site.differing_by(source.name):
         values = other.get().astype(np.float64)
         if values.shape == bias.shape:
             bias = values

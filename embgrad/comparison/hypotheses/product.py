@@ -14,7 +14,7 @@ from embgrad.comparison.hypotheses.site import Before, Explanation, Site
 from embgrad.comparison.hypotheses.sources import NEAR, skipped_norms
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weight_values import matrices_of, order_of_rows
-from embgrad.comparison.weights import NUMBER, Match
+from embgrad.comparison.weights import Match, kind_of
 from embgrad.model_points.points import INPUT
 
 __all__ = ["Product", "cause_of"]
@@ -229,9 +229,9 @@ def _of_other_layers(site: Site, factors: Factors) -> Iterator[Explanation]:
     """Yield the explanation that b multiplies by the matrix of another layer, though it holds a's own."""
     if factors.match is None or not factors.match.is_equal:
         return
-    kind, x, b = _kind_of(factors.weight), site.rows(factors.entry.values), site.rows(site.b)
+    kind, x, b = kind_of(factors.weight.name), site.rows(factors.entry.values), site.rows(site.b)
     for weight in site.recordings[0].weights:
-        if weight.name == factors.weight.name or weight.shape != factors.weight.shape or _kind_of(weight) != kind:
+        if weight.name == factors.weight.name or weight.shape != factors.weight.shape or kind_of(weight.name) != kind:
             continue
         for matrix in _oriented(weight.get(), site, x.shape[1]):
             if _is_product(x[:FEW], matrix, b[:FEW]) and _is_product(x, matrix, b):
@@ -240,11 +240,6 @@ def _of_other_layers(site: Site, factors: Factors) -> Iterator[Explanation]:
                 sentence = f"b has {factors.weight.name} equal to a's {weight.name}"
                 yield _explanation("swapped-weights", factors.weight.name, values, factors, function, sentence)
                 return
-
-
-def _kind_of(weight: HeldWeight) -> str:
-    """Return the name of a weight without the numbers of layers, which is the same in each."""
-    return NUMBER.sub("N", weight.name)
 
 
 def _is_product(x: np.ndarray, matrix: np.ndarray, y: np.ndarray) -> bool:
@@ -257,8 +252,8 @@ def _biases_of(site: Site, path: str, own: np.ndarray) -> list[np.ndarray]:
     """Return a's bias at a module, and b's where it differs."""
     others = [
         other.get().astype(np.float64).ravel()  # which may have an axis of heads
-        for _, other, match in site.held_by(path).values()
-        if other is not None and match is not None and not match.is_equal and int(np.prod(other.shape)) == len(own)
+        for _, other, _ in site.differing_by(path)
+        if int(np.prod(other.shape)) == len(own)
     ]
     return [own, *others]
 
@@ -335,10 +330,8 @@ def _of_bias(site: Site, factors: Factors) -> Iterator[Explanation]:
 def _of_other_bias(site: Site, factors: Factors, bias: np.ndarray) -> tuple[str, tuple[str, str], str]:
     """Return the cause, its values and the text of another bias, which is b's weight where that holds it."""
     most = NEAR * float(np.abs(bias).max())
-    for weight, other, match in site.held_by(factors.weight.module).values():
-        if other is None or match is None or match.is_equal or weight.shape != factors.bias.shape:
-            continue
-        if other.shape == bias.shape and np.abs(other.get() - bias).max() <= most:
+    for weight, other, match in site.differing_by(factors.weight.module):
+        if weight.shape == factors.bias.shape == other.shape and np.abs(other.get() - bias).max() <= most:
             relation = match.relation.removesuffix(" in b")
             return cause_of(match), ("a's own", relation), f"b has {weight.name} {match.as_object}"
     return "different-weight", ("a's own", "different"), f"b adds another bias at {site.path or 'the output'}"

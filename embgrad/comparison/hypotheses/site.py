@@ -170,6 +170,14 @@ class Site:
             if weight.module == path
         }
 
+    def differing_by(self, path: str) -> list[tuple[HeldWeight, HeldWeight, Match]]:
+        """Return the weights of a module of a that differ from their partners, with these and how the two match."""
+        return [
+            (weight, other, match)
+            for weight, other, match in self.held_by(path).values()
+            if other is not None and match is not None and not match.is_equal
+        ]
+
     def declared(self, setting: str, *, of_a: bool = True) -> float | None:
         """Return a number that a's configuration declares, or b's; None where it declares none."""
         entry = self.recordings[0 if of_a else 1].settings.get(setting)

@@ -64,6 +64,9 @@ class Sum:
         return np.asarray(own - (self.free @ (own[:, None] @ self.free).swapaxes(1, 2))[..., 0])
 
 
+#: The name of a table, its values, and the rows of it that a looks up.
+Looked = tuple[str, np.ndarray, np.ndarray]
+
 #: An explanation of a sum, and what is added to the sum in b.
 Changed = tuple[Explanation, np.ndarray]
 
@@ -140,13 +143,18 @@ def _explanations(site: Site, computed: Sum, tensors: Sequence[Before]) -> Itera
     if any(led):
         terms = [change or term for change, term in zip(led, own, strict=True)]
         yield from _of_multipliers(site, computed, terms, multipliers)
+    looked_up: list[tuple[Before, float, Looked]] = []
     for term, multiplier in zip(own, multipliers, strict=True):
-        yield from _of_rows(site, computed, term.before, multiplier)
+        path = term.before.name.removesuffix(f":{OUTPUT}").partition("#")[0]
+        held = table_of(site, path, site.rows(term.values))
+        if held is not None:
+            looked_up.append((term.before, multiplier, held))
+            yield from _of_rows(site, computed, *looked_up[-1])
         yield from _of_skipped_norms(site, computed, term.values, multiplier)
-    for term, multiplier in zip(own, multipliers, strict=True):
-        yield from _of_features(site, computed, term.before, multiplier)
-    for term, multiplier in zip(own, multipliers, strict=True):
-        yield from _of_positions(site, computed, term.before, multiplier)
+    for entry in looked_up:
+        yield from _of_features(computed, *entry)
+    for entry in looked_up:
+        yield from _of_positions(site, computed, *entry)
 
 
 def sums(site: Site) -> Iterator[Sum]:
@@ -210,11 +218,8 @@ def _with_unchanged(site: Site, terms: Sequence[Term], factors: np.ndarray) -> n
     return np.where(np.abs(found - 1) <= SAME, 1.0, found)
 
 
-def _of_rows(site: Site, computed: Sum, term: Before, multiplier: float) -> Iterator[Changed]:
+def _of_rows(site: Site, computed: Sum, term: Before, multiplier: float, held: Looked) -> Iterator[Changed]:
     """Yield the explanation by other rows of a term's table."""
-    held = table_of(site, _path_of(term), site.rows(term.values))
-    if held is None:
-        return
     _, table, rows = held
     rest = computed.whole - multiplier * term.values
     others = _rows_behind(site, computed, site.rows(rest), multiplier * table)
@@ -226,23 +231,22 @@ def _of_rows(site: Site, computed: Sum, term: Before, multiplier: float) -> Iter
         yield _of_change(computed, explanation, change)
 
 
-def _of_features(site: Site, computed: Sum, term: Before, multiplier: float) -> Iterator[Changed]:
+def _of_features(computed: Sum, term: Before, multiplier: float, held: Looked) -> Iterator[Changed]:
     """Yield the explanations by a table whose features are in another order, as those of sines and cosines."""
-    held = table_of(site, _path_of(term), site.rows(term.values))
-    if held is None or held[1].shape[1] % 2:
+    name, table, _ = held
+    if table.shape[1] % 2:
         return
-    in_turn = np.arange(held[1].shape[1]).reshape(2, -1).T.ravel()
+    in_turn = np.arange(table.shape[1]).reshape(2, -1).T.ravel()
     for order, text in ((in_turn, "in turn"), (np.argsort(in_turn), "apart")):
         values = term.values[..., order]
-        sentence = f"b adds the rows of {held[0]} with the features of their halves {text}"
-        found = Explanation("permuted-weight", held[0], ("a's own order", text), values, sentence=sentence)
+        sentence = f"b adds the rows of {name} with the features of their halves {text}"
+        found = Explanation("permuted-weight", name, ("a's own order", text), values, sentence=sentence)
         yield _of_change(computed, found, multiplier * (values - term.values))
 
 
-def _of_positions(site: Site, computed: Sum, term: Before, multiplier: float) -> Iterator[Changed]:
+def _of_positions(site: Site, computed: Sum, term: Before, multiplier: float, held: Looked) -> Iterator[Changed]:
     """Yield the explanation by other vectors by position, which are the same in all texts."""
-    held = table_of(site, _path_of(term), site.rows(term.values))
-    if held is None or computed.free is not None or "position" not in roles_of(site, term):
+    if computed.free is not None or "position" not in roles_of(site, term):
         return
     name, table, rows = held
     added = (site.rows(site.b) - site.rows(computed.whole - multiplier * term.values)) / multiplier
@@ -258,11 +262,6 @@ def _of_positions(site: Site, computed: Sum, term: Before, multiplier: float) ->
     sentence = f"b adds other vectors than the rows of {name}"
     found = Explanation("different-table", name, ("a's own", "others"), changed, sentence=sentence)
     yield _of_change(computed, found, multiplier * (changed - term.values))
-
-
-def _path_of(term: Before) -> str:
-    """Return the path of the module that looks a term up."""
-    return term.name.removesuffix(f":{OUTPUT}").partition("#")[0]
 
 
 def _rows_behind(site: Site, computed: Sum, rest: np.ndarray, table: np.ndarray) -> np.ndarray | None:
