@@ -9,6 +9,7 @@ from tests.cross.ports import (
     own_fourth_ports,
     own_more_ports,
     own_ports,
+    own_seventh_ports,
     own_sixth_ports,
     own_third_ports,
 )
@@ -20,6 +21,7 @@ LISTS: Final = (
     own_fourth_ports.LIST,
     own_fifth_ports.LIST,
     own_sixth_ports.LIST,
+    own_seventh_ports.LIST,
 )
 OWN_FAULTS: Final = tuple(fault for each in LISTS for fault in each.faults)
 OWN_PAIRS: Final = tuple(pair for each in LISTS for pair in each.pairs)
