@@ -1,4 +1,4 @@
-"""A seventh list of ports written from scratch, among them two ONNX graphs, a file after nanoGPT, and XLNet's distances.
+"""A seventh list of ports written from scratch, among them ONNX graphs, one file after nanoGPT, XLNet, and functions as in Haiku.
 
 The list was written down before any of it was tried, without a look at how causes are found. Ports and faults were run for
 their outputs alone: a port is its reference's to rounding, and a fault is not.
@@ -29,6 +29,10 @@ from tests.cross.ports.own_third_ports import Sentences
 from tests.cross.ports.own_third_ports import batch as sentences
 from tests.cross.ports.weights import in_bfloat16, in_float16
 
+_ENCODER: Final = {
+    **{"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4},
+    **{"intermediate_size": 48, "max_position_embeddings": 40, "pad_token_id": PADDING},
+}
 _DECODER: Final = {
     **{"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4},
     **{"num_key_value_heads": 2, "intermediate_size": 80, "max_position_embeddings": 64},
@@ -52,11 +56,35 @@ def _gptneo() -> Any:
     return drawn("GPTNeoForCausalLM", "GPTNeoConfig", vocab_size=VOCAB, **sizes, **options)
 
 
+def _glm4() -> Any:
+    options = {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": False}
+    return drawn("Glm4ForCausalLM", "Glm4Config", **_DECODER, **options)
+
+
+def _esm() -> Any:
+    options = {"position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 2}
+    return drawn("EsmForMaskedLM", "EsmConfig", **_ENCODER, **options)
+
+
+def _starcoder2() -> Any:
+    return drawn("Starcoder2ForCausalLM", "Starcoder2Config", **_DECODER, sliding_window=6)
+
+
+def _biogpt() -> Any:
+    return drawn("BioGptForCausalLM", "BioGptConfig", **_ENCODER)
+
+
 _PORTS: Final[Mapping[str, OwnPort]] = {
     "nano-phi3": port_of("llama-lm", "own_seventh_torch", "NanoPhi", "", _phi3),
     "relative-xlnet": port_of("bert", "own_seventh_torch", "RelativeXlnet", "", _xlnet),
     "exported-minilm": OwnPort(Sentences, sentences, ("own_seventh_onnx", "exported_minilm")),
     "helper-gptneo": port_of("gpt2-lm", "own_seventh_onnx", "helper_gptneo", "", _gptneo),
+    "haiku-glm4": port_of("llama-lm", "own_seventh_jax", "haiku_glm4", "applied", _glm4),
+    "keras-esm": port_of("roberta", "own_seventh_keras", "KerasEsm", "called", _esm),
+    "functional-starcoder2": port_of(
+        "llama-lm", "own_seventh_tensorflow", "functional_starcoder", "called", _starcoder2
+    ),
+    "gluon-biogpt": port_of("gpt2-lm", "own_seventh_gluon", "GluonBioGpt", "called", _biogpt),
 }
 
 _MLP: Final = "mlp|intermediate|output.dense|activation|ff|fc"
@@ -125,6 +153,74 @@ _FAULTS: Final = (
     planted("helper-gptneo", "no-last-norm", "missing-norm", "ln_f|lm_head", final=False),
     planted("helper-gptneo", "normed-residual-in-one", STREAM, r"h\.", carried="normed", layers=(2,)),
     planted("helper-gptneo", "head-in-float16", "half-weights", "lm_head", half_head=True),
+    planted("haiku-glm4", "halves-turned", "rotary-layout", ATTENTION, turn="halves"),
+    planted("haiku-glm4", "rates-over-head", "rotary-base rotary-scaling", ATTENTION, over="head"),
+    planted("haiku-glm4", "no-norm-behind-attention", "missing-norm", "norm|layers", post="of mlp"),
+    planted("haiku-glm4", "norms-of-sums-in-one", "norm-order", "norm|layers", post="of sums", layers=(1,)),
+    planted(
+        *("haiku-glm4", "post-norms-exchanged", SWAP, NORM),
+        change=swapped("post_self_attn_layernorm", "post_mlp_layernorm"),
+    ),
+    planted("haiku-glm4", "no-query-bias", "missing-bias", ATTENTION, unbiased=("query",)),
+    planted("haiku-glm4", "tiled", "attention-groups", ATTENTION, tiled=True),
+    planted("haiku-glm4", "softmax-over-heads", "", ATTENTION, axis=1),
+    planted("haiku-glm4", "up-first", _GATE, _MLP, up_first=True),
+    planted("haiku-glm4", "gelu-in-one", "activation", _MLP, act="gelu", layers=(2,)),
+    planted("haiku-glm4", "head-of-table", "head-untied different-weight", "lm_head", tied=True),
+    planted("keras-esm", "lookup-unscaled", "scaled-lookup", "embeddings|layer", lookup=1.0),
+    planted("keras-esm", "base-of-1000", "rotary-base", ATTENTION, base=1e3),
+    planted("keras-esm", "interleaved-in-one", "rotary-layout", ATTENTION, interleaved=True, layers=(1,)),
+    planted("keras-esm", "scaled-twice", "attention-scale", ATTENTION, scaled_twice=True),
+    planted("keras-esm", "mask-of-queries", "mask-ignored", ATTENTION, seen="queries"),
+    planted("keras-esm", "gelu-of-keras", "gelu", _MLP, gelu="tanh"),
+    planted("keras-esm", "raw-feed-in-one", "missing-norm", _MLP + "|LayerNorm", mid_norm=False, layers=(0,)),
+    planted("keras-esm", "normed-residual", STREAM, "layer|LayerNorm", carried="normed"),
+    planted("keras-esm", "no-last-norm", "missing-norm", "emb_layer_norm_after|lm_head", last_norm=False),
+    planted("keras-esm", "head-linear", "activation missing-part", "lm_head", head_act=False),
+    planted("keras-esm", "no-head-bias", "missing-bias", "lm_head", head_bias=0.0),
+    planted("functional-starcoder2", "exact-gelu", "gelu", _MLP, tanh=False),
+    planted("functional-starcoder2", "window-one-less", "attention-window", ATTENTION, window=5),
+    planted(
+        "functional-starcoder2",
+        "small-mask",
+        "attention-causal",
+        ATTENTION,
+        mask="added",
+        least=-2.0,
+        may_be_unnamed=True,
+    ),
+    planted("functional-starcoder2", "tiled", "attention-groups", ATTENTION, tiled=True),
+    planted("functional-starcoder2", "base-of-1e6", "rotary-base", ATTENTION, base=1e6),
+    planted("functional-starcoder2", "keys-turned-one-late", "rotary-offset", ATTENTION, late=1),
+    planted("functional-starcoder2", "epsilon-of-keras", EPSILON, NORM, eps=1e-3),
+    planted("functional-starcoder2", "no-inner-bias-in-one", "missing-bias", _MLP, unbiased=("c_fc",), layers=(1,)),
+    planted(
+        "functional-starcoder2",
+        "query-as-stored-in-one",
+        "transposed-weight",
+        ATTENTION,
+        as_stored=("q_proj",),
+        layers=(2,),
+    ),
+    planted("functional-starcoder2", "lookup-scaled", "scaled-lookup", "embed_tokens|layers", lookup=8.0),
+    planted(
+        *("functional-starcoder2", "norms-exchanged", SWAP, NORM),
+        change=swapped("input_layernorm", "post_attention_layernorm"),
+    ),
+    planted("gluon-biogpt", "lookup-unscaled", "scaled-lookup", "embed|layers", lookup=1.0),
+    planted("gluon-biogpt", "sum-scaled", "scaled-lookup different-table", "embed|layers", scaled="sum"),
+    planted("gluon-biogpt", "places-from-0", "position-ids-offset", "embed_positions|layers", first=0),
+    planted("gluon-biogpt", "heads-inside", HEADS, ATTENTION, inside=True),
+    planted("gluon-biogpt", "scale-of-size", "attention-scale", ATTENTION, scale="size"),
+    planted("gluon-biogpt", "one-ahead", "attention-shift attention-causal", ATTENTION, ahead=1),
+    planted("gluon-biogpt", "relu-in-one", "activation", _MLP, act="relu", layers=(1,)),
+    planted("gluon-biogpt", "norms-behind", "norm-order", "layers|layer_norm", pre_norm=False),
+    planted("gluon-biogpt", "no-residual-of-feed-in-one", "missing-residual", "layers", residual=False, layers=(2,)),
+    planted("gluon-biogpt", "head-of-its-own", "head-untied different-weight", "output_projection", head=7),
+    planted(
+        *("gluon-biogpt", "key-for-value-in-one", "swapped-weights", ATTENTION),
+        change=swapped("layers.0.self_attn.k_proj", "layers.0.self_attn.v_proj"),
+    ),
 )
 
 LIST: Final = own_list(
@@ -135,6 +231,10 @@ LIST: Final = own_list(
         ("relative-xlnet", "no-segments", "tanh-gelu"),
         ("exported-minilm", "tanh-gelu", "padding-pooled"),
         ("helper-gptneo", "scores-scaled", "no-last-norm"),
+        ("haiku-glm4", "halves-turned", "no-norm-behind-attention"),
+        ("keras-esm", "lookup-unscaled", "mask-of-queries"),
+        ("functional-starcoder2", "window-one-less", "exact-gelu"),
+        ("gluon-biogpt", "places-from-0", "scale-of-size"),
     ),
     right=(
         ("nano-phi3", "fused-attention", {"kernel": "fused"}),
@@ -150,5 +250,17 @@ LIST: Final = own_list(
         ("helper-gptneo", "products-of-rows", {"product": "gemm"}),
         ("helper-gptneo", "einsums", {"product": "einsum"}),
         ("helper-gptneo", "norms-in-steps", {"norm": "steps", "gelu": "op"}),
+        ("haiku-glm4", "grouped-queries", {"grouped": True}),
+        ("haiku-glm4", "complex-turns", {"turn": "complex", "jit": False}),
+        ("haiku-glm4", "computed-again", {"remat": True}),
+        ("haiku-glm4", "texts-mapped", {"texts": "mapped"}),
+        ("keras-esm", "scale-behind", {"scale_first": False}),
+        ("keras-esm", "fused-attention", {"form": "fused", "gelu": "erf"}),
+        ("keras-esm", "added-mask", {"added": True}),
+        ("functional-starcoder2", "grouped-queries", {"grouped": True}),
+        ("functional-starcoder2", "added-mask", {"mask": "added"}),
+        ("functional-starcoder2", "product-with-table", {"tied": "table"}),
+        ("gluon-biogpt", "scaled-products", {"product": "gemm"}),
+        ("gluon-biogpt", "imperative", {"hybrid": False}),
     ),
 )
