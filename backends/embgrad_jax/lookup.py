@@ -230,7 +230,9 @@ class _Surveyor(Walker[Cell]):
         leaf = self._by_id.get(id(value))
         if leaf is not None:
             return self.leaf(leaf)
-        return Cell(np.shape(value), getattr(value, "dtype", np.asarray(value).dtype), lambda: value)
+        # A typed key of `jax.random` has a dtype, and cannot be converted to NumPy.
+        dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+        return Cell(np.shape(value), dtype, lambda: value)
 
     def apply(self, equation: Any, values: Sequence[Cell]) -> list[Cell]:
         """Return cells of which nothing is computed yet."""

@@ -74,6 +74,22 @@ def test_the_function_alone_is_refused_with_what_to_do() -> None:
         embgrad.gradients(mean_logits, IDS, embgrad.Sum())
 
 
+@pytest.mark.parametrize("kind", [jax.random.key, jax.random.PRNGKey])
+def test_a_function_that_holds_a_random_key(kind: Any) -> None:
+    """The dropout that the key decides is that of the function itself."""
+    table, key = np.random.default_rng(0).normal(size=(20, 4)), kind(0)
+    ids = np.array([[3, 4, 5], [6, 7, 8]])
+
+    def call(parameters: Any, ids: Any) -> Any:
+        rows = parameters["table"][ids]
+        return (rows * jax.random.bernoulli(key, 0.5, rows.shape)).sum(1)
+
+    kept = jax.random.bernoulli(key, 0.5, (2, 3, 4))
+    result = embgrad.gradients({"table": jnp.asarray(table)}, ids, embgrad.Sum(), call=call)
+    np.testing.assert_array_equal(result.values, kept)
+    np.testing.assert_allclose(result.objective, (table[ids] * kept).sum((1, 2)), rtol=1e-5)
+
+
 @pytest.mark.parametrize("sides", ["bsm,mn->bsn", "bsm,nm->bsn", "bsm,hdm->bshd"])
 def test_a_product_with_a_parameter_is_a_point(sides: str) -> None:
     """The point has the product's values, its gradient, and what the function goes on with where it is replaced."""
