@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.backend.protocol import Call
-from embgrad.common.metrics import length
+from embgrad.common.metrics import figures_of, length
 from embgrad.common.tolerance import HALVES, remembered_depth, tolerance_for
 from embgrad.comparison.align import Alignment
 from embgrad.results.gradients import EmbeddingGradients
@@ -121,6 +121,10 @@ class Case:
         alignment = Alignment(self.alignment.example[examples], self.alignment.position[examples], ())
         return replace(self, source=_cut(self.source, examples), alignment=alignment)
 
+    def off(self, predicted: np.ndarray) -> float:
+        """Return the relative L2 of a prediction, (example, position, dim), against the target."""
+        return figures_of(self.wanted[self.matched], predicted[self.matched]).relative_l2
+
     def measured(self, predicted: np.ndarray) -> Measure | None:
         """Return the accuracy of a prediction, (example, position, dim), where it is finite; None if that is hardly anywhere."""
         match = self.match(predicted)
@@ -204,35 +208,25 @@ class Match:
 
         It is computed from sums of squares, to as many digits as they have.
         """
-        remaining, before = self._remaining(numbers), self._reference.before
+        scaled, reference = self._scaled(numbers), self._reference
         # A prediction so large that its square overflows explains nothing.
         with np.errstate(over="ignore", invalid="ignore"):
-            return np.asarray(1 - remaining / np.square(before))
+            remaining = (reference.squares - 2 * scaled * self._products + scaled**2 * self._squares).sum(-1)
+            return np.asarray(1 - remaining / np.square(reference.before))
 
     def measured(self, numbers: np.ndarray) -> Measure:
         """Return the accuracy of the prediction times these numbers, (example,)."""
-        scaled, before = self._scaled(numbers), self._reference.before
-        length_of_target = float(np.sqrt(self._reference.squares.sum()))
+        scaled, reference = self._scaled(numbers), self._reference
+        guess = (self._predicted * numbers[:, None, None])[reference.counted]
+        # Entry by entry: of nearly equal sums too many digits cancel.
+        after = length((reference.target[reference.counted] - guess) / reference.unit)
         size = float((scaled**2 * self._squares).sum())
-        after = self._distance(numbers)  # entry by entry: of nearly equal sums too many digits cancel
         scale = float((scaled * self._products).sum()) / size if size else 0.0
-        return Measure(1 - (after / before) ** 2, after / length_of_target, scale)
+        return Measure(1 - (after / reference.before) ** 2, after / float(np.sqrt(reference.squares.sum())), scale)
 
     def _scaled(self, numbers: np.ndarray) -> np.ndarray:
         """Return the numbers in units of the prediction and the target."""
         return numbers * (self._unit / self._reference.unit)
-
-    def _remaining(self, numbers: np.ndarray) -> np.ndarray:
-        scaled = self._scaled(numbers)
-        with np.errstate(over="ignore", invalid="ignore"):  # a number so large that this overflows explains nothing
-            return np.asarray(
-                (self._reference.squares - 2 * scaled * self._products + scaled**2 * self._squares).sum(-1)
-            )
-
-    def _distance(self, numbers: np.ndarray) -> float:
-        counted = self._reference.counted
-        guess = (self._predicted * numbers[:, None, None])[counted]
-        return length((self._reference.target[counted] - guess) / self._reference.unit)
 
 
 def objective_of(result: EmbeddingGradients) -> Mapping[str, Any]:

@@ -10,13 +10,12 @@ import numpy as np
 
 from embgrad.backend.protocol import Call
 from embgrad.comparison.align import Alignment
-from embgrad.comparison.diagnosis.case import Case, objective_of
-from embgrad.comparison.diagnosis.dropout import random_model
+from embgrad.comparison.diagnosis.case import EXACT, Case, objective_of
 from embgrad.comparison.diagnosis.factors import Factor, known_factors
-from embgrad.comparison.diagnosis.models import Division, divided, inside_models
+from embgrad.comparison.diagnosis.models import inside_models
 from embgrad.comparison.diagnosis.rearrangements import Prediction, rearrangements
 from embgrad.comparison.diagnosis.requests import REQUESTS, head_shares
-from embgrad.comparison.diagnosis.rerun import Source, Variant, reproduction_failure, source_of
+from embgrad.comparison.diagnosis.rerun import Source, Variant, random_model, reproduction_failure, source_of
 from embgrad.comparison.diagnosis.search import (
     Candidate,
     candidates,
@@ -88,69 +87,84 @@ class _Trial:
     """
 
     def __init__(self, cases: tuple[Case, Case]) -> None:
-        self._cases = cases
-        self.explanations = [candidate for case in cases for candidate in _by_numbers(case, known_factors(case))]
+        self._cases = {"a": cases[0], "b": cases[1]}  # by their sources
+        self.explanations: list[Candidate] = []
         self.findings: list[Finding] = []
         self.notes: list[str] = []
 
     def run(self) -> None:
-        """Test other requests to each model, then causes inside both, until a cause explains everything."""
-        settled = any(_is_settled(entry) and len(entry.causes) == 1 for entry in self.explanations)
-        if settled:
+        """Test the numbers, then other requests to each model, then causes inside both, until a cause explains everything."""
+        for case in self._cases.values():
+            self.explanations += _by_numbers(case, known_factors(case))
+        if any(_is_settled(entry) and len(entry.causes) == 1 for entry in self.explanations):
             return
         sources = self._sources()
         numbers = list(self.explanations)
         for source in sources:
             asked = self._requested(source)
-            self.explanations.extend(asked)
+            self.explanations += asked
             if any(map(_is_settled, asked)):
                 return
-        if all(case.model is not None for case in self._cases):
+        if all(case.model is not None for case in self._cases.values()):
             self._between(sources, numbers)
         if not self.findings:
             random = (random_model(source) for source in sources)
-            self.findings.extend(finding for finding in random if finding is not None)
+            self.findings += [finding for finding in random if finding is not None]
 
     def _sources(self) -> list[Source]:
         """Return the models that give their side's gradient again; none if a model draws random numbers."""
         reproduced = []
-        for case in self._cases:
-            source = None if case.model is None else source_of(case)
-            failure = reproduction_failure(source) if isinstance(source, Source) else source
-            if isinstance(source, Source) and failure is None:
+        for case in self._cases.values():
+            if case.model is None:
+                continue
+            source = source_of(case)
+            failure = source if isinstance(source, str) else reproduction_failure(source)
+            if failure is None and isinstance(source, Source):
                 reproduced.append(source)
                 continue
             random = random_model(source) if isinstance(source, Source) else None
-            self.findings.extend([] if random is None or self.findings else [random])
-            self.notes.extend([] if failure is None or random is not None else [failure])
-            if random is not None and random.explained is not None and random.explained >= MOSTLY_RANDOM:
+            if random is None:
+                self.notes += [failure] if failure else []
+                continue
+            self.findings += [] if self.findings else [random]
+            if random.explained is not None and random.explained >= MOSTLY_RANDOM:
                 return []
         return reproduced
 
     def _between(self, sources: Sequence[Source], numbers: Sequence[Candidate]) -> None:
         """Test causes inside the models, from the request of a side that its model reproduces."""
-        divisions: list[Division] = []
+        ways: list[tuple[Source, Source, Candidate | None]] = []
+        is_whole = False
         for source in sources:
-            other = self._cases[1 if source.name == "a" else 0]
-            division = divided(source, other.model, other.call, self._explained)
-            if isinstance(division, str):
-                self.notes.append(division)
+            other = self._cases[source.target]
+            between = source.asked_of(other.model, other.call, other.source)
+            if between is None:
+                why = source.failure or "its gradient has another shape"
+                self.notes.append(
+                    f"{source.target}'s model cannot be run as {source.name}'s was, so causes inside the models were not "
+                    f"tested: {why}"
+                )
                 continue
-            if not division.by_models:
+            if source.gives(between.case.values):
                 return
-            divisions.append(division)
-            if division.is_whole:
+            is_whole = between.case.off(between.case.values) <= EXACT * between.case.tolerance
+            rest = None if is_whole else next(iter(select(self._explained(between))), None)
+            is_whole = is_whole or (rest is not None and is_exact(rest))
+            ways.append((source, between, rest))
+            if is_whole:
                 break
-        if not divisions or self.findings:
+        if not ways or self.findings:
             return
-        division = next((division for division in divisions if division.is_whole), divisions[0])
-        inside = inside_models(division)
-        if division.is_whole or inside.candidates:
+        found = inside_models(*(ways[-1] if is_whole else ways[0]), is_whole=is_whole)
+        if is_whole or isinstance(found, Candidate):
             # What nearly explains the difference does so by chance: the models themselves differ.
             self.explanations = [candidate for candidate in numbers if is_exact(candidate)]
-        self.explanations.extend(inside.candidates)
-        self.findings.extend(inside.findings)
-        self.notes.extend(inside.notes)
+        if isinstance(found, Candidate):
+            self.explanations.append(found)
+        elif isinstance(found, Finding):
+            self.findings.append(found)
+        else:
+            self.notes.append(found)
 
     def _explained(self, source: Source) -> list[Candidate]:
         """Return the candidates that predict the target from a source that is not one of the two results."""
@@ -173,16 +187,13 @@ class _Trial:
         if not any(map(is_exact, found)):
             for text, values in source.attempt("head-share", lambda: list(head_shares(source))) or ():
                 add(Prediction(("head-share",), text, values))
-        self.notes.extend(f"{cause} could not be tested: {why}" for cause, why in source.failures.items())
-        count, total = len(source.batch), len(self._whole(source).source.ids)
+        self.notes += [f"{cause} could not be tested: {why}" for cause, why in source.failures.items()]
+        count, total = len(source.batch), len(self._cases[source.name].source.ids)
         where = "" if count == total else f" (on {count} of {total} examples)"
         return [replace(candidate, text=candidate.text + where) for candidate in found]
 
     def _factors(self, source: Source) -> list[Factor]:
-        return known_factors(source.case, self._whole(source), source.examples)
-
-    def _whole(self, source: Source) -> Case:
-        return self._cases[0 if source.name == "a" else 1]
+        return known_factors(source.case, self._cases[source.name], source.examples)
 
 
 def _by_numbers(case: Case, factors: Sequence[Factor]) -> Iterator[Candidate]:
@@ -209,21 +220,20 @@ def _recorded_causes(a: EmbeddingGradients, b: EmbeddingGradients, alignment: Al
 
     None of these is measured: how much of the difference they explain can only be measured with the models.
     """
-    for result, name, other in ((a, "a", "b"), (b, "b", "a")):
-        if result.provenance.get("training") and not (b if result is a else a).provenance.get("training"):
-            text = f"{name} ran in training mode, where dropout is active, and {other} did not"
-            yield Finding(("dropout",), text, None, None, name)
+    modes = [bool(result.provenance.get("training")) for result in (a, b)]
+    if modes[0] != modes[1]:
+        name, other = ("a", "b") if modes[0] else ("b", "a")
+        text = f"{name} ran in training mode, where dropout is active, and {other} did not"
+        yield Finding(("dropout",), text, None, None, name)
     points = [result.provenance.get("point") for result in (a, b)]
     if points[0] != points[1]:
-        after_norm = "embeddings" in points and WORD in points
-        text = f"a was taken at {points[0]!r}, and b at {points[1]!r}"
-        yield Finding(("after-norm" if after_norm else "other-point",), text, None, None)
-    objectives = [objective_of(result) for result in (a, b)]
-    classes = [description.get("class") for description in objectives]
+        cause = "after-norm" if "embeddings" in points and WORD in points else "other-point"
+        yield Finding((cause,), f"a was taken at {points[0]!r}, and b at {points[1]!r}", None, None)
+    classes = [objective_of(result).get("class") for result in (a, b)]
     if classes[0] != classes[1] and not {"callable", "Scalar", None} & set(classes):
         cause = "sum-objective" if "Sum" in classes else "other-objective"
         yield Finding((cause,), f"a is the gradient of {classes[0]}, and b of {classes[1]}", None, None)
-    arranged = alignment.arrange(b.ids)
-    if (arranged != a.ids)[alignment.matched].any():
-        differ = int((arranged != a.ids)[alignment.matched].sum())
-        yield Finding(("other-ids",), f"the ids differ at {differ} of {alignment.matched.sum()} positions", None, None)
+    differing = (alignment.arrange(b.ids) != a.ids)[alignment.matched]
+    if differing.any():
+        text = f"the ids differ at {int(differing.sum())} of {differing.size} positions"
+        yield Finding(("other-ids",), text, None, None)

@@ -56,62 +56,50 @@ def other_objectives(source: Source) -> Iterator[Variant]:
     objective, target = source.objective, source.target
     where: dict[str, Any] = {"output": objective.output, "position": objective.position}
     entry = objective.labels if isinstance(objective, CrossEntropy) else getattr(objective, "index", None)
+
+    def instead(cause: str, what: str, other: Objective) -> Variant:
+        return Variant((cause,), f"that {target} is the gradient of {what}, and not of {own}", objective=other)
+
+    own = _spelled(objective)
     if not isinstance(objective, Sum):
-        text = f"that {target} is the gradient of the sum of the output, and not of {_spelled(objective)}"
-        yield Variant(("sum-objective",), text, objective=Sum(**where))
+        yield instead("sum-objective", "the sum of the output", Sum(**where))
     if entry is not None and entry.ndim < 2 and getattr(objective, "of", "logits") == "logits":
-        text = f"that {target} is the gradient of the probability, and not of {_spelled(objective)}"
-        yield Variant(("probability-objective",), text, objective=Probability(entry, **where))
+        yield instead("probability-objective", "the probability", Probability(entry, **where))
         if not isinstance(objective, Logit):
-            text = f"that {target} is the gradient of the logit alone, and not of {_spelled(objective)}"
-            yield Variant(("other-objective",), text, objective=Logit(entry, **where))
+            yield instead("other-objective", "the logit alone", Logit(entry, **where))
         if not isinstance(objective, CrossEntropy):
-            text = f"that {target} is the gradient of the cross-entropy, and not of {_spelled(objective)}"
-            yield Variant(
-                ("other-objective",), text, objective=CrossEntropy(np.broadcast_to(entry, len(source.batch)), **where)
-            )
-    if isinstance(objective, CrossEntropy):
-        yield from _shifted_labels(objective, source)
-    if isinstance(objective, Logit):
-        yield from _next_entries(objective, source)
+            labels = np.broadcast_to(entry, len(source.batch))
+            yield instead("other-objective", "the cross-entropy", CrossEntropy(labels, **where))
+    if isinstance(objective, (CrossEntropy, Logit)):
+        for text, shifted in _shifted(objective, source):
+            yield Variant(("label-shift",), f"that {target}{text}", objective=shifted)
     recorded = source.target_objective
     if recorded is not None and recorded.describe() != objective.describe():
         spelled = _spelled(recorded)
-        other = repr(recorded) if spelled == _spelled(objective) else spelled
-        yield Variant(("other-objective",), f"the objective: {target}'s is {other}", objective=recorded)
+        text = f"the objective: {target}'s is {repr(recorded) if spelled == own else spelled}"
+        yield Variant(("other-objective",), text, objective=recorded)
 
 
-def _next_entries(objective: Logit, source: Source) -> Iterator[Variant]:
+def _shifted(objective: CrossEntropy | Logit, source: Source) -> Iterator[tuple[str, Objective]]:
+    """Yield objectives of the next and the last class, or of the labels of neighbours, each with the end of a description."""
+    where: dict[str, Any] = {"output": objective.output, "position": objective.position}
     classes = int((source.case.source.provenance.get("output_shape") or [0])[-1])
-    for offset in _offsets(classes):
-        text = f"that {source.target} is the gradient of the logit {offset:+d}"
-        moved = Logit((objective.index + offset) % classes, output=objective.output, position=objective.position)
-        yield Variant(("label-shift",), text, objective=moved)
-
-
-def _offsets(classes: int) -> tuple[int, ...]:
-    """Return the offsets of a class that lead to other ones, each once."""
-    return (1, -1)[: classes - 1]
-
-
-def _shifted_labels(objective: CrossEntropy, source: Source) -> Iterator[Variant]:
-    shape = source.case.source.provenance.get("output_shape") or [0]
-    classes = int(shape[-1])
-    where: dict[str, Any] = {"output": objective.output, "position": objective.position, "of": objective.of}
-    if objective.labels.ndim == 2:
+    offsets = (1, -1)[: max(classes - 1, 0)]  # those that lead to other classes, each once
+    if isinstance(objective, Logit):
+        for offset in offsets:
+            yield f" is the gradient of the logit {offset:+d}", Logit((objective.index + offset) % classes, **where)
+        return
+    labels, where = objective.labels, {**where, "of": objective.of}
+    if labels.ndim == 2:
         for offset in (1, -1):
-            moved = np.roll(objective.labels, offset, axis=1)
+            moved = np.roll(labels, offset, axis=1)
             moved[:, 0 if offset > 0 else -1] = IGNORED
-            text = f"that {source.target}'s labels are shifted by {offset:+d} position"
-            yield Variant(("label-shift",), text, objective=CrossEntropy(moved, **where))
-    elif classes > 1:
-        for offset in _offsets(classes):
-            moved = (objective.labels + offset) % classes
-            text = f"that {source.target}'s labels are each {offset:+d}"
-            yield Variant(("label-shift",), text, objective=CrossEntropy(moved, **where))
-        if len(objective.labels) > 1:
-            text = f"that {source.target}'s labels are those of the example before"
-            yield Variant(("label-shift",), text, objective=CrossEntropy(np.roll(objective.labels, 1), **where))
+            yield f"'s labels are shifted by {offset:+d} position", CrossEntropy(moved, **where)
+        return
+    for offset in offsets:
+        yield f"'s labels are each {offset:+d}", CrossEntropy((labels + offset) % classes, **where)
+    if len(labels) > 1 and classes > 1:
+        yield "'s labels are those of the example before", CrossEntropy(np.roll(labels, 1), **where)
 
 
 def _spelled(objective: Objective) -> str:

@@ -27,13 +27,11 @@ class Prediction:
         causes: keys of `embgrad.comparison.findings.CAUSES`; empty for the source itself.
         text: a description of the rearrangement.
         values: float64, (example, position, dim) as the source's; NaN where nothing is predicted.
-        fitted: whether something in it was fitted to the target.
     """
 
     causes: tuple[str, ...]
     text: str
     values: np.ndarray
-    fitted: bool = False
 
 
 def rearrangements(case: Case, first: Prediction) -> Iterator[Prediction]:
@@ -41,7 +39,7 @@ def rearrangements(case: Case, first: Prediction) -> Iterator[Prediction]:
     for cause, rearranged in STRUCTURES.items():
         for text, values in rearranged(case, first.values) if cause not in first.causes else ():
             together = f"{first.text}, and {text}" if first.causes else text
-            yield Prediction((*first.causes, cause), together, values, first.fitted)
+            yield Prediction((*first.causes, cause), together, values)
 
 
 def order_padded_on(real: np.ndarray, side: str) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -18,9 +18,9 @@ from embgrad.engine.weights import weights_of
 from embgrad.errors import EmbgradError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.points import WORD
-from embgrad.objectives.objectives import CrossEntropy, Objective
+from embgrad.objectives.objectives import CrossEntropy
 
-__all__ = ["REQUESTS", "head_shares", "other_table"]
+__all__ = ["REQUESTS", "head_shares"]
 
 #: The common offsets of position ids and of token ids: RoBERTa begins its positions at 2.
 OFFSETS: Final = (1, 2, -1, -2)
@@ -29,11 +29,9 @@ OFFSETS: Final = (1, 2, -1, -2)
 def _mask_ignored(source: Source) -> Iterator[Variant]:
     """Yield runs without the mask: in the model alone, and in both the model and the objective."""
     if source.batch.padded:
-        text = f"that {source.target} ran without the mask"
-        yield Variant(
-            ("mask-ignored",), text, batch=_without_mask, objective=OtherMask(source.objective, source.batch.mask)
-        )
-        yield Variant(("mask-ignored",), f"{text}, and counts padding", batch=_without_mask)
+        text, batch = f"that {source.target} ran without the mask", source.batch.replace(mask=None)
+        yield Variant(("mask-ignored",), text, batch, OtherMask(source.objective, source.batch.mask))
+        yield Variant(("mask-ignored",), f"{text}, and counts padding", batch)
 
 
 def _pads_counted(source: Source) -> Iterator[Variant]:
@@ -45,67 +43,73 @@ def _pads_counted(source: Source) -> Iterator[Variant]:
 
 def _types_ignored(source: Source) -> Iterator[Variant]:
     """Yield runs with segment ids of zeros, which most models take for none, and without segment ids."""
-    if source.batch.types is not None and source.batch.types.any():
-        text = f"that {source.target} ran without the segment ids"
-        yield Variant(("types-ignored",), text, batch=lambda batch: batch.replace(types=np.zeros_like(batch.ids)))
-        yield Variant(("types-ignored",), text, batch=lambda batch: batch.replace(types=None))
-        if source.batch.padded:
-            text = f"that {source.target} ran with the ids alone, without the segment ids and the mask"
-            objective = OtherMask(source.objective, source.batch.mask)
-            yield Variant(("types-ignored", "mask-ignored"), text, _ids_alone, objective)
+    batch = source.batch
+    if batch.types is None or not batch.types.any():
+        return
+    text = f"that {source.target} ran without the segment ids"
+    yield Variant(("types-ignored",), text, batch.replace(types=np.zeros_like(batch.ids)))
+    yield Variant(("types-ignored",), text, batch.replace(types=None))
+    if batch.padded:
+        text = f"that {source.target} ran with the ids alone, without the segment ids and the mask"
+        alone = batch.replace(mask=None, types=None)
+        yield Variant(("types-ignored", "mask-ignored"), text, alone, OtherMask(source.objective, batch.mask))
 
 
 def _padding_side(source: Source) -> Iterator[Variant]:
     """Yield runs with the padding on the left, and on the right."""
-    if not source.batch.padded:
-        return
-    for side in ("left", "right"):
-        move = partial(_padded_on, side=side)
-        if (move(source.batch).real != source.batch.real).any():
-            text = f"that {source.target} was padded on the {side}"
-            yield Variant(("padding-side",), text, move, _with_moved_labels(source, side), moved=True)
+    batch, objective = source.batch, source.objective
+    for side in ("left", "right") if batch.padded else ():
+        order = order_padded_on(batch.real, side)
+        if (order == np.arange(order.shape[1])).all():
+            continue
+        kept = {name: getattr(batch, name) for name in ("ids", "mask", "types")}
+        moved = {
+            name: None if array is None else np.take_along_axis(array, order, axis=1) for name, array in kept.items()
+        }
+        other = None
+        if isinstance(objective, CrossEntropy) and objective.labels.ndim == 2:
+            labels = np.take_along_axis(objective.labels, order, axis=1)
+            other = CrossEntropy(labels, objective.of, output=objective.output, position=objective.position)
+        text = f"that {source.target} was padded on the {side}"
+        yield Variant(("padding-side",), text, batch.replace(**moved, words=None, tokens=None), other, moved=True)
 
 
 def _other_batch(source: Source) -> Iterator[Variant]:
     """Yield a run of the source's model on the target's ids, mask and types, if these differ."""
-    case, batch = source.case, source.batch
+    case = source.case
     partners = case.alignment.examples()
-    if (partners < 0).any():
+    if (partners < 0).any() or not case.has_other_texts:
         return
     ids = case.target.ids[partners]
     mask, types = (None if array is None else array[partners] for array in (case.target.mask, case.target.types))
-    if not case.has_other_texts:
-        return
-    target_batch = TokenBatch(ids, mask, types, convention=batch.convention)
-    cause = "padding-side" if case.differs_only_in_padding else "other-ids"
-    text = (
-        f"the padding: {source.target} has its texts at other positions"
-        if case.differs_only_in_padding
-        else f"the ids: {source.target} has other ids"
-    )
+    batch = TokenBatch(ids, mask, types, convention=source.batch.convention)
     labels = getattr(source.target_objective, "labels", np.zeros(1))
     objective = source.target_objective if labels.ndim == 2 else None  # labels of positions move with the texts
-    yield Variant((cause,), text, lambda _: target_batch, objective, moved=True)
+    cause, text = "other-ids", f"the ids: {source.target} has other ids"
+    if case.differs_only_in_padding:
+        cause, text = "padding-side", f"the padding: {source.target} has its texts at other positions"
+    yield Variant((cause,), text, batch, objective, moved=True)
 
 
 def _other_ids(source: Source) -> Iterator[Variant]:
     """Yield ids shifted by one or two, or the ids whose rows the target contains."""
-    if source.case.source.vocab is None:
+    vocab, batch = source.case.source.vocab, source.batch
+    if vocab is None:
         return
     seen = _looked_up_ids(source)
     if seen is not None:
-        example, position = (int(i) for i in np.argwhere(seen != source.batch.ids)[0])
+        example, position = (int(i) for i in np.argwhere(seen != batch.ids)[0])
         text = (
             f"that {source.target} looked up other rows of the same table, such as {seen[example, position]} for the id "
-            f"{source.batch.ids[example, position]} at example {example}, position {position}"
+            f"{batch.ids[example, position]} at example {example}, position {position}"
         )
-        yield Variant(("other-ids",), text, batch=lambda batch: batch.replace(ids=seen))
+        yield Variant(("other-ids",), text, batch.replace(ids=seen))
         return
     for offset in OFFSETS:
-        ids = source.batch.ids + offset
-        if ids.min() >= 0 and ids.max() < source.case.source.vocab:
+        ids = batch.ids + offset
+        if ids.min() >= 0 and ids.max() < vocab:
             text = f"that {source.target} looked up each id {offset:+d}"
-            yield Variant(("other-ids",), text, batch=partial(_shifted_ids, offset=offset))
+            yield Variant(("other-ids",), text, batch.replace(ids=ids))
 
 
 def _looked_up_ids(source: Source) -> np.ndarray | None:
@@ -115,7 +119,8 @@ def _looked_up_ids(source: Source) -> np.ndarray | None:
     looked_up = case.source.activations.astype(np.float64)
     if shown.shape != looked_up.shape or np.allclose(shown[case.matched], looked_up[case.matched], atol=1e-7):
         return None
-    for table in _tables(source):
+    shape = (case.source.vocab, case.values.shape[-1])
+    for table in (weight.get() for weight in weights_of(case.model) if weight.shape == shape):
         rows = {row.astype(np.float32).tobytes(): number for number, row in enumerate(table)}
         ids = np.array([[rows.get(row.astype(np.float32).tobytes(), -1) for row in example] for example in shown])
         ids = np.where(case.matched, ids, source.batch.ids)
@@ -124,7 +129,7 @@ def _looked_up_ids(source: Source) -> np.ndarray | None:
     return None
 
 
-def other_table(source: Source) -> Iterator[Variant]:
+def _other_table(source: Source) -> Iterator[Variant]:
     """Yield a run with the target's embeddings in place of the source's, for the same ids."""
     case = source.case
     if case.source.vocab is None or case.target.vocab is None or source.at != case.target.provenance.get("point"):
@@ -156,6 +161,10 @@ def _scaled_lookup(source: Source) -> Iterator[Variant]:
         yield Variant(("scaled-lookup",), f"that {source.target} {what}", override=change, times=factor)
 
 
+def _times(value: np.ndarray, factor: float) -> np.ndarray:
+    return np.asarray(value * factor, value.dtype)
+
+
 def _position_offset(source: Source) -> Iterator[Variant]:
     """Yield runs with the rows of the position table moved up and down: RoBERTa's position ids begin at 2."""
     backend = backend_for(source.case.model)
@@ -176,7 +185,7 @@ def _other_point(source: Source) -> Iterator[Variant]:
     if source.at != "embeddings":
         text = f"that {source.target} was taken after the embedding block (with its norm), and not at {source.at!r}"
         yield Variant(("after-norm",), text, at="embeddings")
-    point = str(case_point) if (case_point := source.case.target.provenance.get("point")) else source.at
+    point = str(source.case.target.provenance.get("point") or source.at)
     if point not in (source.at, "embeddings"):
         yield Variant(("other-point",), f"the point: {source.target} was taken at {point!r}", at=point)
 
@@ -189,7 +198,7 @@ REQUESTS: Final[tuple[tuple[str, Callable[[Source], Iterator[Variant]]], ...]] =
     ("padding-side", _padding_side),
     ("other-ids", _other_batch),
     ("other-ids", _other_ids),
-    ("different-table", other_table),
+    ("different-table", _other_table),
     ("scaled-lookup", _scaled_lookup),
     ("position-ids-offset", _position_offset),
     ("other-point", _other_point),
@@ -212,46 +221,3 @@ def head_shares(source: Source) -> Iterator[tuple[str, np.ndarray]]:
     )
     yield f"that {target} has the tied head's share added", source.case.values + ledger.head[ids]
     yield f"that {target} holds the tied head's share alone", ledger.head[ids].astype(np.float64)
-
-
-def _tables(source: Source) -> Iterator[np.ndarray]:
-    """Yield the weights that may be the table of the lookup."""
-    shape = (source.case.source.vocab, source.case.source.values.shape[-1])
-    for weight in weights_of(source.case.model):
-        if weight.shape == shape:
-            yield weight.get()
-
-
-def _with_moved_labels(source: Source, side: str) -> Objective | None:
-    """Return the objective with the labels of positions moved with the texts; None if it needs no change."""
-    objective = source.objective
-    if not isinstance(objective, CrossEntropy) or objective.labels.ndim < 2:
-        return None
-    labels = np.take_along_axis(objective.labels, order_padded_on(source.batch.real, side), axis=1)
-    return CrossEntropy(labels, objective.of, output=objective.output, position=objective.position)
-
-
-def _times(value: np.ndarray, factor: float) -> np.ndarray:
-    return np.asarray(value * factor, value.dtype)
-
-
-def _without_mask(batch: TokenBatch) -> TokenBatch:
-    return batch.replace(mask=None)
-
-
-def _ids_alone(batch: TokenBatch) -> TokenBatch:
-    return batch.replace(mask=None, types=None)
-
-
-def _shifted_ids(batch: TokenBatch, offset: int) -> TokenBatch:
-    return batch.replace(ids=batch.ids + offset)
-
-
-def _padded_on(batch: TokenBatch, side: str) -> TokenBatch:
-    """Return the same texts with their padding on one side."""
-    order = order_padded_on(batch.real, side)
-
-    def move(array: Any) -> Any:
-        return None if array is None else np.take_along_axis(array, order, axis=1)
-
-    return batch.replace(ids=move(batch.ids), mask=move(batch.mask), types=move(batch.types), words=None, tokens=None)

@@ -15,6 +15,7 @@ from embgrad.common.metrics import figures_of
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.comparison.align import aligned
 from embgrad.comparison.diagnosis.case import EXACT, Case, objective_of
+from embgrad.comparison.findings import Finding
 from embgrad.engine.gradients import gradients
 from embgrad.engine.weights import substitute
 from embgrad.errors import EmbgradError, EmbgradWarning, ObjectiveError
@@ -24,12 +25,15 @@ from embgrad.objectives.classes import rebuilt
 from embgrad.objectives.objectives import Objective
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["AS_IT_WAS", "Source", "Variant", "reproduction_failure", "source_of"]
+__all__ = ["Source", "Variant", "random_model", "reproduction_failure", "source_of"]
 
 Made = TypeVar("Made")
 
 #: The most examples on which a cause is tested.
 MOST_EXAMPLES: Final = 6
+
+#: The number of runs of a model that is random.
+DRAWS: Final = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +43,7 @@ class Variant:
     Attributes:
         causes: keys of `embgrad.comparison.findings.CAUSES`.
         text: a description of the change.
-        batch: a function that is applied to the source's batch; None for the same batch.
+        batch: the batch; None for the source's.
         objective: the objective; None for the source's.
         at: the point; None for the source's.
         override: replacements of values by the names of points.
@@ -51,7 +55,7 @@ class Variant:
 
     causes: tuple[str, ...]
     text: str
-    batch: Callable[[TokenBatch], TokenBatch] | None = None
+    batch: TokenBatch | None = None
     objective: Objective | None = None
     at: str | None = None
     override: Mapping[str, Any] | None = None
@@ -62,7 +66,10 @@ class Variant:
 
 
 #: The run without any change.
-AS_IT_WAS: Final = Variant(("the model as it was",), "")
+AS_IT_WAS: Final = Variant((), "")
+
+#: A run in training mode, which advances the random generators; a run in evaluation mode restores them.
+TRAINING: Final = Variant((), "", training=True)
 
 
 class Source:
@@ -79,7 +86,7 @@ class Source:
         at: the point.
         name: the name of the source, "a" or "b".
         target: the name of the target, "a" or "b".
-        refused: the message of embgrad's error in the last run that failed with one.
+        failure: why the last run failed; empty if it did not.
         failures: by cause the framework's error because of which a variant could not be run.
     """
 
@@ -91,7 +98,7 @@ class Source:
         self.at = str(case.source.provenance.get("point"))
         self.name, self.target = case.names
         self.failures: dict[str, str] = {}
-        self.refused = ""
+        self.failure = ""
 
     def asked_of(self, model: Any, call: Call | None, result: EmbeddingGradients) -> Source | None:
         """Return the same request to another model, with its gradient as the source; None if it cannot be run so.
@@ -105,12 +112,11 @@ class Source:
         batch = self.batch.replace(convention=form.convention, mask_is_bool=form.mask_is_bool)
         case = replace(self.case, model=model, call=call)
         asked = Source(case, batch, self.objective, self.target_objective, self.examples)
-        own = asked.attempt(AS_IT_WAS.causes[0], lambda: asked.result(AS_IT_WAS))
-        self.failures |= asked.failures
-        self.refused = asked.refused
+        own = self.attempt("", lambda: asked.result(AS_IT_WAS))
         if own is None or own.values.shape != self.case.source.values.shape:
             return None
-        return Source(replace(case, source=own), batch, self.objective, self.target_objective, self.examples)
+        asked.case = replace(case, source=own)
+        return asked
 
     def gives(self, values: np.ndarray) -> bool:
         """Return whether values equal the source's gradient up to the tolerance."""
@@ -130,7 +136,7 @@ class Source:
                 stack.enter_context(substitute(self.case.model, variant.weights))
             return gradients(
                 self.case.model,
-                self.batch if variant.batch is None else variant.batch(self.batch),
+                self.batch if variant.batch is None else variant.batch,
                 self.objective if variant.objective is None else variant.objective,
                 at=self.at if variant.at is None else variant.at,
                 call=self.case.call,
@@ -152,13 +158,19 @@ class Source:
         return values if values.shape == self.case.values.shape else None  # another point may have another size
 
     def attempt(self, cause: str, run: Callable[[], Made]) -> Made | None:
-        """Return the result of a function; None if it fails, with the framework's error in `failures`."""
+        """Return the result of a function; None if it fails.
+
+        An error of embgrad says that the cause does not apply to this model; one of the framework is kept in `failures`.
+        """
+        self.failure = ""
         try:
             return run()
-        except EmbgradError as error:  # the cause does not apply to this model
-            self.refused = error.message
-        except errors_of_model() as error:  # the framework cannot run this variant: reported in the notes
-            self.failures[cause] = f"{type(error).__name__}: {error}"
+        except EmbgradError as error:
+            self.failure = error.message
+        except errors_of_model() as error:
+            self.failure = f"{type(error).__name__}: {error}"
+            if cause:
+                self.failures[cause] = self.failure
         return None
 
 
@@ -196,7 +208,7 @@ def reproduction_failure(source: Source) -> str | None:
     case, name = source.case, source.name
     base = source.values(AS_IT_WAS)
     if base is None:
-        return f"{name}'s model cannot be run again: {source.failures.pop(AS_IT_WAS.causes[0], None) or source.refused}"
+        return f"{name}'s model cannot be run again: {source.failure}"
     distance = figures_of(case.values, base).relative_l2
     if distance <= 2 * EXACT * case.tolerance:
         return None
@@ -211,6 +223,33 @@ def reproduction_failure(source: Source) -> str | None:
     )
 
 
+def random_model(source: Source) -> Finding | None:
+    """Return a finding if the source's model gives another gradient each time it runs in evaluation mode."""
+    case = source.case
+    own = case.values[case.matched]
+    length, seen = float(np.linalg.norm(own)), float(np.linalg.norm(own - case.wanted[case.matched]))
+    if not seen:
+        return None
+    runs: list[np.ndarray] = []
+    distances: list[float] = []
+    spread = 0.0
+    while len(runs) < DRAWS:
+        values = None if source.values(TRAINING) is None else source.values(AS_IT_WAS)
+        if values is None:
+            return None
+        runs.append(values[case.matched])
+        distances += [float(np.linalg.norm(runs[-1] - run)) for run in runs[:-1]]
+        spread = float(np.mean(distances or np.inf)) / 2**0.5
+        if spread <= 2 * EXACT * case.tolerance * length:
+            return None
+    text = (
+        f"dropout: {source.name}'s model gives another gradient each time it is run, in evaluation mode too, "
+        f"{spread / length:.2g} off its own mean (over {DRAWS} runs)"
+    )
+    explained = min(1.0, (spread / seen) ** 2)
+    return Finding(("dropout",), text, explained, seen / length * max(0.0, 1 - explained) ** 0.5, source.name)
+
+
 def batch_of_result(result: EmbeddingGradients) -> TokenBatch:
     """Return the batch that a result was computed from."""
     return TokenBatch(
@@ -223,15 +262,14 @@ def batch_of_result(result: EmbeddingGradients) -> TokenBatch:
 
 
 def _window(case: Case) -> slice:
-    """Return a slice of neighbouring examples, with padding and with two segments if there are such examples."""
-    count = len(case.source.ids)
-    if count <= MOST_EXAMPLES:
+    """Return a slice of neighbouring examples, with padding and with two segments if there are such examples.
+
+    It is all of them where the examples of a batch may meet.
+    """
+    count, types = len(case.source.ids), case.source.types
+    if count <= MOST_EXAMPLES or case.source.provenance.get("split"):
         return slice(0, count)
-    types = case.source.types
-    informative = (~case.real).any(1).astype(int) + (0 if types is None else (types != types[:, :1]).any(1))
-    matched = case.matched.any(1)
-    scores = [
-        int((informative + matched)[start : start + MOST_EXAMPLES].sum()) for start in range(count - MOST_EXAMPLES + 1)
-    ]
-    start = int(np.argmax(scores))
+    scores = (~case.real).any(1).astype(int) + case.matched.any(1)
+    scores += 0 if types is None else (types != types[:, :1]).any(1)
+    start = int(np.convolve(scores, np.ones(MOST_EXAMPLES, int), "valid").argmax())
     return slice(start, start + MOST_EXAMPLES)

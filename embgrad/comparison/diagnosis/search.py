@@ -25,9 +25,6 @@ __all__ = [
     "select",
 ]
 
-#: The causes that rearrange a gradient.
-STRUCTURAL: Final = frozenset(STRUCTURES)
-
 HALF: Final = "half-precision"
 
 #: Causes that are less specific than another cause that explains as much.
@@ -155,7 +152,7 @@ def _most(candidate: Candidate) -> float:
         return MOST_OF_PAIR
     if candidate.factor:
         return MOST_OF_FACTOR
-    return MOST_OF_RUN if STRUCTURAL.isdisjoint(candidate.causes) else MOST_OF_STRUCTURE
+    return MOST_OF_RUN if STRUCTURES.keys().isdisjoint(candidate.causes) else MOST_OF_STRUCTURE
 
 
 def select(explanations: Iterable[Candidate]) -> list[Candidate]:
@@ -171,24 +168,22 @@ def select(explanations: Iterable[Candidate]) -> list[Candidate]:
     if not ranked:
         return []
     best = ranked[0]
-    if is_exact(best):
-        alike = [
-            candidate
-            for candidate in ranked
-            if is_exact(candidate) and (_plain(candidate) == _plain(best) or (best.fitted and candidate.chance))
-        ]
-        alike = [candidate for candidate in alike if candidate is best or not GENERAL & set(candidate.causes)]
-        partial = [
-            candidate
-            for candidate in ranked
-            if len(candidate.causes) == 1 and candidate not in alike and not candidate.fitted
-        ]
-        return alike if len(best.causes) == 1 else [*alike[: MOST_FINDINGS - 1], *partial[:1]]
     singles = [candidate for candidate in ranked if len(candidate.causes) == 1]
-    pairs = [candidate for candidate in ranked if len(candidate.causes) > 1]
-    if singles and pairs and pairs[0].measure.remaining * BETTER > singles[0].measure.remaining:
-        pairs = []
-    return [*pairs[:1], *singles[:1]]
+    if not is_exact(best):
+        pairs = [candidate for candidate in ranked if len(candidate.causes) > 1]
+        if singles and pairs and pairs[0].measure.remaining * BETTER > singles[0].measure.remaining:
+            pairs = []
+        return [*pairs[:1], *singles[:1]]
+    alike = [
+        candidate
+        for candidate in ranked
+        if is_exact(candidate)
+        and (candidate is best or not GENERAL & set(candidate.causes))
+        and (_plain(candidate) == _plain(best) or (best.fitted and candidate.chance))
+    ]
+    if len(best.causes) == 1:
+        return alike
+    return [*alike[: MOST_FINDINGS - 1], *[candidate for candidate in singles if not candidate.fitted][:1]]
 
 
 def _near_the_best(explanations: Sequence[Candidate]) -> list[Candidate]:
@@ -265,7 +260,7 @@ def _candidate(case: Case, prediction: Prediction, match: Match, factors: tuple[
         causes=(*prediction.causes, *(factor.cause for factor in factors)),
         text=", and ".join(texts),
         measure=match.measured(numbers),
-        fitted=prediction.fitted or any(factor.fitted for factor in factors),
+        fitted=any(factor.fitted for factor in factors),
         factor=bool(factors) and not prediction.causes,
         side=source if means == ["source"] else target if prediction.causes or means else "",
         chance=bool(means) and any(factor.whole for factor in factors) and bool((numbers == numbers[0]).all()),

@@ -224,10 +224,10 @@ def real_case(wanted: np.ndarray) -> Case:
     return result
 
 
-def candidate_of(*factors: Factor, causes: tuple[str, ...] = (), fitted: bool = False) -> Candidate:
+def candidate_of(*factors: Factor, causes: tuple[str, ...] = ()) -> Candidate:
     case = real_case(np.full((1, 2, 4), 6.0))
     match = Match(Reference(case, case.matched), case.values)
-    return _candidate(case, Prediction(causes, "moved" if causes else "", case.values, fitted), match, factors)
+    return _candidate(case, Prediction(causes, "moved" if causes else "", case.values), match, factors)
 
 
 def test_a_candidate_has_the_causes_and_the_side_of_its_parts() -> None:
@@ -238,7 +238,7 @@ def test_a_candidate_has_the_causes_and_the_side_of_its_parts() -> None:
     assert found.measure == Measure(1.0, 0.0, 1.0)
     assert (candidate_of(taken).side, candidate_of(whole).side, candidate_of().side) == ("b", "", "")
     assert (candidate_of(whole).chance, candidate_of(mean).chance) == (False, False)
-    moved = candidate_of(whole, causes=("position-shift",), fitted=True)
+    moved = candidate_of(replace(whole, fitted=True), causes=("position-shift",))
     assert (moved.causes, moved.text) == (("position-shift", "w"), "moved, and the factor w")
     assert (moved.side, moved.factor, moved.fitted) == ("b", False, True)
     assert candidate_of(factor("c", fitted=True)).fitted

@@ -14,6 +14,7 @@ from embgrad.comparison.diagnosis.case import Measure
 from embgrad.comparison.diagnosis.diagnose import _recorded_causes
 from embgrad.comparison.diagnosis.models import _as_object, _beside, _cut, _joined, _listed
 from embgrad.comparison.diagnosis.search import Candidate
+from embgrad.comparison.findings import Finding
 from embgrad.comparison.report import port_weights
 from embgrad.comparison.weight_values import Part
 from embgrad.comparison.weights import Match, Matching
@@ -25,7 +26,8 @@ from tests.unit.comparison.test_compare import IDS, recorded
 def test_four_causes_are_listed() -> None:
     assert _cut(list("abcd")) == list("abcd")
     assert _cut(list("abcdef")) == ["a", "b", "c", "d", "2 more"]
-    assert (_joined(["a", "b"]), _listed(["a", "b"])) == ("a, and b", "a, b")
+    assert _joined(list("abcde")) == "a, and b, and c, and d, and 1 more"
+    assert _listed(list("abcde")) == "a, b, c, d, 1 more"
 
 
 @pytest.mark.parametrize(
@@ -54,33 +56,40 @@ def candidate(remaining: float) -> Candidate:
     return Candidate(CASE, ("sign",), "the sign", Measure(1.0, remaining, 1.0), False, True, "b")
 
 
+UNKNOWN = "the models differ at up without a known cause"
+
+
 def test_models_without_a_known_cause_are_a_note() -> None:
-    unknown = "the models differ at up without a known cause"
-    assert _beside("", report(), None).notes == (unknown,)
-    assert _beside("epsilon", report(), None).notes == (f"{unknown}; known is epsilon",)
+    assert _beside("", report(), None) == UNKNOWN
+    assert _beside("epsilon", report(), None) == f"{UNKNOWN}; known is epsilon"
     nowhere = "the models differ without a known cause, at no point that both have"
-    assert _beside("", report(unexplained=()), candidate(0.5)).notes == (nowhere,)
+    assert _beside("", report(unexplained=()), candidate(0.5)) == nowhere
+    assert _beside("", report(pair("w", "w", "times 2"), labels=("M", "N")), None) == UNKNOWN
 
 
-def test_weights_of_one_name_that_differ_are_a_finding() -> None:
-    unknown = "the models differ at up without a known cause"
-    matches = (pair("w", "w", "times 2"), pair("v", "v", transposed=True), pair("u", "u"), pair("s", "t", "different"))
-    inside = _beside("", report(*matches), candidate(0.0))
-    (finding,) = inside.findings
-    assert finding.causes == ("different-weight", "transposed-weight", "sign")
-    assert finding.text == f"the weights w (times 2), v (transposed), and the sign; {unknown}"
-    assert (finding.side, inside.notes) == ("b", ())
-    (finding,) = _beside("", report(*matches[:1]), candidate(0.5)).findings
-    assert (finding.causes, finding.side, finding.text) == (
-        ("different-weight",),
-        "",
-        f"the weights w (times 2); {unknown}",
-    )
-    (finding,) = _beside("", report(matches[1]), None).findings
-    assert finding.causes == ("transposed-weight",)
-    assert _beside("", report(*matches, labels=("M", "N")), None).findings == ()
-    (finding,) = _beside("", report(), candidate(0.0)).findings
-    assert (finding.causes, finding.text) == (("sign",), f"the sign; {unknown}")
+CHANGED, TURNED, EQUAL = pair("w", "w", "times 2"), pair("v", "v", transposed=True), pair("u", "u")
+
+
+@pytest.mark.parametrize(
+    ("matches", "rest", "causes", "text", "side"),
+    [
+        (
+            (CHANGED, TURNED, EQUAL, pair("s", "t", "different")),
+            candidate(0.0),
+            ("different-weight", "transposed-weight", "sign"),
+            "the weights w (times 2), v (transposed), and the sign",
+            "b",
+        ),
+        ((CHANGED,), candidate(0.5), ("different-weight",), "the weights w (times 2)", ""),
+        ((TURNED,), None, ("transposed-weight",), "the weights v (transposed)", ""),
+        ((), candidate(0.0), ("sign",), "the sign", "b"),
+    ],
+)
+def test_weights_of_one_name_that_differ_are_a_finding(
+    matches: Any, rest: Candidate | None, causes: tuple[str, ...], text: str, side: str
+) -> None:
+    found = _beside("epsilon", report(*matches), rest)
+    assert found == Finding(causes, f"{text}; {UNKNOWN}", None, None, side)
 
 
 def certain(a: Any, b: Any) -> list[tuple[tuple[str, ...], str, str]]:
