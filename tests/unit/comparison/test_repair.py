@@ -138,6 +138,18 @@ def test_a_pair_is_moved_as_that_of_another_layer_where_a_fault_hides_what_it_ho
         }
 
 
+def test_a_pair_is_not_moved_behind_the_end_of_the_model() -> None:
+    sides = [blocks(APART, "down:output#0"), blocks(INSIDE, "last:output#0", bias=3.0)]
+    keys_of = [("x", "x"), *((f"{n}.up:output#0", f"{n}.dense:output#0") for n in range(2))]
+    first, second = (
+        {key: steps[key] for key in [*steps][: [*steps].index(end) + 1]}
+        for steps, end in zip(sides, keys_of[-1], strict=True)
+    )
+    pairs = [Pair(a.partition(":")[0], a, b, time=float([*first].index(a))) for a, b in keys_of]
+    moved = [("x", "x", "x"), ("0.act", "0.act:output#0", keys_of[1][1])]
+    assert keys(repaired(first, second, pairs)) == [*moved, ("1.up", *keys_of[2])]
+
+
 BACK = [Pair(pair.name, pair.b, pair.a, time=float(number)) for number, pair in enumerate(PAIRS)]
 
 

@@ -58,4 +58,5 @@ def test_equal_weights_and_parts_of_tensors_have_no_others() -> None:
     assert [*with_weights_of_b(site(returned, same, same), Source("q", returned))] == []
     at = site(returned, same, {"q.W": MATRIX_B, "q.b": BIAS})
     assert [*with_weights_of_b(at, Source("q", returned[..., :4], np.arange(4)))] == []
+    assert [*with_weights_of_b(at, Source("q", returned, matrix=MATRIX, bias=BIAS))] == []
     assert [*with_weights_of_b(at, Source("unknown", returned))] == []

@@ -103,13 +103,17 @@ def test_sines_and_cosines_in_another_order_are_named(order: list[int], how: str
     assert (found.cause, found.text) == ("permuted-weight", text)
 
 
-def test_other_vectors_by_position_are_named() -> None:
+@pytest.mark.parametrize("times", [1, 3])
+def test_other_vectors_by_position_are_named(times: int) -> None:
     before = {"places": PLACE, "kinds": KIND, "words": WORD}
     given = {"key": "sum:input#0", "held_a": TABLES, "roles": ROLES}
-    found = explained(module_site(WHOLE, WORD + np.sin(PLACE) + KIND, before, **given))
+    own, other = WORD + times * PLACE + KIND, times * np.sin(PLACE)
+    found = explained(module_site(own, WORD + other + KIND, before, **given))
     assert (found.cause, found.text) == ("different-table", "b adds other vectors than the rows of places.W")
-    at = module_site(WHOLE, WORD + np.sin(PLACE) * np.array([1, 1.1])[:, None, None] + KIND, before, **given)
-    assert not any("other vectors" in found.text for found in OtherTerm().explain(at)), "not the same in both texts"
+    by_text, by_all = other * np.array([1, 1.1])[:, None, None], times * PLACE + np.sin(KIND)
+    for changed in (by_text, by_all):  # not the same in both texts, and one vector at all positions
+        at = module_site(own, WORD + changed + KIND, before, **given)
+        assert not any("other vectors" in found.text for found in OtherTerm().explain(at))
 
 
 def test_what_is_no_row_of_the_table_is_not_named() -> None:

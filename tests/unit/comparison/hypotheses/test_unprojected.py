@@ -113,6 +113,18 @@ def test_a_norm_before_a_product_is_explained(module: str, is_turned: bool, bias
     assert not list(before_product(shared)), "b's input is a point"
 
 
+@pytest.mark.parametrize("condition", [3e3, 3e4])
+def test_a_product_with_a_nearly_singular_matrix_is_not_undone(condition: float) -> None:
+    left, right = (np.linalg.qr(RANDOM.normal(size=(size, 6)))[0] for size in (6, 20))
+    matrix = left * np.geomspace(condition, 1, 6) @ right.T
+    a, b = (normed(epsilon) @ matrix for epsilon in (1e-5, 0.1))
+    further = [Tensor("head:input#0", "head", "input", 0, (), 3.0, normed(1e-5))]
+    further += [Tensor("head:output#0", "head", "output", 0, (), 4.0, a)]
+    site = site_of_function(a, b, behind_norm(normed(1e-5), *further), {"norm:input": X}, {"head.w": matrix})
+    floors = [found.floor / site.floor for found, _ in before_product(site)]
+    assert floors == ([pytest.approx(condition, rel=1e-3)] if condition < 1e4 else [])
+
+
 def test_a_norm_before_a_sum_is_explained() -> None:
     residual = RANDOM.normal(size=X.shape)
     a, b = (residual + normed(epsilon) for epsilon in (1e-5, 0.1))
