@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
-
 from embgrad.backend.protocol import Call
 from embgrad.comparison.align import Alignment
 from embgrad.comparison.diagnosis.case import EXACT, Case, objective_of
@@ -199,7 +197,7 @@ class _Trial:
 def _by_numbers(case: Case, factors: Sequence[Factor]) -> Iterator[Candidate]:
     """Yield the candidates that predict the target from the source's numbers alone."""
     yield from half_precision(case)
-    if np.abs(case.wanted).max(initial=0.0) and np.abs(case.values).max(initial=0.0):
+    if case.wanted.any() and case.values.any():
         yield from candidates(case, rearranged(case, twice=case.values.size <= MOST_NUMBERS), factors)
 
 

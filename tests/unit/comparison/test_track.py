@@ -63,7 +63,7 @@ def track(
             name=pair.name,
             values=(off or {}).get(pair.name, 0.0),
             gradient=(gradients or {}).get(pair.name, 0.0),
-            floor=1e-3,
+            floor=2e-3 if pair.a == FINAL else 1e-3,
         )
         for pair in pairs
     )
@@ -134,8 +134,8 @@ def test_gradients_of_one_model_alone_differ_at_the_last_point_before_the_output
     assert track(sides=(failed, failed)).first() is None
 
 
-def objectives(first: np.ndarray | None, second: np.ndarray | None, size: float = 0.0) -> Track:
-    return track(sides=(side(objective=first, size=size), side(objective=second)))
+def objectives(first: np.ndarray | None, second: np.ndarray | None, size: float = 0.0, **further: Any) -> Track:
+    return track(sides=(side(objective=first, size=size), side(objective=second)), **further)
 
 
 def test_the_objective_is_the_last_point() -> None:
@@ -143,6 +143,7 @@ def test_the_objective_is_the_last_point() -> None:
     assert objectives(one, two).objective() == pytest.approx(0.12)
     assert objectives(one, two).first() == Divergence(7, 6, True)
     assert objectives(one, np.array([3.0, 4.5])).first() is None
+    assert objectives(one, two, tolerance=None).first() is None  # its limit is the output's, which is 0.2
     assert objectives(one, one).objective() == 0
     assert objectives(one, two, size=17.0).objective() == pytest.approx(0.6 / (17 / 2**0.5))
     assert (

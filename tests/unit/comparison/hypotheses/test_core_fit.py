@@ -232,10 +232,12 @@ def test_norms_are_those_of_two_gains_in_either_order() -> None:
     found = [(norm.query[0], norm.key[0], norm.centred, norm.offset, norm.epsilon) for norm in _norms(site, CANDIDATE)]
     rests = [*itertools.product((False, True), (0, 1), (1e-6, 1e-5))]
     assert found == [(*pair, *rest) for pair in ((0, 1), (1, 0)) for rest in rests]
-    declared = site_seen(within(3), weights=weights, settings=({"epsilon": 1e-3}, {}))
+    declared = site_seen(within(3), weights=weights, settings=({"epsilon": 1e-3, "rotary_base": 7.0}, {}))
     assert [norm.epsilon for norm in _norms(declared, CANDIDATE)] == [1e-3] * 8
     cores = [(core.norm and core.norm.query[0], *settings_of(core)) for core in _with_norms(declared, CANDIDATE)]
-    assert cores == [(query, *rest) for query in (*[0] * 4, *[1] * 4) for rest in itertools.product(*LIKELY)]
+    rotaries = [Rotary(7.0, SIZE), None, PLAIN[0]]  # the last of local layers, beside those with the declared base
+    rests = [*itertools.product(LIKELY[0], rotaries, *LIKELY[2:])] * 4
+    assert cores == [(query, *rest) for query in (0, 1) for rest in rests]
 
 
 @pytest.mark.parametrize("stacked", [False, True])

@@ -230,7 +230,7 @@ def test_half_precision_is_off_by_a_few_roundoffs(roundoffs: float, named: bool)
 
 
 def test_an_exponent_is_found_to_nine_digits() -> None:
-    for epsilon in (3e-11, 2.5e-6, 0.4):
+    for epsilon in (3e-12, 2.5e-6, 0.4):
         x = X * epsilon**0.5
         found = with_best_epsilon(Parameters(True, 1e-5, GAIN, SHIFT), x, norm(x, epsilon))
         assert found.epsilon == pytest.approx(epsilon, rel=1e-6)

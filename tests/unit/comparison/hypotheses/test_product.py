@@ -191,6 +191,29 @@ def test_a_multiple_of_the_matrix_alone_is_named() -> None:
     assert (found.cause, found.text) == ("different-weight", "up.W is multiplied by 1 in a and 2 in b")
 
 
+FACTORS, OFFSETS = 1 + 0.1 * RANDOM.normal(size=6), 0.1 * RANDOM.normal(size=6)
+ROWS = {
+    "a factor of its own": (FACTORS, 0 * OFFSETS),
+    "a number added to it": (1 + 0 * FACTORS, OFFSETS),
+    "a factor of its own and a number added to it": (FACTORS, OFFSETS),
+}
+
+
+@pytest.mark.parametrize("text", ROWS)
+@pytest.mark.parametrize("positions", [7, 8])
+def test_other_scales_of_the_rows_are_named_where_there_are_enough_tokens(text: str, positions: int) -> None:
+    factors, offsets = ROWS[text]
+    x = RANDOM.normal(size=(2, positions, 6))
+    b = x @ (SQUARE * factors[:, None] + offsets[:, None]).T + BIAS
+    held = {"held_a": {"up.W": SQUARE, "up.b": BIAS}, "real": np.ones((2, positions), bool)}
+    at = module_site(x @ SQUARE.T + BIAS, b, {"up:input": x}, **held)
+    if positions == 8:
+        sentence = f"each row of up.W has {text} in b, as with other scales or zero points of few bits"
+        assert (explained(at).cause, explained(at).text) == ("different-weight", sentence)
+    else:
+        assert not any("few bits" in found.text for found in Product().explain(at))
+
+
 def test_what_a_projection_returns_has_no_cap() -> None:
     capped = replace(site(A, CAP * np.tanh(A / CAP)), layer=0)
     assert all(item.cause != "logit-cap" for item in Product().explain(capped))
