@@ -277,11 +277,11 @@ def test_norms_of_heads_that_are_no_points_are_found_by_their_weights() -> None:
         first, second = GAINS.values()
         return attended(normed(QUERY, first, epsilon), normed(KEY, second, epsilon))
 
-    def named(b: np.ndarray) -> str:
-        return only(site_of(output(1e-6), b, BEFORE, real=REAL, weights=GAINS)).text
+    def named(b: np.ndarray) -> str:  # with the epsilon of 1e-6, which is tried first, a is reproduced nearly
+        return only(site_of(output(1e-5), b, BEFORE, real=REAL, weights=GAINS)).text
 
     assert named(attended()) == "the norms of queries and keys are applied in a and missing in b"
-    assert named(output(1e-3)) == "epsilon 1e-06 in a and 0.001 in b"
+    assert named(output(1e-3)) == "epsilon 1e-05 in a and 0.001 in b"
 
 
 def test_the_other_model_is_reproduced_first_where_the_reference_is_not() -> None:

@@ -55,6 +55,15 @@ def test_a_number_that_is_needed_stays() -> None:
     assert (found.scale, found.cap) == (0.123456789, 2.0)
 
 
+@pytest.mark.parametrize(
+    ("off", "most", "scale"),
+    [(1.9, 10, 2.0), (2.1, 10, 2.001), (1.9, 1.8, 2.001), (1.1, 0.5, 2.0), (1.3, 0.5, 2.001)],
+)
+def test_a_short_number_may_be_twice_as_far_off_within_the_limit(off: float, most: float, scale: float) -> None:
+    core = replace(CORE, scale=2.001, rotary=None)
+    assert settled(core, lambda it: 1.0 if it.scale == core.scale else off, most).scale == scale
+
+
 def test_roots_of_whole_numbers_are_preferred() -> None:
     found = settled_to(replace(CORE, scale=24**-0.5), replace(CORE, scale=0.2041241453), 1e-5)
     assert found.scale == pytest.approx(24**-0.5, rel=1e-14)

@@ -84,6 +84,7 @@ def test_yarn_changes_between_the_first_pair_and_the_last_feature() -> None:
     np.testing.assert_allclose(yarn(0.1, 1.1, rounded=False), [1, 1, 0.1 + 0.9 / 4, 0.25])
     np.testing.assert_allclose(yarn(-1, 19), [1 - 0.75 * pair / 7 for pair in range(4)])
     np.testing.assert_allclose(yarn(1, 1), [1, 1, 1, 0.25])
+    np.testing.assert_allclose(yarn(1.5, 1.5, rounded=False), [1, 1, 1, 0.25])
 
 
 def test_yarn_lengthens_where_it_divides() -> None:
