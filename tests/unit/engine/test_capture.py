@@ -312,7 +312,7 @@ def test_positions_that_equal_the_ids_in_the_first_step() -> None:
     [
         ("input_ids", {"labels": LABELS}),
         ("token_ids", {"labels": np.array([0, -100])}),
-        ("anything", {}),
+        ("anything", {"labels": np.array([0, -100])}),
         ("x", {"k": 3}),
     ],
 )

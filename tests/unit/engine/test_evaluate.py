@@ -55,8 +55,11 @@ def test_a_table_is_a_copy_of_the_weight() -> None:
     assert not np.shares_memory(table, model["E"].value)
 
 
-def test_a_table_that_the_model_computes_is_read_by_forward_passes() -> None:
+@pytest.mark.parametrize("most", [2, 10_000])
+def test_a_table_that_the_model_computes_is_read_by_forward_passes(most: int) -> None:
     def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        if len(input_ids) > most:
+            raise ValueError(f"{most} examples at most")
         return lookup(model["E"] @ model["U"], input_ids).sum(1)
 
     model = ReferenceModel(forward, {"E": np.random.default_rng(0).normal(size=(31, 3)), "U": np.diag([2.0, 1, 3])})

@@ -139,6 +139,13 @@ def test_a_probe_shows_it_once_for_a_model() -> None:
     assert cut.counts == [2]
 
 
+@pytest.mark.parametrize("id_", [0, 4])
+def test_a_probe_of_texts_of_a_single_id_takes_another(id_: int) -> None:
+    found = embgrad.evaluate(Passes(3).model, {"input_ids": np.full((2, 3), id_)}, embgrad.Logit(4))
+    sums = (1 + 2 + 3) * WEIGHTS["E"][id_] + 3 * VIRTUAL[:3].sum(0)
+    np.testing.assert_allclose(found, [sums @ WEIGHTS["W"][:, 4]] * 2)
+
+
 def test_padding_on_the_left_is_not_counted() -> None:
     ids, mask = np.array([[3, 5, 8, 4], [0, 2, 9, 3]]), np.array([[1, 1, 1, 1], [0, 1, 1, 1]])
     batch = {"input_ids": ids, "attention_mask": mask}

@@ -251,10 +251,11 @@ def test_a_long_text_is_forecast_from_shorter_ones(
 ) -> None:
     ids = np.random.default_rng(0).integers(0, 20, (3, 160))
     model, calls = by_positions(monkeypatch, take)
-    found = embgrad.memory(model, TokenBatch(ids, np.ones_like(ids)), embgrad.Logit(0), longest=40, batch_size=2)
+    batch = TokenBatch(ids, np.ones_like(ids), types=ids % 2)
+    found = embgrad.memory(model, batch, embgrad.Logit(0), longest=40, batch_size=2)
     assert list(found.measured) == [10, 20, 40]
     assert max(calls) == 40
-    result = 2 * 160 * 4 * 4 + 160 * 8 * 2 + 8
+    result = 2 * 160 * 4 * 4 + 160 * 8 * 3 + 8
     assert abs(found.result - result) < 40
     assert (found.examples, found.batch_size, found.fixed) == (3, 2, 0)
     assert found.per_example == pytest.approx(expected * MIB, abs=8)

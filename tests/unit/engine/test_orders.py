@@ -214,6 +214,15 @@ def test_what_follows_in_the_batchs_order_has_its_tokens() -> None:
         assert result.tokens == BATCH.tokens
         assert result.mask.tolist() == MASK.tolist()
 
+    def beside_distinct_ids(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        ids, *_ = sharing(input_ids, attention_mask)  # in the probes the number of distinct ids is another
+        rows = model.module("layers.0", lambda x: x.tanh(), lookup(model["table"], ids))
+        rows = (rows * Tensor(attention_mask[..., None] * 1.0)).sum(1)
+        return (rows + lookup(model["table"], np.unique(ids)).sum(0)) @ model["W"]
+
+    model = ReferenceModel(beside_distinct_ids, dict(WEIGHTS), ["layers.0"])
+    assert embgrad.gradients(model, BATCH, OBJECTIVE, at="layers.0").tokens == BATCH.tokens
+
 
 def test_ids_that_are_dropped_or_changed_leave_the_table_without_tokens() -> None:
     for prepare in (shifted, sharing):

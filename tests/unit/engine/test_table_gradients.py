@@ -79,6 +79,19 @@ def test_the_total_is_the_whole_gradient_of_the_table(forward: Any) -> None:
     assert actual.head.any() == (forward in (tied, twice))
 
 
+def test_a_gradient_that_differs_from_the_frameworks_own_is_warned_of() -> None:
+    passes: list[int] = []
+
+    def drifting(model: Any, input_ids: np.ndarray) -> Tensor:
+        passes.append(len(passes))
+        return tied(model, input_ids) * float(len(passes))
+
+    with pytest.warns(
+        embgrad.EmbgradWarning, match=r"of the table 'E' .* differ by .* computes something else in each"
+    ):
+        embgrad.tables.table_gradients(model(drifting), IDS, embgrad.Sum())
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_dtypes_repr_and_provenance(dtype: str) -> None:
     actual = embgrad.tables.table_gradients(model(tied, dtype), IDS, embgrad.CrossEntropy(LABELS))
