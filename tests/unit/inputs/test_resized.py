@@ -165,6 +165,9 @@ def test_what_has_as_many_entries_as_positions_is_refused(value: Any) -> None:
     with pytest.raises(UnsupportedError, match=r"'boxes' has the shape .*5.*, with as many entries as the text has"):
         expect_resizable_input(batch, "boxes", "do so")
     assert has_positions(batch, "boxes")
+    shared = TokenBatch(IDS, MASK, extras={"is_real": MASK}, shared=["is_real"])
+    with pytest.raises(UnsupportedError, match="'is_real' has the shape"):  # which is no copy of each example's mask
+        expect_resizable_input(shared, "is_real", "do so")
 
 
 def test_ones_without_padding_are_a_mask_by_their_name_alone() -> None:

@@ -121,6 +121,14 @@ def test_roles_of_models(steps: str, roles: str, layers: str) -> None:
     assert others == {"word": f"{steps.split('=')[0]}#0"} | dict(item.split("=") for item in roles.split())
 
 
+def test_a_block_beside_the_layers_is_no_continuation_of_them() -> None:
+    trace = Trace(BATCH)
+    first = encoder_layer(trace, "l.0", trace.table("w", IDS))
+    encoder_layer(trace, "l.2", encoder_layer(trace, "l.1", first))
+    encoder_layer(trace, "side.0", first)
+    assert layers_of(trace) == [f"l.{number}:output#0" for number in range(3)]
+
+
 @pytest.mark.parametrize(
     ("modules", "layers"),
     [

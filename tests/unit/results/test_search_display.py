@@ -99,6 +99,8 @@ def test_the_terminal_without_colours_has_the_brackets_of_wdiff(capsys: Any, mon
         "[-…-]: replaced or deleted, {+…+}: put in",
     ]
     assert shown(SEARCH, capsys).splitlines() == expected
+    bare = replace(SEARCH, batch=SEARCH.batch.replace(tokens=None))
+    assert shown(bare, capsys).splitlines()[2:4] == [expected[2], "after   [CLS] a {+8+} {+9+} film ."]
     assert shown(RESIZED, capsys).splitlines()[2:4] == ["before  a film again [-.-]", "after   a {+poor+} film again"]
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert shown(SEARCH, capsys).splitlines() == expected

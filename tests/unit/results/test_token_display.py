@@ -130,6 +130,11 @@ def test_inputs_of_an_encoder_come_before_those_of_the_decoder() -> None:
     assert texts(words.outputs) == ["übersetze", "dies"]
     assert texts(words.inputs) == ["translate", "this", "übersetze", "dies"]
     assert words.scores.tolist() == [[-10, -2, 6, 0], [7, 5, 21, 0]]
+    offsets = np.array([[(0, 5), (5, 9), (10, 14), (-1, -1)]])
+    located = replace(attribution, texts=("TransLate This",), offsets=offsets, parts=np.array([[0, 0, 0, -1]]))
+    assert texts(located.matrix(by="words").inputs)[:2] == ["TransLate", "This"]
+    part = replace(located, outputs=np.array([[-1, 2, 3]])).matrix(by="words")
+    assert texts(part.outputs) == ["setze", "dies"]
     without = replace(attribution, decoder_tokens=None, output_tokens=None).matrix(by="words", special=False)
     assert texts(without.inputs) == ["translate", "this", "0", "21", "22", "23"]
     assert texts(without.outputs) == ["21", "22", "23"]
@@ -205,11 +210,13 @@ def test_one_output_of_each_example_is_an_attribution() -> None:
 
 def test_one_output_of_an_encoder_decoder_on_either_side() -> None:
     deltas = np.array([[0.1, 0.2, 0.3]])
-    attribution = encoder_decoder(delta=deltas, baseline_objective=deltas)
+    attribution = encoder_decoder(delta=deltas, baseline_objective=deltas, types=np.array([[0, 0, 1, 1]]))
     encoder, decoder = attribution.of_output(1), attribution.of_output(1, decoder=True)
     np.testing.assert_array_equal(encoder.scores, attribution.scores[:, 1])
     np.testing.assert_array_equal(decoder.scores, [[5, 6, 0, 0]])
     assert decoder.tokens == attribution.decoder_tokens
+    assert encoder.types.tolist() == [[0, 0, 1, 1]]
+    assert decoder.types is None
     assert encoder.delta is None
     assert encoder.baseline_objective == [0.2]
     alone = replace(PADDED, delta=np.array([[0.1, 0.2, np.nan], [0.3, 0.4, 0.5]])).of_output(-1)

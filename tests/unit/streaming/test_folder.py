@@ -98,6 +98,9 @@ def test_results_are_indexed_by_whole_numbers_and_slices(tmp_path: Path) -> None
         assert isinstance(folder[part], list)
         expect_same([*streamed[part]], [*folder[part]])
     expect_same_bits(folder[np.int64(-12)], streamed[0])
+    for shard in (tmp_path / "run").glob("*.safetensors"):
+        shard.unlink()
+    expect_same_bits(folder[0], streamed[0])  # the shard that was read last stays in memory
     message = r"the number of a result is .*: expected a whole number, .*or a slice"
     for wrong in ("3", 1.0, None, (1, 2), slice(None, None, 0), slice("a")):
         with pytest.raises(EmbgradError, match=message):
@@ -152,7 +155,9 @@ def test_finishing_a_run_does_not_read_its_results_back(tmp_path: Path, monkeypa
         raise AssertionError("results are read back where they are taken one by one alone")
 
     monkeypatch.setattr("embgrad.streaming.run._read_back", read_back)
-    assert len(run(tmp_path).finish()) == 12
+    reported: list[Any] = []
+    assert len(run(tmp_path, progress=lambda *pair: reported.append(pair)).finish()) == 12
+    assert reported[:3] == [(0, None), (6, None), (8, None)]
     with pytest.raises(AssertionError, match="one by one alone"):
         next(run(tmp_path))
 

@@ -168,9 +168,11 @@ def test_progress_of_sources_of_known_and_unknown_length() -> None:
         def __iter__(self) -> Any:
             return iter(texts(5))
 
-    for source, total in ((texts(5), 5), (iter(texts(5)), None), (Loader(), None)):
+    batches = [np.ones((count, 3), int) for count in (2, 2, 1)]
+    for source, total in ((texts(5), 5), (iter(texts(5)), None), (Loader(), None), (batches, None)):
         reported: list[Any] = []
-        list(stream(source, embgrad.Sum(), batch_size=2, progress=lambda *pair, seen=reported: seen.append(pair)))
+        options = {"tokenizer": None} if source is batches else {"batch_size": 2}
+        list(stream(source, embgrad.Sum(), progress=lambda *pair, seen=reported: seen.append(pair), **options))
         assert reported == [(0, total), (2, total), (4, total), (5, total)]
 
 

@@ -46,7 +46,7 @@ def test_a_trigger_stands_between_the_special_tokens(place: str, side: str) -> N
     found = made.with_trigger(made.everything, TRIGGER)
     assert rows_of(found) == [inserted(text, [3, 4], place) for text in TEXTS]
     assert made.at.tolist() == [1] * 6 if place == "start" else [len(text) + 1 for text in TEXTS]
-    assert found.ids.shape == (6, 9)  # as wide as the longest text with a trigger
+    assert found.ids.shape == found.free.shape == (6, 9)  # as wide as the longest text with a trigger
     np.testing.assert_array_equal(found.free.nonzero()[1].reshape(6, 2), made.at[:, None] + [0, 1])
     each = made.with_trigger(np.array([4, 1]), np.array([[5, 6], [7, 8]]))
     assert rows_of(each) == [inserted(TEXTS[4], [5, 6], place), inserted(TEXTS[1], [7, 8], place)]
