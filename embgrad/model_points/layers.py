@@ -363,10 +363,8 @@ def _runs(calls: Calls, group: Sequence[int]) -> list[list[int]]:
     runs = list[list[int]]()
     outputs = list[set[int | None]]()  # for each run its last block's output, also after dropout and the like
     members, bridged = set(group), not calls.holding.isdisjoint(group)
-    for number in range(group[0], group[-1] + 1):
+    for number in (each for each in range(group[0], group[-1] + 1) if calls.parent(each) == calls.parent(group[0])):
         call = calls.all[number]
-        if call.parent != calls.parent(group[0]):
-            continue
         if number not in members:
             for tokens in outputs if bridged and number not in calls.heavy else ():
                 tokens.update({call.token} if call.source in tokens else ())

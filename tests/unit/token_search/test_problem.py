@@ -15,6 +15,7 @@ from embgrad.token_search.problem import Problem, Queries
 from embgrad.token_search.search import problem_of
 from embgrad.token_search.texts import Texts
 from embgrad.token_search.trigger_texts import trigger_texts
+from tests.unit.company import FULL, stateful
 from tests.unit.token_search.test_trigger_texts import problem
 from tests.unit.token_search.trigger_models import PAD, TEXTS, VOCAB, batch, inserted, logit
 
@@ -51,13 +52,19 @@ def coupled(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> An
     return rows * rows.sum(0).tanh()
 
 
-def held(**options: Any) -> Problem:
+def held(model: Any = None, given: embgrad.TokenBatch | None = None, **options: Any) -> Problem:
     random = np.random.default_rng(0)
-    model = ReferenceModel(coupled, {"E": random.normal(size=(VOCAB, 3)), "W": random.normal(size=(3, 2))})
+    weights = {"E": random.normal(size=(VOCAB, 3)), "W": random.normal(size=(3, 2))}
+    model, given = model or ReferenceModel(coupled, weights), given or batch()
     usual: dict[str, Any] = {"goal": "maximize", "until": None, "allowed": None, "positions": None, "max_length": None}
     usual |= {"call": None, "batch_size": None, "tokenizer": None, "stable": False}
-    made, _ = problem_of(model, batch(), embgrad.Logit(0), **{**usual, **options})
+    made, _ = problem_of(model, given, embgrad.Logit(0), **{**usual, **options})
     return made
+
+
+def test_texts_run_one_at_a_time_where_the_model_keeps_the_state_of_one() -> None:
+    made = held(stateful(1, 3), embgrad.TokenBatch(FULL[:1]))
+    np.testing.assert_allclose(made.objectives(made.original.take(np.zeros(3, int))), np.repeat(made.before, 3))
 
 
 def test_examples_that_depend_on_one_another_are_refused() -> None:
