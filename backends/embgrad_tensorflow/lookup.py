@@ -468,7 +468,6 @@ class Replacing:
             UnsupportedError: the operation was run in an unknown way.
         """
         if self._due is not None and not any(output is self._due[0] for output in outputs):
-            self._due = None
             raise UnsupportedError(
                 "the model makes a lookup in a way in which its rows cannot be replaced. Look up with tf.gather, "
                 "tf.nn.embedding_lookup, an Embedding layer or one of tf.raw_ops, or omit override, add and edit there"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -116,10 +117,17 @@ def test_a_lookup_that_cannot_be_replaced_is_an_error() -> None:
         execute.record_gradient("GatherV2", operands, attributes, [rows])
         return rows
 
+    def look_up_and_go_on(table: Any, ids: Any) -> Any:
+        rows = look_up(table, ids)
+        with contextlib.suppress(embgrad.errors.UnsupportedError):
+            tf.identity(rows)
+        return tf.identity(rows)
+
     model = _Net(look_up)
     close(embgrad.gradients(model, IDS, OBJECTIVE).values, slope(model.table.numpy()[IDS]))
-    with pytest.raises(embgrad.errors.UnsupportedError, match="cannot be replaced"):
-        embgrad.gradients(model, IDS, OBJECTIVE, override={"word": NEW})
+    for refused in (model, _Net(look_up_and_go_on)):
+        with pytest.raises(embgrad.errors.UnsupportedError, match="cannot be replaced"):
+            embgrad.gradients(refused, IDS, OBJECTIVE, override={"word": NEW})
     with embgrad.capture(model) as tap, tf.GradientTape() as tape:  # which replaces nothing
         loss = tf.reduce_sum(model(tf.constant(IDS, tf.int32)) * VECTOR)
         tape.gradient(loss, model.table)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from embgrad_tensorflow import TensorFlowBackend
 
 import embgrad
 from tests.frameworks.tensorflow.helpers import KERAS, functional, halved
@@ -35,6 +36,13 @@ def test_a_call_inside_a_tf_function_is_refused(keras: Any) -> None:
         tf.function(traced, autograph=False)()
     with pytest.raises(Exception, match=f"UnsupportedError: embgrad was called {message}"):  # AutoGraph wraps any error
         tf.function(traced)()
+    weight = TensorFlowBackend().weights(model)[0]
+    values = weight.get()
+    calls = [lambda: TensorFlowBackend().weights(model), weight.get, lambda: weight.rows(np.array([1]))]
+    for call in [*calls, lambda: weight.put(np.zeros(weight.shape))]:
+        with pytest.raises(embgrad.errors.UnsupportedError, match=message):
+            tf.function(call, autograph=False)()
+    np.testing.assert_array_equal(weight.get(), values)
 
 
 def test_a_call_in_the_scope_of_a_strategy_is_refused(keras: Any) -> None:
