@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.checkpoints import WeightTarget, complete_config, inexpressible
-from embgrad.errors import quote
+from embgrad.checkpoints import WeightTarget, complete_config, expect_expressible
 from embgrad_gluon.importing import import_gluonnlp, import_mxnet
 from embgrad_gluon.walk import arrays_of, unique_names
 
@@ -51,7 +50,7 @@ def build(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
         UnsupportedError: gluonnlp has no such BERT.
     """
     known = complete_config(config)
-    _expect_expressible(known)
+    expect_expressible(known, ACTIVATIONS, MODEL, one_dropout=True)
     mx, model = import_mxnet(), _model(known)
     model.initialize(mx.init.Zero(), ctx=mx.cpu())
     with mx.autograd.pause():
@@ -120,17 +119,6 @@ def _model(known: Mapping[str, Any]) -> Any:
         use_decoder=False,
         use_classifier=False,
     )
-
-
-def _expect_expressible(known: Mapping[str, Any]) -> None:
-    if known["hidden_act"] not in ACTIVATIONS:
-        raise inexpressible("hidden_act", known, f"one of {quote(ACTIVATIONS)}", MODEL)
-    for name in ("is_decoder", "add_cross_attention"):
-        if known[name]:
-            raise inexpressible(name, known, "False", MODEL)
-    if known["attention_probs_dropout_prob"] != known["hidden_dropout_prob"]:
-        expected = f"{known['hidden_dropout_prob']}, the value of hidden_dropout_prob"
-        raise inexpressible("attention_probs_dropout_prob", known, expected, MODEL)
 
 
 def sources(layers: int) -> dict[str, str]:

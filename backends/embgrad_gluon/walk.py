@@ -55,14 +55,24 @@ def contexts_of(parameter: Any) -> list[Any]:
 
 def named_blocks(parts: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """Yield each block with its attribute path, once for each path: "" is a single model, a number one of several parts."""
-    for number, part in enumerate(parts):
-        yield from _blocks_below(part, str(number) if len(parts) > 1 else "")
+    for path, part in _roots(parts):
+        yield from _blocks_below(part, path)
+
+
+def _roots(parts: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return the parts with their paths."""
+    return [(str(number) if len(parts) > 1 else "", part) for number, part in enumerate(parts)]
+
+
+def _join(path: str, name: object) -> str:
+    """Return the path of a block's attribute."""
+    return f"{path}.{name}" if path else str(name)
 
 
 def _blocks_below(block: Any, path: str) -> Iterator[tuple[str, Any]]:
     yield path, block
     for name, child in block._children.items():
-        yield from _blocks_below(child, f"{path}.{name}" if path else str(name))
+        yield from _blocks_below(child, _join(path, name))
 
 
 def block_names(parts: Sequence[Any]) -> dict[int, tuple[str, tuple[str, ...]]]:
@@ -95,9 +105,7 @@ def _direct_parameters(block: Any) -> dict[str, Any]:
 
 def named_parameters(parts: Sequence[Any]) -> list[tuple[str, Any]]:
     """Return each parameter with its attribute path, as `_collect_params_with_prefix` spells it, once for each path."""
-    return [
-        pair for number, part in enumerate(parts) for pair in _named_tree(part, str(number) if len(parts) > 1 else "")
-    ]
+    return [pair for path, part in _roots(parts) for pair in _named_tree(part, path)]
 
 
 def _named_tree(block: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -106,9 +114,9 @@ def _named_tree(block: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from block._collect_params_with_prefix(path).items()
         return
     for name, parameter in _direct_parameters(block).items():
-        yield f"{path}.{name}" if path else name, parameter
+        yield _join(path, name), parameter
     for name, child in block._children.items():
-        yield from _named_tree(child, f"{path}.{name}" if path else str(name))
+        yield from _named_tree(child, _join(path, name))
 
 
 def loose_parameters(parts: Sequence[Any]) -> Iterator[tuple[str, Any]]:
@@ -120,7 +128,7 @@ def loose_parameters(parts: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         held = _direct_parameters(block) if type(block).__module__.partition(".")[0] not in LIBRARIES else {}
         matrices = {name: parameter for name, parameter in held.items() if len(parameter.shape or ()) > 1}
         if len(matrices) > 1 or not path:
-            yield from ((f"{path}.{name}" if path else name, parameter) for name, parameter in matrices.items())
+            yield from ((_join(path, name), parameter) for name, parameter in matrices.items())
 
 
 def unique_names(parts: Sequence[Any]) -> Mapping[str, Any]:
@@ -143,7 +151,7 @@ def tables(parts: Sequence[Any]) -> list[tuple[str, Any]]:
     candidates: dict[int, tuple[str, Any]] = {}
     for path, block in sorted(named_blocks(parts), key=lambda pair: not isinstance(pair[1], embeddings)):
         for name, parameter in _direct_parameters(block).items():
-            candidates.setdefault(id(parameter), (table_path(f"{path}.{name}" if path else name), parameter))
+            candidates.setdefault(id(parameter), (table_path(_join(path, name)), parameter))
     return list(candidates.values())
 
 

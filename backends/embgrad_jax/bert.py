@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from embgrad.checkpoints import WeightTarget, complete_config, inexpressible
-from embgrad.errors import quote
+from embgrad.checkpoints import WeightTarget, complete_config, expect_expressible
 
 __all__ = ["Bert", "bert", "bert_targets", "checkpoint"]
 
@@ -194,11 +193,7 @@ def bert(config: Mapping[str, Any]) -> tuple[Bert, list[WeightTarget]]:
         UnsupportedError: the configuration describes another model than `Bert`.
     """
     known = complete_config(config)
-    if known["hidden_act"] not in ACTIVATIONS:
-        raise inexpressible("hidden_act", known, f"one of {quote(ACTIVATIONS)}", MODEL)
-    for name in ("is_decoder", "add_cross_attention"):
-        if known[name]:
-            raise inexpressible(name, known, "False", MODEL)
+    expect_expressible(known, ACTIVATIONS, MODEL)
     model = Bert(known, nnx.Rngs(0))
     model.eval()
     targets = bert_targets(model)

@@ -163,21 +163,18 @@ def _prefix(prefix: str, nodes: Iterable[keras_layers.Node]) -> Iterator[keras_l
         yield keras_layers.Node(path, node.value, node.kind, node.owner, owner)
 
 
-class _Kinds(dict[type, "str | None"]):
-    """The kinds of classes in a Keras model, each computed once."""
-
-    def __missing__(self, cls: type) -> str | None:
-        bases = keras_bases(cls)
-        known = {"Layer": "module", "Variable": "variable", "SeedGenerator": "object"}
-        self[cls] = next((kind for base, kind in known.items() if base in bases), None)
-        if self[cls] is None and issubclass(cls, (list, tuple, set, frozenset, deque)):
-            self[cls] = "list"
-        elif self[cls] is None and issubclass(cls, Mapping):
-            self[cls] = "dict"
-        return self[cls]
+def _kind_of(cls: type) -> str | None:
+    """Return the kind of a class in a Keras model."""
+    bases = keras_bases(cls)
+    for base, kind in {"Layer": "module", "Variable": "variable", "SeedGenerator": "object"}.items():
+        if base in bases:
+            return kind
+    if issubclass(cls, (list, tuple, set, frozenset, deque)):
+        return "list"
+    return "dict" if issubclass(cls, Mapping) else None
 
 
-_kinds: Final = _Kinds()
+_kinds: Final = keras_layers.Kinds(_kind_of)
 
 
 def _list_held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:

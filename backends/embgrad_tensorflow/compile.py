@@ -33,7 +33,7 @@ from embgrad_tensorflow.state import (
 )
 from embgrad_tensorflow.tap import snapshot_of
 from embgrad_tensorflow.tracing import TracedCalls
-from embgrad_tensorflow.walk import handle_of, has_base, kind_of, native_variable, on_devices
+from embgrad_tensorflow.walk import handle_of, has_base, kinds, native_variable, on_devices
 
 __all__ = ["Trace", "placeholders", "run_kept", "trace_model"]
 
@@ -128,7 +128,7 @@ def _is_tensor(value: Any) -> bool:
 def _is_unknown(value: Any) -> bool:
     """Return whether a returned value may hold tensors which nobody finds."""
     known = is_nest(value) or isinstance(value, (tf.Tensor, *WITHOUT_TENSORS))
-    return not (known or kind_of(type(value)) == "variable")
+    return not (known or kinds[type(value)] == "variable")
 
 
 @dataclass(frozen=True, eq=False)

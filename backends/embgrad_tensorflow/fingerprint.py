@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from embgrad.keras import is_keras
-from embgrad_tensorflow.walk import LIBRARIES, Kinds, Node, bookkeeping, children, is_restored, is_the_users, walk
+from embgrad_tensorflow.walk import LIBRARIES, Node, bookkeeping, children, is_restored, is_the_users, kinds, walk
 
 __all__ = ["Fingerprint", "Structure", "structure"]
 
@@ -32,8 +32,6 @@ BUILDING: Final = ("initializer", "regularizer", "constraint")
 
 #: The kinds of the attributes of a restored object that are compared.
 RUN: Final = frozenset({"module", "variable", "function"})
-
-_kinds: Final = Kinds()
 
 
 class Fingerprint:
@@ -72,9 +70,9 @@ class Fingerprint:
         return self._entries == now._entries and all(reference() is not None for reference in self._references)
 
     def _inside(self, value: Any) -> Any:
-        kind = _kinds[type(value)]
+        kind = kinds[type(value)]
         if is_restored(value):  # it has no Python that could read its lists and numbers
-            parts = ((name, part) for name, part in vars(value).items() if _kinds[type(part)] in RUN)
+            parts = ((name, part) for name, part in vars(value).items() if kinds[type(part)] in RUN)
             return {name: self._of(part) for name, part in parts}
         if kind == "module" or is_keras(value):
             return self._attributes(value)
@@ -110,7 +108,7 @@ class Fingerprint:
                 entries[name] = self._of(value)
         for name in self._lists:
             parts_in_list = attributes.get(name)
-            parts = [self._of(part) for part in parts_in_list or () if _kinds[type(part)] in ("module", "variable")]
+            parts = [self._of(part) for part in parts_in_list or () if kinds[type(part)] in ("module", "variable")]
             if parts:
                 entries[name] = parts
         if is_keras(module):
@@ -134,7 +132,7 @@ class Fingerprint:
             return self._function(value)
         if isinstance(value, (np.ndarray, np.generic)) and value.size <= LARGEST_ARRAY and not value.dtype.hasobject:
             return (value.dtype.str, value.shape, value.tobytes())
-        kind = _kinds[cls]
+        kind = kinds[cls]
         if kind in ("list", "dict"):
             return self._enter(value, kind)
         self._objects[id(value)] = value

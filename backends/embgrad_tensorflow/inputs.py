@@ -14,7 +14,7 @@ from embgrad.backend import Call, TokenBatch
 from embgrad.errors import BatchError, UnsupportedError
 from embgrad.keras import MASKS, MODES, cast_exactly, fill, find_declared, is_keras, make_unique
 from embgrad.toolkit import as_parts, copy_nest, copy_owned, first, integer_arguments, parameters_of, plan_call
-from embgrad_tensorflow.walk import kind_of
+from embgrad_tensorflow.walk import kinds
 
 __all__ = [
     "Plan",
@@ -52,9 +52,8 @@ class Plan:
 
 def _is_unmodified(value: Any) -> bool:
     """Return whether no pass writes into a value, or it is restored as weights are."""
-    return isinstance(value, (tf.Tensor, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)) or kind_of(
-        type(value)
-    ) in ("variable", "module")
+    is_tensor = isinstance(value, (tf.Tensor, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor))
+    return is_tensor or kinds[type(value)] in ("variable", "module")
 
 
 def plan(model: Any, batch: TokenBatch, training: bool, call: Call | None) -> Plan:

@@ -221,7 +221,7 @@ class Watcher:
             self._reads[outputs[0]] = handle
 
     def _look_up(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        if _batch_dims(attrs):
+        if attribute(attrs, "batch_dims"):
             return
         self._see(name, inputs, outputs[0])
 
@@ -366,10 +366,6 @@ def _select(operation: str, operands: Sequence[Any]) -> np.ndarray | None:
             return None
         indices = indices[..., 0]
     return indices if indices.dtype.kind in "iu" else None
-
-
-def _batch_dims(attrs: Any) -> int:
-    return int(attrs[attrs.index("batch_dims") + 1]) if "batch_dims" in attrs else 0
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -32,7 +32,7 @@ from embgrad.toolkit import (
     record_kept,
 )
 from embgrad_tensorflow.fingerprint import Structure, structure
-from embgrad_tensorflow.walk import Kinds, Node, bookkeeping, handle_of, has_base, is_restored, on_devices
+from embgrad_tensorflow.walk import Node, bookkeeping, handle_of, has_base, is_restored, kinds, on_devices
 
 __all__ = [
     "Snapshot",
@@ -61,8 +61,6 @@ GENERATORS: Final = ("SeedGenerator", "Generator")
 
 #: The kinds of a model's parts.
 GROWN: Final = frozenset({"variable", "module"})
-
-_kinds: Final = Kinds()
 
 #: The wrappers that Keras and TensorFlow put around the user's containers, with the attribute that holds the container.
 CONTENTS: Final = {"ListWrapper": "_storage", "_DictWrapper": "__wrapped__", "_TupleWrapper": "__wrapped__"}
@@ -289,7 +287,7 @@ def _restore_dict(wrapper: Any, entries: dict[Any, Any]) -> None:
 
 def _is_part(value: Any) -> bool:
     """Return whether it is a variable or a module."""
-    return _kinds[type(value)] in GROWN
+    return kinds[type(value)] in GROWN
 
 
 def _holds_part(value: Any) -> bool:

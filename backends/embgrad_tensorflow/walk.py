@@ -21,7 +21,6 @@ from embgrad.keras import Node, is_keras
 from embgrad.keras import layers as keras_layers
 
 __all__ = [
-    "Kinds",
     "Node",
     "Tables",
     "bookkeeping",
@@ -31,7 +30,7 @@ __all__ = [
     "is_restored",
     "is_saved",
     "is_the_users",
-    "kind_of",
+    "kinds",
     "native_variable",
     "on_devices",
     "walk",
@@ -63,15 +62,7 @@ def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> I
     def list_held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
         return () if kind == "function" and not is_the_users(value) else children(value, kind)
 
-    return keras_layers.walk(parts, Kinds(), list_held, known, aliases)
-
-
-class Kinds(dict[type, "str | None"]):
-    """The kinds of classes, each computed once."""
-
-    def __missing__(self, cls: type) -> str | None:
-        self[cls] = kind_of(cls)
-        return self[cls]
+    return keras_layers.walk(parts, kinds, list_held, known, aliases)
 
 
 @functools.cache
@@ -86,7 +77,7 @@ def bookkeeping() -> Mapping[str, type]:
     return {**keras_layers.bookkeeping(), **names}
 
 
-def kind_of(cls: type) -> str | None:
+def _kind_of(cls: type) -> str | None:
     """Return what objects of a class are: "variable", "module", "list", "dict", "function", "object" (the user's) or None."""
     names = {base.__qualname__ for base in cls.__mro__}
     keras = {base.__qualname__ for base in cls.__mro__ if base.__module__.partition(".")[0] == "keras"}
@@ -104,6 +95,10 @@ def kind_of(cls: type) -> str | None:
         return "object"
     root = cls.__module__.partition(".")[0]
     return None if root in LIBRARIES or (root in sys.stdlib_module_names and root != "__main__") else "object"
+
+
+#: The kinds of all classes.
+kinds: Final = keras_layers.Kinds(_kind_of)
 
 
 def has_base(value: Any, *names: str, package: str = "") -> bool:

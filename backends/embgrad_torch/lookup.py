@@ -328,7 +328,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             return  # activations, such as logits of which those of the ids are taken
         numbers = indices.detach().cpu().numpy()
         numbers = np.where(numbers < 0, numbers + array.shape[axis], numbers)
-        dtype = str(array.dtype).removeprefix("torch.")
+        dtype = dtype_name(array.dtype)
         self.watch.see_other(_name(func), path or UNNAMED_TABLE, numbers, array.shape, dtype, axis=axis)
 
     def _report_product(self, func: Any, rows: Any, matrix: Any, axis: int) -> None:
@@ -340,7 +340,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             return
         indices = ones_of(rows, int(ids.item(0)))
         if indices is not None:
-            path, dtype = self._paths.holder(matrix) or UNNAMED_TABLE, str(matrix.dtype).removeprefix("torch.")
+            path, dtype = self._paths.holder(matrix) or UNNAMED_TABLE, dtype_name(matrix.dtype)
             self.watch.see_other(_name(func), path, indices, matrix.shape, dtype, axis=axis, way="product")
 
     def _plain_bag(self, read: Read, compute: Callable[[], Any]) -> Any:

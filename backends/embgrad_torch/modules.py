@@ -48,7 +48,7 @@ class ModuleWatch:
     def on(self, walked: Sequence[tuple[str, Any]], aliases: Mapping[int, tuple[str, ...]]) -> Iterator[None]:
         """Record the calls of the modules that the pass needs while the context is open."""
         with contextlib.ExitStack() as stack:
-            for module in self.select(walked, aliases) if self._watch.needs_modules else ():
+            for module in self.select(walked, aliases):
                 if self._watch.everything or self._names[id(module)][0] in self._watch.modules:
                     stack.enter_context(hook(module, self.before, self.after))
                 else:

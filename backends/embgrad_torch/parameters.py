@@ -26,12 +26,14 @@ from embgrad_torch.walk import (
     Walked,
     by_identity,
     further_paths,
+    held_tensors,
     join,
     keras_variables,
     memory_key,
     named_parameters,
     original,
     spell,
+    storage_of,
     tables,
     walk,
 )
@@ -138,11 +140,8 @@ def _names(parts: Sequence[Any], walked: Walked, shared: Mapping[int, Any]) -> d
     return names
 
 
-def _memory(tensor: Any) -> Any:
-    try:
-        return tensor.untyped_storage().data_ptr() or id(tensor)
-    except (RuntimeError, NotImplementedError):  # a subclass without memory of its own
-        return id(tensor)
+def _memory(tensor: Any) -> int:
+    return storage_of(tensor) or id(tensor)
 
 
 def _sum_up(table: Any, sharing: Sequence[tuple[Any, np.ndarray | None]]) -> np.ndarray | None:
@@ -179,11 +178,9 @@ def weights(model: Any) -> list[Weight]:
             by_memory[memory_key(tensor)] = weight if target is None else target.with_name(weight)
     for path, module in walked:
         owner = spell(path)
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None and _has_values(tensor) and memory_key(tensor) not in by_memory:
-                weight = _weight(join(owner, name), owner, tensor, canonical.get(id(tensor)))
-                target = of_keras.get(id(tensor))
-                by_memory[memory_key(tensor)] = weight if target is None else target.with_name(weight)
+        for name, tensor in held_tensors(module):
+            if _has_values(tensor) and memory_key(tensor) not in by_memory:
+                by_memory[memory_key(tensor)] = _weight(join(owner, name), owner, tensor, canonical.get(id(tensor)))
     for name, tensor in walked.loose:
         if _has_values(tensor):
             by_memory.setdefault(memory_key(tensor), _weight(name, "", tensor, None))

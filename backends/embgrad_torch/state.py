@@ -18,7 +18,7 @@ from embgrad.errors import EmbgradWarning, UnsupportedError
 from embgrad.keras import Node, value_of
 from embgrad.toolkit import ObjectState, SharedGenerator, held, may_be_state, process_lock, record_change, record_kept
 from embgrad_torch.inputs import is_transformed
-from embgrad_torch.walk import Structure
+from embgrad_torch.walk import Structure, held_tensors
 
 __all__ = [
     *("ACCUMULATING", "Before", "CompilerLoadedError", "Weights", "drawn_by_the_user", "is_running"),
@@ -318,8 +318,8 @@ def _make_ordinary(model: Structure, stack: contextlib.ExitStack) -> None:
     """Replace tensors made under inference mode, which autograd refuses, by ordinary ones in the same memory."""
     ordinary: dict[int, Any] = {}
     for module in model.modules:
-        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-            if tensor is not None and tensor.is_inference():
+        for name, tensor in held_tensors(module):
+            if tensor.is_inference():
                 if id(tensor) not in ordinary:
                     ordinary[id(tensor)] = _ordinary(tensor)
                 stack.callback(setattr, module, name, tensor)

@@ -25,6 +25,7 @@ __all__ = [
     "by_identity",
     "further_paths",
     "held_parameters",
+    "held_tensors",
     "is_compiled_wrapper",
     "join",
     "keras_variables",
@@ -130,18 +131,8 @@ def _loose(held: Any, depth: int = MOST_NESTED) -> Iterator[tuple[str, Any]]:
             yield from ((join(str(name), inner), tensor) for inner, tensor in _loose(value, depth - 1))
 
 
-class _Kinds(dict[type, "str | None"]):
-    """The kinds of classes in a model with Keras layers, each computed once."""
-
-    def __missing__(self, cls: type) -> str | None:
-        self[cls] = _kind_of(cls)
-        return self[cls]
-
-
-_kinds: Final = _Kinds()
-
-
 def _kind_of(cls: type) -> str | None:
+    """Return the kind of a class in a model with Keras layers."""
     if issubclass(cls, torch.nn.Module):
         return "module"
     if "Variable" in keras_bases(cls):
@@ -151,6 +142,9 @@ def _kind_of(cls: type) -> str | None:
     if issubclass(cls, Mapping):
         return "dict"
     return "object" if "SeedGenerator" in keras_bases(cls) else None
+
+
+_kinds: Final = keras_layers.Kinds(_kind_of)
 
 
 def _list_held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
@@ -202,13 +196,9 @@ class Structure:
     def device(self) -> Any:
         """The device of the inputs: that of the first parameter or buffer with values."""
         of_keras = (value_of(node.value) for node in self.walked.variables)
-        of_modules = (
-            tensor
-            for module in self.modules
-            for tensor in itertools.chain(module._parameters.values(), module._buffers.values())
-        )
+        of_modules = (tensor for module in self.modules for _, tensor in held_tensors(module))
         tensors = itertools.chain(of_keras, of_modules)
-        return next((tensor.device for tensor in tensors if tensor is not None and not tensor.is_meta), CPU)
+        return next((tensor.device for tensor in tensors if not tensor.is_meta), CPU)
 
     def masked_rows(self, paths: Iterable[str]) -> list[int | None]:
         """Return the rows that the Keras layers of these tables mask, which a `padding_idx` of PyTorch's does not."""
@@ -250,6 +240,12 @@ def further_paths(parts: Sequence[Any], walked: Walked) -> dict[int, tuple[str, 
 
 def _children(module: Any) -> list[tuple[str, Any]]:
     return [(name, child) for name, child in module._modules.items() if child is not None]
+
+
+def held_tensors(module: Any) -> list[tuple[str, Any]]:
+    """Return the parameters and buffers that a module holds itself, with their names."""
+    named = (*module._parameters.items(), *module._buffers.items())
+    return [(name, tensor) for name, tensor in named if tensor is not None]
 
 
 def held_parameters(module: Any) -> list[Any]:
@@ -336,8 +332,8 @@ def tables(walked: Walked) -> list[tuple[str, Any]]:
             matrices.append((path != node.owner_path, path, value_of(node.value)))
     for path, module in walked:
         embedding = isinstance(module, EMBEDDINGS)
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None and tensor.dim() == 2:
+        for name, tensor in held_tensors(module):
+            if tensor.dim() == 2:
                 matrices.append((not embedding, _table_path(spell(path), name), tensor))
     matrices += [(True, name, tensor) for name, tensor in walked.loose if tensor.dim() == 2]
     return [(path, tensor) for _, path, tensor in sorted(matrices, key=operator.itemgetter(0))]
@@ -372,8 +368,8 @@ class TablePaths:
                     path,
                     [
                         (name, value)
-                        for name, value in (*module._parameters.items(), *module._buffers.items())
-                        if value is not None and value.dim() > 1 and value.is_floating_point()
+                        for name, value in held_tensors(module)
+                        if value.dim() > 1 and value.is_floating_point()
                     ],
                     not path or isinstance(module, UNCALLED),
                 )
@@ -410,8 +406,8 @@ class TablePaths:
         if storage is None:
             return None
         for path, module in self._walked:
-            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-                if tensor is not None and (tensor is array or storage_of(tensor) == storage):
+            for name, tensor in held_tensors(module):
+                if storage_of(tensor) == storage:
                     return _table_path(spell(path), name)
         return None
 

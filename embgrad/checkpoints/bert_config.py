@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from embgrad.common.files import read_json
 from embgrad.common.schema import FLAG, TEXT, Rule, SchemaError, number, whole
-from embgrad.errors import FileFormatError, UnsupportedError, brief, did_you_mean
+from embgrad.errors import FileFormatError, UnsupportedError, brief, did_you_mean, quote
 
 __all__ = [
     "DEFAULTS",
     "LAYER_MODULES",
     "bert_config",
     "complete_config",
+    "expect_expressible",
     "expect_fitting",
-    "inexpressible",
     "lacking",
     "misshapen",
     "read_config",
@@ -150,19 +150,34 @@ def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**DEFAULTS, **_FURTHER, **{name: value for name, value in config.items() if value is not None}}
 
 
-def inexpressible(name: str, config: Mapping[str, Any], expected: str, model: str) -> UnsupportedError:
-    """Return the error about a field of a configuration with which a class cannot be built.
+def expect_expressible(
+    config: Mapping[str, Any], activations: Collection[str], model: str, *, one_dropout: bool = False
+) -> None:
+    """Refuse a configuration of which a class cannot be built.
 
     Args:
-        name: the field.
         config: the configuration, as `complete_config` returns it.
-        expected: the values that the class supports, for the message.
+        activations: the activations that the class has.
         model: the class's name for the message.
+        one_dropout: whether the class drops as much of the attention as of the hidden states.
+
+    Raises:
+        UnsupportedError: the class is another model.
     """
-    return UnsupportedError(
-        f"the checkpoint's configuration has {name} {brief(config[name])}, and {model} supports only {expected}. Load it with "
-        "framework='torch'"
-    )
+    dropout = config["hidden_dropout_prob"]
+    supported = {
+        "hidden_act": (activations, f"one of {quote(activations)}"),
+        "is_decoder": ((False,), "False"),
+        "add_cross_attention": ((False,), "False"),
+    }
+    if one_dropout:
+        supported["attention_probs_dropout_prob"] = ((dropout,), f"{dropout}, the value of hidden_dropout_prob")
+    for name, (values, expected) in supported.items():
+        if config[name] not in values:
+            raise UnsupportedError(
+                f"the checkpoint's configuration has {name} {brief(config[name])}, and {model} supports only {expected}. Load it "
+                "with framework='torch'"
+            )
 
 
 def weight_names(layers: int) -> Iterator[str]:

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.checkpoints.bert_config import complete_config, inexpressible
+from embgrad.checkpoints.bert_config import complete_config, expect_expressible
 from embgrad.checkpoints.weight_target import WeightTarget
-from embgrad.errors import BackendError, quote
+from embgrad.errors import BackendError
 from embgrad.keras.inputs import is_keras
 
 __all__ = ["is_keras_bert", "keras_bert", "keras_bert_targets", "keras_checkpoint"]
@@ -64,7 +64,7 @@ def keras_bert(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
         UnsupportedError: keras-hub has no such BERT.
     """
     known = complete_config(config)
-    _expect_expressible(known)
+    expect_expressible(known, ACTIVATIONS, MODEL, one_dropout=True)
     try:
         import keras
         import keras_hub
@@ -124,17 +124,6 @@ def is_keras_bert(model: Any) -> bool:
         base.__module__.partition(".")[0] == "keras_hub" and base.__qualname__ == "BertBackbone"
         for base in type(model).__mro__
     )
-
-
-def _expect_expressible(known: Mapping[str, Any]) -> None:
-    if known["hidden_act"] not in ACTIVATIONS:
-        raise inexpressible("hidden_act", known, f"one of {quote(ACTIVATIONS)}", MODEL)
-    for name in ("is_decoder", "add_cross_attention"):
-        if known[name]:
-            raise inexpressible(name, known, "False", MODEL)
-    if known["attention_probs_dropout_prob"] != known["hidden_dropout_prob"]:
-        expected = f"{known['hidden_dropout_prob']}, the value of hidden_dropout_prob"
-        raise inexpressible("attention_probs_dropout_prob", known, expected, MODEL)
 
 
 def _configure(model: Any, activation: Callable[[Any], Any] | None, epsilon: float) -> None:

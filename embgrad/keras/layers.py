@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from embgrad.keras.inputs import MODES, is_keras, keras_bases
 
 __all__ = [
+    "Kinds",
     "Node",
     "attributes",
     "bookkeeping",
@@ -62,6 +63,18 @@ class Node(NamedTuple):
     kind: str
     owner: Any
     owner_path: str
+
+
+class Kinds(dict[type, "str | None"]):
+    """The kinds of classes for `walk`, each computed once by a function of the class."""
+
+    def __init__(self, kind_of: Callable[[type], str | None]) -> None:
+        super().__init__()
+        self._kind_of = kind_of
+
+    def __missing__(self, cls: type) -> str | None:
+        kind = self[cls] = self._kind_of(cls)
+        return kind
 
 
 def walk(
