@@ -79,6 +79,9 @@ def test_replicas_on_several_devices_are_refused() -> None:
     )
     with pytest.raises(embgrad.errors.UnsupportedError, match=message), embgrad.capture(replicated):
         raise AssertionError("it is not opened")
+    replicated.device_ids = [0]
+    with embgrad.capture(replicated) as tap:
+        assert tap.count == 0
     with embgrad.capture(replicated.module) as tap:
         replicated.module(BATCHES[0]).sum().backward()
     assert tap.count == 1

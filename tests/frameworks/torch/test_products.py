@@ -88,6 +88,8 @@ def test_products_of_heads_and_of_three_factors_are_points() -> None:
     np.testing.assert_allclose(left.values, gradient.numpy(), rtol=1e-4, atol=1e-6)
     before = torch.einsum("bqm,hdm->bqhd", gradient, model.o).detach()
     np.testing.assert_allclose(entered.values.reshape(before.shape), before.numpy(), rtol=1e-4, atol=1e-6)
+    alone = embgrad.gradients(model, SMALL_IDS, embgrad.Sum(), at="v")
+    np.testing.assert_allclose(alone.objective, torch.tanh(last).sum((1, 2)).numpy(), rtol=1e-4)
     changed = embgrad.gradients(model, SMALL_IDS, embgrad.Sum(), at="o", override={"v": 2 * first.activations})
     twice = torch.einsum("bhqk,bkhd->bqhd", torch.softmax(4 * torch.einsum("bqhd,bkhd->bhqk", v, v), -1), 2 * v)
     wanted = torch.einsum("bqhd,hdm->bqm", twice, model.o).detach()
@@ -114,6 +116,7 @@ class Loose(nn.Module):
 
 def test_tensors_that_are_no_parameters_are_weights_of_a_model_without_any() -> None:
     model = Loose()
+    model.w["again"] = model.w
     assert [weight.name for weight in weights_of(model)] == ["mask", "w.table", "w.layers.0.up", "w.layers.0.down"]
     names = [point.key for point in embgrad.points(model, SMALL_IDS)]
     assert names[0] == "w.table#0"

@@ -70,6 +70,16 @@ def test_a_model_made_under_inference_mode(expected: np.ndarray) -> None:
     check(mixed, expected)
 
 
+def test_weights_made_under_inference_mode_are_no_state_that_examples_share() -> None:
+    calls: list[bool] = []
+    for mode in (False, True):
+        with torch.inference_mode(mode):
+            model = nn.Sequential(nn.Embedding(VOCAB, 4), nn.Linear(4, 3))
+        model.register_forward_hook(lambda *_, mode=mode: calls.append(mode))
+        embgrad.gradients(model, IDS, embgrad.Sum(), batch_size=1)
+    assert calls == [False] * len(IDS) + [True] * len(IDS)  # a state would be compared in further passes
+
+
 def test_inputs_made_under_inference_mode() -> None:
     class Weighted(Net):
         def forward(self, x: Any, weights: Any) -> Any:
