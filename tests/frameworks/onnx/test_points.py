@@ -49,9 +49,11 @@ def test_a_product_and_its_bias_are_one_module() -> None:
     assert modules(b.model()) == {"E": "E", "W1": "W1", "b1": "W1", "W": "W", "b": "W"}
 
 
-def test_a_bias_on_the_left_and_a_matrix_that_is_transposed() -> None:
-    b = builder(W1=WEIGHTS["W1"].T)
-    product = b("MatMul", b.lookup(), b("Transpose", "W1", perm=[1, 0]))
+@pytest.mark.parametrize("form", ["Transpose", "Reshape"])
+def test_a_bias_on_the_left_and_a_matrix_in_another_form(form: str) -> None:
+    b = builder(W1=WEIGHTS["W1"].T if form == "Transpose" else WEIGHTS["W1"].ravel())
+    matrix = b(form, "W1", perm=[1, 0]) if form == "Transpose" else b(form, "W1", b.constant(np.array([5, 5])))
+    product = b("MatMul", b.lookup(), matrix)
     b.classify(b("Add", "b1", product))
     close(values(b.model(), "W1:output#0")[0], ROWS @ WEIGHTS["W1"] + WEIGHTS["b1"], 1e-12)
 
@@ -153,17 +155,21 @@ def test_a_norm_after_a_norm_ends_at_the_other() -> None:
 
 
 def test_a_vector_that_several_modules_share_is_a_weight_of_each() -> None:
-    b = builder(**{"first.weight": np.arange(1.0, 6.0), "b": np.zeros(5)})
+    b = builder(**{"first.weight": np.arange(1.0, 6.0), "b": np.zeros(5), "c": np.zeros(2)})
     hidden = b.lookup()
     for scope, weight in (("/first", "W1"), ("/second", "W2")):
         b.weights[weight] = WEIGHTS["W1"] if weight == "W1" else 2 * WEIGHTS["W1"]
         hidden = b("Mul", hidden, "first.weight", scope=f"{scope}/norm")
         hidden = b("Tanh", b("Add", b("MatMul", hidden, weight, scope=scope), "b", scope=scope), scope=scope)
+    for scope, weight in (("/third", "W3"), ("/fourth", "W4")):
+        b.weights[weight] = WEIGHTS["W1"][:, :2] if weight == "W3" else WEIGHTS["W1"][:, 2:4]
+        b.outputs.append(b("Add", b("MatMul", hidden, weight, scope=scope), "c", scope=scope))
     b("MatMul", hidden, b("Transpose", "E", perm=[1, 0]), name="logits")
     b.outputs.append("logits")
     model = b.model()
     assert modules(model) == {
         **{"E": "E", "W1": "first", "W2": "second", "b": "first", "second:b": "second"},
+        **{"W3": "third", "W4": "fourth", "c": "third", "fourth:c": "fourth"},
         **{"first.weight": "first.norm", "second.norm.weight": "second.norm"},
     }
     (shared,) = [weight for weight in weights_of(model) if weight.name == "second.norm.weight"]
