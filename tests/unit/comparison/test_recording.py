@@ -65,6 +65,17 @@ def test_states_of_all_examples_one_after_another_are_points() -> None:
     np.testing.assert_allclose(inside.values, np.tanh(weights["E"][np.array(IDS)] @ weights["flat.W"]))
 
 
+def test_a_number_for_each_text_is_no_point() -> None:
+    def forward(m: Any, input_ids: np.ndarray) -> Any:
+        rows = lookup(m["E"], input_ids)
+        return {"last_hidden_state": rows * m.module("score", lambda x: x.sum(2).sum(1), rows).reshape(2, 1, 1)}
+
+    model = ReferenceModel(forward, {"E": np.ones((9, 4))}, ["score"])
+    recording = LiveSide(model, embgrad.TokenBatch(IDS)).record()
+    assert recording.of_module("score", "input") is not None
+    assert recording.of_module("score", "output") is None
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 4), (6, 4)])
 def test_points_that_the_first_pass_alone_reaches_are_left_out(shape: tuple[int, ...]) -> None:
     """A compiled loop may compute before its first step what no step changes, in some passes."""

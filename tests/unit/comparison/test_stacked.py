@@ -115,9 +115,11 @@ def test_other_arrays_stay_whole(weights: dict[str, tuple[np.ndarray, str]], num
     assert {it.path for it in found.tensors.values()} == {"up", ""}
 
 
-def test_a_stack_within_a_layer_is_of_the_layer() -> None:
+@pytest.mark.parametrize("ends", [("",), (".kernel", ".gain")])
+def test_a_stack_within_a_layer_is_of_the_layer(ends: tuple[str, ...]) -> None:
     """Such as the three matrices of a fused projection: the layer's other weights are no stacks."""
-    weights = {"layers.2.qkv": (UP, "layers.2.qkv"), "layers.2.bias": (np.ones(4), "")}
+    weights = {f"layers.2.qkv{end}": (each, "layers.2.qkv") for end, each in zip(ends, (UP, GAIN), strict=False)}
+    weights["layers.2.bias"] = np.ones(4), ""
     made = recording([*calls("layers.2.qkv", 1), tensor("output", VALUES)])
     held = tuple(
         HeldWeight(name, module, values.shape, lambda values=values: values, layer=2)  # type: ignore[misc]
@@ -125,7 +127,7 @@ def test_a_stack_within_a_layer_is_of_the_layer() -> None:
     )
     found = divide_stacks(replace(made, weights=held))
     assert [(weight.name, weight.layer) for weight in found.weights] == [
-        *((f"layers.2.qkv[{part}]", 2) for part in range(3)),
+        *((f"layers.2.qkv[{part}]{end}", 2) for end in ends for part in range(3)),
         ("layers.2.bias", 2),
     ]
 

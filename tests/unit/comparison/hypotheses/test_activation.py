@@ -54,6 +54,13 @@ def test_two_functions_are_named(first: str, second: str) -> None:
     expect_exact(site, best)
 
 
+@pytest.mark.parametrize(("off", "named"), [(0.9e-4, True), (1.2e-4, False)])
+def test_a_function_reproduces_the_outputs_nearly(off: float, named: bool) -> None:
+    noise = OTHER / np.linalg.norm(OTHER)
+    near = [values + off * np.linalg.norm(values) * noise for values in (GELU, RELU)]
+    assert bool(ActivationFunction().explain(site_of(*near, {"layers.0.up": X}))) is named
+
+
 def of_length_1(values: np.ndarray) -> np.ndarray:
     return np.asarray(values / np.linalg.norm(values, axis=-1, keepdims=True))
 
@@ -71,7 +78,8 @@ def test_a_function_before_a_division_by_the_length_is_named(first: str, second:
     (found,) = ActivationFunction().explain(site)
     assert found.text == f"the activation is {first} in a and {second} in b"
     expect_exact(site, found)
-    assert not ActivationFunction().explain(site_of(a, 2 * b, {"norm": X, "layers.0.up": OTHER}))
+    for other in (2 * b, b[..., ::-1]):  # of another length, and no function
+        assert not ActivationFunction().explain(site_of(a, other, {"norm": X, "layers.0.up": OTHER}))
 
 
 @pytest.mark.parametrize("a", [X, np.sin(X), X * OTHER, X[..., ::-1]], ids=["same", "unknown", "product", "reversed"])

@@ -258,6 +258,7 @@ def test_what_is_no_mixture_is_not_explained(held: Mapping[str, np.ndarray]) -> 
 def test_another_input_is_not_explained() -> None:
     assert Experts().explain(site(mixed(taken=1), before={"block": X + 0.1, "norm": RESIDUAL})) == []
     assert Experts().explain(site(RANDOM.normal(size=X.shape))) == []
+    assert Experts().explain(site(RESIDUAL, X + RESIDUAL)) == []  # none at all
 
 
 def test_stacks_have_as_many_matrices_as_the_router_has_scores() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from embgrad import TokenBatch
 from embgrad.comparison.hypotheses.pooling import POOLS, Pooling
 from embgrad.comparison.hypotheses.site import Site
 from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
@@ -68,6 +70,12 @@ def test_another_pooling_is_named_with_both(first: str, second: str) -> None:
     assert (found.cause, found.setting, found.values) == ("pooling", "the pooled vector is", (first, second))
     assert found.compute is not None
     np.testing.assert_allclose(found.compute({"last": X}.__getitem__), at.b)
+
+
+def test_texts_may_have_two_tokens() -> None:
+    at = site_of(X[:, :1], X[:, 1:2], {"last": X[:, :2]}, real=np.ones((2, 1), bool))
+    at = replace(at, recordings=(replace(at.recordings[0], batch=TokenBatch([[1, 1]] * 2)),) * 2)
+    assert best(at, Pooling().explain(at)).values == ("the first vector", "the vector of the last token")
 
 
 def test_a_missing_length_is_named() -> None:

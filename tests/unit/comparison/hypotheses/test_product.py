@@ -13,13 +13,13 @@ from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.recording import Tensor
 from embgrad.comparison.sites import Pair
 from embgrad.comparison.weight_values import rounded
-from embgrad.comparison.weights import Match, Matching
-from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
+from embgrad.comparison.weights import Match, Matching, match_weights
+from tests.unit.comparison.hypotheses.modules import REAL, best, held, module_site
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(2, 5, 6))
 SQUARE, WIDE = RANDOM.normal(size=(6, 6)), RANDOM.normal(size=(4, 6))
-BIAS = RANDOM.normal(size=6)
+BIAS, GAIN = RANDOM.normal(size=(2, 6))
 
 
 def site(a: np.ndarray, b: np.ndarray, **further: Any) -> Site:
@@ -67,9 +67,11 @@ def test_another_bias_is_named(a: np.ndarray, b: np.ndarray, cause: str, text: s
 def test_another_bias_that_a_weight_holds_is_named_by_the_weight() -> None:
     other, down = BIAS[::-1] * np.array([0, 1, 1, 1, 1, 1]), RANDOM.normal(size=(6, 6))
     b = LINEAR + other
-    found = explained(site(A, b, held_b={"up.W": SQUARE, "up.b": other}))
-    assert found.cause == "different-weight"
-    assert found.text.startswith("b has up.b with other values")
+    for further in ({}, {"up.scale": GAIN}):  # which both have
+        mine, its = ({"up.W": SQUARE, "up.b": bias, **further} for bias in (BIAS, other))
+        found = explained(site(A, b, held_a=mine, held_b=its))
+        assert found.cause == "different-weight"
+        assert found.text.startswith("b has up.b with other values")
     held_a = {"up.W": SQUARE, "up.b": BIAS, "down.W": down, "down.b": other}
     held_b = {"first.W": SQUARE, "first.b": other, "second.W": down, "second.b": BIAS}
     found = explained(site(A, b, held_a=held_a, held_b=held_b))
@@ -294,6 +296,10 @@ def test_a_head_that_a_does_not_share_is_named() -> None:
     found = explained(at)
     assert (found.cause, found.values) == ("head-untied", ("lm_head.W", "words.W"))
     assert found.text == "a multiplies by lm_head.W, which equals no weight of b, where b multiplies by words.W"
+    weights = held({"words.W": TABLE, "head.W": other})
+    both = match_weights(at.recordings[0].weights, weights)
+    at = replace(at, matching=both, recordings=(at.recordings[0], replace(at.recordings[1], weights=weights)))
+    assert not any(item.cause == "head-untied" for item in Product().explain(at)), "b holds the head as well"
 
 
 def test_a_head_whose_output_a_multiplies_is_named() -> None:
