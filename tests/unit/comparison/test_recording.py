@@ -13,7 +13,7 @@ from embgrad.comparison.live_side import _final_values as final_values
 from embgrad.comparison.port import check_port
 from embgrad.comparison.recording import FINAL, read_once
 from embgrad.errors import EmbgradError, OutputError
-from embgrad.testing.reference import ReferenceModel, lookup
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 
 IDS = [[1, 2, 3], [4, 5, 6]]
 
@@ -63,6 +63,25 @@ def test_states_of_all_examples_one_after_another_are_points() -> None:
     inside = recording.of_module("flat", "output")
     assert inside is not None
     np.testing.assert_allclose(inside.values, np.tanh(weights["E"][np.array(IDS)] @ weights["flat.W"]))
+
+
+def test_states_of_all_tokens_that_are_not_padding_are_points() -> None:
+    """ModernBERT leaves out the padding; a tensor of more rows is none of these."""
+    places = np.array([0, 1, 2, 3, 4])
+
+    def forward(m: Any, input_ids: np.ndarray) -> Any:
+        m.module("more", lambda x: x.tanh(), m["E"])
+        rows = m.module("body", lambda x: x.tanh(), lookup(m["E"], input_ids.ravel()[places]))
+        whole = rows.swap(0, 1) @ Tensor(np.eye(6)[places])
+        return {"last_hidden_state": whole.swap(0, 1).reshape(2, 3, 4)}
+
+    table = np.random.default_rng(0).normal(size=(9, 4))
+    batch = embgrad.TokenBatch(IDS, [[1, 1, 1], [1, 1, 0]])
+    recording = LiveSide(ReferenceModel(forward, {"E": table}, ["body", "more"]), batch).record()
+    body = recording.of_module("body", "output")
+    assert body is not None
+    np.testing.assert_allclose(body.values, np.tanh(table[np.array(IDS)]) * batch.real[..., None])
+    assert recording.of_module("more", "output") is None
 
 
 def test_a_number_for_each_text_is_no_point() -> None:
@@ -205,19 +224,19 @@ def test_calls_for_other_lengths_are_not_those_of_texts() -> None:
 def test_lookups_of_a_decoder_are_points_of_its_own_length() -> None:
     def forward(m: Any, input_ids: np.ndarray, decoder_input_ids: np.ndarray) -> Any:
         lookup(m["E"], input_ids)
-        rows = lookup(m["E"], decoder_input_ids) + lookup(m["P"], np.arange(2))
+        rows = lookup(m["E"], decoder_input_ids) + lookup(m["P"], np.arange(4))
         return {"last_hidden_state": m.module("body", lambda x: x.tanh(), rows)}
 
     random = np.random.default_rng(0)
     weights = {"E": random.normal(size=(9, 4)), "P": random.normal(size=(5, 4))}
     model = ReferenceModel(forward, weights, ["body"])
-    later = np.array([[1, 2], [3, 4]])
+    later = np.array([[1, 2, 5, 6], [3, 4, 0, 7]])
     recording = LiveSide(model, embgrad.TokenBatch(IDS, extras={"decoder_input_ids": later})).record()
     at_tables = {tensor.key: tensor for tensor in recording.tensors.values() if tensor.side is None}
-    ids, positions = (next(t for t in at_tables.values() if t.values.shape == (2, 2, 4) and t.path == p) for p in "EP")
+    ids, positions = (next(t for t in at_tables.values() if t.values.shape == (2, 4, 4) and t.path == p) for p in "EP")
     np.testing.assert_array_equal(ids.values, weights["E"][later])
-    np.testing.assert_array_equal(positions.values, np.broadcast_to(weights["P"][:2], (2, 2, 4)))
-    np.testing.assert_array_equal(positions.ids, [[0, 1], [0, 1]])
+    np.testing.assert_array_equal(positions.values, np.broadcast_to(weights["P"][:4], (2, 4, 4)))
+    np.testing.assert_array_equal(positions.ids, [[0, 1, 2, 3]] * 2)
 
 
 @pytest.mark.parametrize("objective", [None, embgrad.Sum(output="pooled")])
