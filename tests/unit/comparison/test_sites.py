@@ -79,10 +79,14 @@ def test_layers_that_hold_the_weights_of_others_are_not_paired_by_their_numbers(
         ]
         return replace(made, weights=tuple(held))
 
-    assert {(pair.a, pair.b) for pair in paired(side(0), side(1))} == {
-        ("block.1:output#0", "block.0:output#0"),
-        ("block.2:output#0", "block.1:output#0"),
-    }
+    moved = {("block.1:output#0", "block.0:output#0"), ("block.2:output#0", "block.1:output#0")}
+    for a, b in ((side(0), side(1)), (side(1), side(0))):
+        found = {(pair.a, pair.b) for pair in paired(a, b)}
+        assert found == (moved if len(a.tensors) == 3 else {(mine, its) for its, mine in moved})
+    matching = match_weights(side(0).weights, side(1).weights)
+    by_place = tuple(replace(match, by_value=False) for match in matching.matches)
+    found = {(pair.a, pair.b) for pair in pair_points(side(0), side(1), replace(matching, matches=by_place))}
+    assert found == moved | {(f"block.{n}:output#0",) * 2 for n in range(2)}, "by their numbers as well"
 
 
 def test_tensors_of_other_shapes_are_no_pair() -> None:
@@ -130,6 +134,8 @@ def test_a_module_whose_weights_are_held_by_two_is_no_pair() -> None:
     a = of_modules(module("up", 1.0, X, X), up__w=w, up__b=bias)
     b = of_modules(module("one", 1.0, X, X), module("two", 3.0, X, X), one__w=w, two__b=bias)
     assert paired(a, b) == []
+    norm = of_modules(module("norm", 1.0, X, X), norm__gain=w[0], norm__bias=bias)
+    assert paired(norm, of_modules(module("one", 1.0, X, X), one__gain=w[0], two__bias=bias)) == []
 
 
 @pytest.mark.parametrize("in_turn", [True, False])
