@@ -89,6 +89,12 @@ def test_layers_that_hold_the_weights_of_others_are_not_paired_by_their_numbers(
     assert found == moved | {(f"block.{n}:output#0",) * 2 for n in range(2)}, "by their numbers as well"
 
 
+def test_a_pair_holds_itself_and_the_parts_of_its_tensor() -> None:
+    whole, part = Pair("up", "up", "dense"), Pair("up[0:2]", "up", "one", np.arange(2))
+    assert [whole.holds(other) for other in (whole, part, Pair("up (2)", "up", "two"))] == [True, True, False]
+    assert not part.holds(whole)
+
+
 def test_tensors_of_other_shapes_are_no_pair() -> None:
     a = recording([tensor("table", X, 1.0, ["word"]), tensor(FINAL, X)])
     b = recording([tensor("table", X[:, :3], 1.0, ["word"]), tensor(FINAL, X[..., :2])])

@@ -194,6 +194,15 @@ def test_rounding_is_named_with_the_side_that_is_rounded(dtype: str) -> None:
     assert single(coarse, matrix.T.copy()).relation == f"rounded to {dtype} in a"
 
 
+def test_rounding_to_few_bits_is_named_where_the_weights_are_near() -> None:
+    matrix = numbers(8, 512)
+    step = np.abs(matrix).max(1, keepdims=True) / 7
+    coarse = np.round(matrix / step) * step
+    assert single(matrix, coarse).relation == "rounded to 4 bits in b"
+    assert single(coarse, matrix).relation == "rounded to 4 bits in a"
+    assert single(numbers(8, 512), coarse).relation == "different"
+
+
 def test_rounding_is_to_the_nearest_even_number() -> None:
     # bfloat16 has eight significant bits: near 1 its steps are 2^-7, and 1 + 2^-8 lies halfway between two.
     values = np.array([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, 1.5, -1 - 3 * 2**-8], np.float32)
@@ -244,6 +253,7 @@ def test_mostly_equal_rows_are_one_table() -> None:
     columns = table.copy()
     columns[:, 4] = 0
     assert single(table, columns).relation == "different in 1 of 5 rows"
+    assert single(table.ravel(), changed.ravel()).relation == "different"  # which has no rows
 
 
 def test_norms_of_ones_are_matched_by_their_place() -> None:
@@ -330,6 +340,19 @@ def test_weights_that_are_all_different_are_paired_by_place() -> None:
     assert set(relations(matching).values()) == {"different"}
     assert not any(match.by_value for match in matching.matches)
     assert len(matching.different) == 6
+
+
+def test_different_vectors_belong_to_the_modules_of_the_largest_weights() -> None:
+    a, b = (
+        {
+            f"{name}.{end}": numbers(*shape)
+            for name, rows in sizes.items()
+            for end, shape in (("W", (rows, 5)), ("b", (5,)))
+        }
+        for sizes in ({"one": 6, "two": 7}, {"second": 7, "first": 6})
+    )
+    partners = {"one": "first", "two": "second"}
+    assert names(matched(a, b)) == {f"{mine}.{end}": f"{its}.{end}" for mine, its in partners.items() for end in "Wb"}
 
 
 def test_equal_weights_are_shared_by_the_nearest_in_time() -> None:
