@@ -110,8 +110,8 @@ def test_a_step_has_the_fields_of_a_result() -> None:
     for name, value in {"ids": IDS, "mask": mask, "types": types, "activations": WEIGHTS["E"][IDS]}.items():
         np.testing.assert_array_equal(getattr(item, name), value)
     assert (item.vocab, item.pad_leak) == (12, 0.0)
-    assert item.provenance["captured"]
-    assert (item.provenance["point"], item.provenance["path"]) == ("word", "E#0")
+    shown = {"captured": True, "split": False, "point": "word", "path": "E#0"}
+    assert {name: item.provenance[name] for name in shown} == shown
     assert item.provenance["objective"]["class"] == "captured"
     assert "captured" in repr(item)
     assert repr(tap) == "Tap(at='word', 1 steps, 1 forward passes)"

@@ -149,6 +149,7 @@ def test_an_example_takes_a_byte_at_least(monkeypatch: pytest.MonkeyPatch, meter
     found = embgrad.memory(model, IDS[:examples], embgrad.Logit(0))
     assert (found.fixed, found.per_example, found.activations) == (0, 1, examples)
     assert found.largest_batch(BASE + 10) == 10
+    assert found.result == embgrad.memory(model, IDS[:examples], embgrad.Logit(0), longest=4).result == 0
 
 
 def test_a_function_of_the_whole_batch_alone_is_refused(metered: Any) -> None:

@@ -30,12 +30,13 @@ OBJECTIVE = embgrad.Logit([0, 1, 1])
 Prepare = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
-def built(prepare: Prepare, *, takes_mask: bool = True) -> ReferenceModel:
+def built(prepare: Prepare, *, takes_mask: bool = True, rows: int = VOCAB) -> ReferenceModel:
     """Return a model of tanh(E[ids] + P[position]), summed where the mask is 1.
 
     Args:
         prepare: takes ids and mask, and returns those to run with, and the examples' numbers in their order.
         takes_mask: whether the model has a mask; else 0 is padding.
+        rows: the number of rows of the table.
     """
 
     def run(model: Any, input_ids: np.ndarray, mask: np.ndarray) -> Tensor:
@@ -53,7 +54,8 @@ def built(prepare: Prepare, *, takes_mask: bool = True) -> ReferenceModel:
     def without(model: Any, input_ids: np.ndarray) -> Tensor:
         return run(model, input_ids, (input_ids != 0).astype(int))
 
-    return ReferenceModel(with_mask if takes_mask else without, dict(WEIGHTS), ["layers.0", "layers.1"])
+    weights = {**WEIGHTS, "table": WEIGHTS["table"][:rows]}
+    return ReferenceModel(with_mask if takes_mask else without, weights, ["layers.0", "layers.1"])
 
 
 def by_length(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -107,7 +109,7 @@ def by_length_in_window(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, 
 def placed(prepare: Prepare, batch: embgrad.TokenBatch) -> Iterator[tuple[int, int, int]]:
     """Yield example and position of each real id with its column in the model, found by numbers in place of ids."""
     numbers = 100 + np.arange(batch.ids.size).reshape(batch.shape)
-    taken, real, order = prepare(np.where(batch.ids == 0, 0, numbers), batch.mask)
+    taken, real, order = prepare(np.where(batch.real, numbers, 0), batch.mask)
     for row, column in np.argwhere((taken >= 100) & (real == 1)).tolist():
         example, position = divmod(int(taken[row, column]) - 100, batch.shape[1])
         assert example == order[row]
@@ -252,10 +254,12 @@ def test_an_order_that_no_probe_shows_is_refused() -> None:
         embgrad.gradients(built(by_content), BATCH, OBJECTIVE)
 
 
-@pytest.mark.parametrize("ids", [[[3, 4, 3]], [[5, 6], [5, 6]], [[3, 4, 3], [7, 7, 0]]])
-def test_ids_that_read_the_same_both_ways_hide_no_order(ids: list[list[int]]) -> None:
-    mask = (np.array(ids) > 0).astype(int)
-    batch = embgrad.TokenBatch(ids, mask)
+@pytest.mark.parametrize(
+    ("ids", "rows"),
+    [([[3, 4, 3]], VOCAB), ([[5, 6], [5, 6]], VOCAB), ([[3, 4, 3], [7, 7, 0]], VOCAB), ([[0, 1, 0]], 2)],
+)
+def test_ids_that_read_the_same_both_ways_hide_no_order(ids: list[list[int]], rows: int) -> None:
+    batch = embgrad.TokenBatch(ids, (np.array(ids) >= (rows > 2)).astype(int))
 
     def examples_backwards(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         order = np.arange(len(ids))[::-1]
@@ -263,7 +267,7 @@ def test_ids_that_read_the_same_both_ways_hide_no_order(ids: list[list[int]]) ->
 
     classes = np.arange(len(ids)) % 2
     for prepare in (in_place, backwards, examples_backwards):
-        result = embgrad.gradients(built(prepare), batch, embgrad.Logit(classes))
+        result = embgrad.gradients(built(prepare, rows=rows), batch, embgrad.Logit(classes))
         np.testing.assert_allclose(result.values, by_hand(prepare, batch, classes), atol=1e-14)
 
 
@@ -277,7 +281,8 @@ def test_ordinary_models_take_one_pass_and_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         embgrad.gradients(built(counted), BATCH, OBJECTIVE)
-    assert passes == [3]
+        embgrad.gradients(built(counted), BATCH, OBJECTIVE, at=["word", "layer.0"], batch_size=2)
+    assert passes == [3, 2, 1]
 
 
 def test_a_window_is_remembered() -> None:

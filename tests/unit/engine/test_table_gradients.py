@@ -113,6 +113,9 @@ def test_figures_of_gradients_whose_squares_are_no_float32() -> None:
     assert tiny.apart == pytest.approx(1.0)
     off = replace(tiny, own=tiny.lookup * np.float32(1.5))
     assert off.apart == pytest.approx(1 / 3, rel=1e-5)
+    first = replace(actual, own=actual.total + np.eye(VOCAB, 1))
+    assert first.apart > 0.1  # no row is that of padding
+    assert replace(first, padding=0).apart < 1e-6
     assert "norms: lookup 0," not in repr(off)
 
 
