@@ -194,7 +194,7 @@ def _measure_lengths(question: Question, meter: MemoryMeter, longest: int) -> tu
         if not measured:
             _run(shorter, 1)
         base, measured[length], size = _peak(shorter, meter, 1)
-    return base, measured, size * question.batch.shape[1] // longest if meter.holds_results else 0
+    return base, measured, size * question.batch.shape[1] // longest
 
 
 def _cut(question: Question, length: int) -> Question:
