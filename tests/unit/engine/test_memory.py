@@ -66,21 +66,14 @@ def test_a_line_through_two_runs_is_extrapolated(metered: Any) -> None:
         (512 * MIB - 1, [1, 2, 4]),
         (48 * MIB, [1, 2, 4]),  # enough, from more than two examples on
         (48 * MIB - 1, [1, 2, 4, 8]),
+        (MIB // 2, [1, 2, 4, 8, 16, 32, 40]),  # until the batch ends
     ],
 )
-def test_no_more_examples_are_run_than_tell_what_one_takes(metered: Any, per_example: int, counts: list[int]) -> None:
+def test_no_more_examples_are_run_than_show_what_one_takes(metered: Any, per_example: int, counts: list[int]) -> None:
     model, calls = metered(per_example)
-    found = embgrad.memory(model, IDS, embgrad.Logit(0))
-    assert (list(found.measured), max(calls)) == (counts, counts[-1])
-    assert found.activations == FIXED + 64 * per_example
-
-
-def test_small_examples_are_run_until_the_batch_ends(metered: Any) -> None:
-    model, calls = metered(MIB // 2)
     found = embgrad.memory(model, IDS[:40], embgrad.Logit(0))
-    assert list(found.measured) == [1, 2, 4, 8, 16, 32, 40]
-    assert found.activations == FIXED + 20 * MIB
-    assert max(calls) == 40
+    assert (list(found.measured), max(calls)) == (counts, counts[-1])
+    assert found.activations == FIXED + 40 * per_example
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,12 @@ def test_each_way_runs_with_the_answer() -> None:
         lambda model, batch, labels: (
             embgrad.gradients(model, batch, [embgrad.Sum(), embgrad.CrossEntropy(labels)])[1].values
         ),
-        lambda model, batch, labels: embgrad.gradients(model, batch, embgrad.CrossEntropy(labels), batch_size=1).values,
+        *(
+            lambda model, batch, labels, options=options: (
+                embgrad.gradients(model, batch, embgrad.CrossEntropy(labels), batch_size=1, **options).values
+            )
+            for options in ({}, {"call": lambda model, inputs: model(**inputs)})
+        ),
         lambda model, batch, labels: (
             embgrad.attribute(
                 model, batch, embgrad.Probability(labels), embgrad.methods.IntegratedGradients(steps=8)
@@ -121,17 +126,10 @@ def test_each_way_runs_with_the_answer() -> None:
         VOCAB,
         DIM,
     )
+    right = embgrad.gradients(model := Passes(scores).model, BATCH, embgrad.Logit([1, 1]))
+    assert embgrad.compare(right, right, models=(model, model)).agrees
     with refused(embgrad.errors.ObjectiveError, "index 2 at example 1 is padding"):
         embgrad.gradients(Passes(scores).model, BATCH, embgrad.Logit([2, 2]))
-
-
-def test_a_model_called_by_the_user() -> None:
-    passes = Passes(scores)
-    for _ in range(2):
-        values = embgrad.evaluate(
-            passes.model, BATCH, embgrad.Sum(), call=lambda model, inputs: model(**inputs), batch_size=1
-        )
-        np.testing.assert_allclose(values, (scores_by_hand(IDS) * MASK).sum(1))
 
 
 def test_a_model_of_one_length_says_its_classes_or_is_asked() -> None:
@@ -199,12 +197,6 @@ def test_another_number_of_classes_is_probed_again() -> None:
     short = {"input_ids": IDS[:, :2], "attention_mask": np.array([[1, 1], [1, 0]])}
     values = embgrad.evaluate(passes.model, short, embgrad.Sum())
     np.testing.assert_allclose(values, classes_by_hand(IDS[:, :2], short["attention_mask"])[:, :2].sum(1))
-
-
-def test_deleted_diagnosis_reruns() -> None:
-    model = Passes(scores).model
-    right = embgrad.gradients(model, BATCH, embgrad.Logit([1, 1]))
-    assert embgrad.compare(right, right, models=(model, model)).agrees
 
 
 SQUARE = np.array([[3, 5, 8], [2, 9, 3], [1, 4, 7]])
