@@ -65,7 +65,10 @@ def test_passes_that_are_not_recorded_are_perturbed_too(hybrid: dict[str, Any] |
     expected = embgrad.evaluate(net, ids, embgrad.Logit(1), add={"word": delta})
     with embgrad.perturbed(net, {"word": delta}) as perturbation:
         logits = net(nd.array(ids)).asnumpy()
-    assert perturbation.passes == 1
+        with autograd.train_mode():
+            dropped = net(nd.array(ids)).asnumpy()
+    assert perturbation.passes == 2
+    assert np.abs(dropped - logits).max() > 1e-3
     np.testing.assert_allclose(logits[:, 1], expected, rtol=1e-5, atol=1e-6)
     assert np.abs(logits - plain).max() > 1e-3
     np.testing.assert_allclose(net(nd.array(ids)).asnumpy(), plain, rtol=1e-5, atol=1e-6)
