@@ -73,10 +73,11 @@ def preserve(model: Structure, device: Any, *, training: bool) -> Iterator[Weigh
         _expect_weights(model, parameters)
         attributes = ObjectState(map(vars, model.modules))
         stack.callback(attributes.restore)
-        weights = Weights(parameters, _find_written(model, parameters, training))
-        stack.callback(weights.restore)
         if any(map(torch.Tensor.is_inference, (*parameters, *model.buffers()))):
             _make_ordinary(model, stack)
+            parameters = model.parameters()
+        weights = Weights(parameters, _find_written(model, parameters, training))
+        stack.callback(weights.restore)
         buffers = model.buffers()
         stack.callback(_contents_restorer(_plain_tensors(attributes.values, buffers), buffers, training))
         _set_mode(model, training, stack)
@@ -329,7 +330,7 @@ def _make_ordinary(model: Structure, stack: contextlib.ExitStack) -> None:
 def _ordinary(tensor: Any) -> Any:
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     same = empty.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
-    return torch.nn.Parameter(same, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else same
+    return torch.nn.Parameter(same, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else same
 
 
 # Settings of the process and of the thread

@@ -65,6 +65,13 @@ def test_a_model_made_under_inference_mode(expected: np.ndarray) -> None:
     assert all(weight.is_inference() for weight in model.parameters())
     assert all(weights[name] is weight for name, weight in model.named_parameters())
     assert model.recurrent._flat_weights[0] is model.recurrent.weight_ih_l0
+    ordinary = net()
+    ordinary(tensor())[:, 1].sum().backward()
+    gradients = embgrad.tables.parameter_gradients(model, IDS, embgrad.Logit(1))
+    assert len(gradients) == len(weights)
+    for name, weight in ordinary.named_parameters():
+        np.testing.assert_allclose(gradients[name], weight.grad, rtol=1e-9, atol=1e-12)
+    assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
     mixed = net()
     mixed.inner = model.inner
     check(mixed, expected)
