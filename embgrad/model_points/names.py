@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+import numpy as np
+
 from embgrad.errors import (
     AmbiguousPointError,
     PointError,
@@ -143,7 +145,7 @@ def _unknown(name: str, path: str, points: Sequence[Point], batch: TokenBatch) -
         problem = (
             f"has {layers} layers: expected layer.0 to layer.{layers - 1}, or layer.-1 for the last"
             if layers
-            else f"{_no_layers(points, batch)}: name a module by its path instead"
+            else f"{_no_layers(points, batch)}: {_instead_of_layers(points, batch)}"
         )
         return UnknownPointError(f"there is no point {name!r}: the model {problem}")
     without_role = list(dict.fromkeys(point.path for point in points if point.lookup is not None and not point.roles))
@@ -186,6 +188,21 @@ def _no_layers(points: Sequence[Point], batch: TokenBatch) -> str:
         f"{missing} (found {candidates}, but these do not follow one another, differ in kind, are parts of layers or do not take "
         "the ids)"
     )
+
+
+def _instead_of_layers(points: Sequence[Point], batch: TokenBatch) -> str:
+    """Return what to do about a model without layers; some models pad the ids before they look them up."""
+    examples, positions = batch.shape
+    lookups = [point.lookup for point in points if point.lookup is not None and WORD in point.roles]
+    padded = [
+        lookup.indices.shape[1]
+        for lookup in lookups
+        if lookup.indices.ndim == 2 and len(lookup.indices) == examples and lookup.indices.shape[1] > positions
+        if np.array_equal(lookup.indices[:, :positions], batch.ids)
+    ]
+    if not padded:
+        return "name a module by its path instead"
+    return f"pad the batch to {padded[0]} positions, with mask=0 there, or name a module by its path"
 
 
 def _blocks_away(points: Sequence[Point], batch: TokenBatch) -> str:

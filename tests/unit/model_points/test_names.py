@@ -186,6 +186,21 @@ def test_blocks_that_run_at_other_positions_are_named(role: str) -> None:
         named(trace, "type")
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "advice"),
+    [
+        (0, 3, "pad the batch to 8 positions, with mask=0 there, or name a module by its path\n"),
+        (3, 0, "name a module by its path instead\n"),  # behind ids of the model's own, there are always more
+    ],
+)
+def test_a_model_that_pads_the_ids_takes_them_padded(before: int, after: int, advice: str) -> None:
+    trace = Trace(BATCH)
+    rows = trace.table("table", np.pad(IDS, ((0, 0), (before, after)), constant_values=1))
+    stack(trace, "layers", rows, 2)
+    with pytest.raises(embgrad.errors.UnknownPointError, match=rf"at 8 positions, where the batch has 5.*: {advice}"):
+        named(trace, "layer.0")
+
+
 def test_blocks_whose_paths_are_numbers_alone_are_one_list() -> None:
     trace = simple()
     for number in range(3):
