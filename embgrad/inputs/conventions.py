@@ -187,13 +187,20 @@ def _from_packed(mapping: Mapping[str, Any]) -> TokenBatch | None:
     if not len(starts) or starts[0] != 0 or (lengths < 1).any():
         raise BatchError(
             f"offsets is {brief(starts.tolist())} for {len(ids)} ids in one row: expected the index at which each example "
-            "begins, rising from 0, of examples with one id at least"
+            f"begins, rising from 0, of examples with one id at least{_of_the_end(starts, len(ids))}"
         )
     real = np.arange(lengths.max()) < lengths[:, None]
     filled = np.zeros(real.shape, np.int64)
     filled[real] = ids
     extras = {key: value for key, value in mapping.items() if key not in (names[0], "offsets")}
     return TokenBatch(filled, real, extras=extras, convention=PACKED)
+
+
+def _of_the_end(starts: np.ndarray, count: int) -> str:
+    """Return what to do where the last offset is the end of the row, as `include_last_offset` of PyTorch has it."""
+    if not len(starts) or starts[-1] != count:
+        return ""
+    return f". {count} is the end of the row: omit it, and append it in call=... for a model that takes it"
 
 
 def _row_of_whole(value: Any) -> np.ndarray | None:

@@ -255,5 +255,7 @@ def test_ids_in_one_row_are_cut_at_the_offsets(key: str) -> None:
     assert batch.ids.tolist() == [[4, 5, 6], [7, 8, 0]]
     assert batch.mask.tolist() == [[1, 1, 1], [1, 1, 0]]
     assert (batch.convention, list(batch.extras)) == ("packed", ["weights"])
-    with refused(embgrad.errors.BatchError, "offsets is [0, 5] for 5 ids in one row"):
+    with refused(
+        embgrad.errors.BatchError, "offsets is [0, 5] for 5 ids in one row", "5 is the end of the row: omit it"
+    ):
         as_batch({key: [4, 5, 6, 7, 8], "offsets": [0, 5]})
