@@ -250,6 +250,7 @@ def test_a_table_that_all_examples_share_is_refused() -> None:
     assert len(runs) < 4, "it is refused before the window's other batches are run"
     for first, second in zip(streamed(source, at="position"), streamed(source, at="position", window=6), strict=True):
         np.testing.assert_allclose(second.values[first.real], first.values[first.real], rtol=1e-12)
+        np.testing.assert_array_equal(second.ids[first.real], first.ids[first.real])
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -435,6 +436,10 @@ def test_random_numbers_do_not_refuse_a_window() -> None:
     asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 3, "window": 12, "add": {"word": noise}}
     assert len(list(embgrad.stream(model(), texts(12), embgrad.Logit(0), **asked))) == 4
     assert sorted(sizes) == [1, 3, 3, 3, 3, 3], "one example is run alone, and beside the others once more"
+    sizes.clear()
+    asked |= {"batch_size": 2, "window": 4}
+    assert len(list(embgrad.stream(model(), ["ab", "abcdefgh"] * 2, embgrad.Logit(0), **asked))) == 2
+    assert sorted(sizes) == [1, 1, 2, 2], "one example is run with the padding of its own batch, twice"
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e6])
