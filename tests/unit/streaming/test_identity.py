@@ -170,6 +170,16 @@ class Private:
         self.__number = number
 
 
+class Reduced:
+    """An object of which `pickle` also stores the function that sets the state."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Reduced, (0,), self.number, None, None, setattr
+
+
 class Named(str):
     def __new__(cls, text: str, number: int) -> Named:
         made = super().__new__(cls, text)
@@ -219,6 +229,7 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "an order": lambda n: OrderedDict([("a", 1), ("b", 2)][:: 1 if n == 1 else -1]),
     "an hour in a zone": lambda n: datetime(2000, 1, 1, tzinfo=timezone(timedelta(hours=n))),
     "a private slot": Private,
+    "a state with a function that sets it": Reduced,
     "a text with an attribute": lambda n: Named("a", n),
     "a list with an attribute": Numbers,
     "a list of its own class": lambda n: OwnList([n]),
