@@ -14,7 +14,7 @@ import pytest
 import embgrad
 from embgrad.display.depth_picture import depth_picture
 from embgrad.errors import EmbgradError, FileFormatError
-from embgrad.results.port_display import depth_of
+from embgrad.results.port_display import depth_of, parts
 from tests.unit.pages import HOSTILE, Reader
 from tests.unit.results.ported import EPSILON, POINTS, SCALE, WEIGHTS, agreeing, point, report
 
@@ -113,6 +113,8 @@ def test_a_setting_says_whether_it_matters(matters: bool | None, end: str) -> No
 def test_show_prints_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     report().show()
     assert capsys.readouterr().out.rstrip("\n") == repr(report())
+    styles = {text: style for text, style in parts(report()) if text.startswith(("table", "  ✗", "layer", "output"))}
+    assert list(styles.values()) == ["", "red", "", "red", ""]
 
 
 def test_control_characters_of_names_are_escaped() -> None:

@@ -164,6 +164,7 @@ def test_the_picture_of_odd_values_is_sound(values: list[float]) -> None:
     points = drawn(course(values))
     assert len(points) == np.isfinite(values).sum()
     assert np.isfinite(points).all()
+    assert drawn(course([values[1]] * 2)) == [(4.0, 17.0), (146.0, 17.0)]  # in the middle
 
 
 def test_no_picture_where_there_are_no_steps_or_no_numbers() -> None:
