@@ -11,7 +11,8 @@ BERT = [
     *("bert.embeddings.token_type_embeddings", "bert.encoder", "bert.encoder.layer", "bert.encoder.layer.0"),
     *("bert.encoder.layer.0.attention", "bert.encoder.layer.1", "bert.encoder.layer.1.attention", "bert.pooler"),
 ]
-GPT2 = ["wte", "wpe", "drop", "h", "h.0", "h.0.attn", "h.1", "h.1.attn", "h.1.experts.0", "h.1.experts.0.up", "ln_f"]
+GPT2 = ["wte", "wpe", "drop", "h", "h.0", "h.0.attn", "h.1", "h.1.attn", "ln_f"]
+GPT2 += [f"h.1.experts.{number}{part}" for number in range(3) for part in ("", ".up")]
 T5 = [
     *("shared", "decoder", "decoder.block", "decoder.block.0", "decoder.block.0.layer.0", "decoder.block.0.layer.0.q"),
     *("decoder.block.1", "decoder.block.1.layer.0", "decoder.block.2", "decoder.block.2.layer.0", "decoder.dropout"),

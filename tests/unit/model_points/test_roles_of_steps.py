@@ -103,6 +103,7 @@ def run_steps(trace: Trace, steps: str) -> None:
         ("w=ids 0:A 1:Dropout 2:A 3:Dropout 4:A 5:Dropout", "embeddings=w#0", "0 2 4"),
         ("w=ids l.0:A l.1:A head.0:Linear head.1:Linear head.2:Linear head.3:Linear", "embeddings=w#0", "l.0 l.1"),
         ("w=ids l.0:A head.0:Linear head.1:Linear head.2:Linear", "embeddings=w#0", "l.0"),
+        ("w=ids l.0:A between:Linear l.1:A", "embeddings=w#0", "l.0 l.1"),
         ("w=ids l.0:A l.1.dropout:Dropout l.1:A l.2:Mixer", "embeddings=w#0", "l.0 l.1 l.2"),
         *(
             (

@@ -241,6 +241,9 @@ def test_a_notebook_shows_the_first_examples_without_a_document_around_them() ->
     assert "<html" not in shown
     assert "<style" not in shown
     assert BOTH._repr_html_().count("pre-wrap") == 2
+    for count in (1, 2):
+        few = by_words(["a"] * count, [["a"]] * count, 1.0)._repr_html_()
+        assert few.count("example ") == (count if count > 1 else 0)
 
 
 def test_latex_escapes_what_latex_reads_and_leaves_other_letters() -> None:
