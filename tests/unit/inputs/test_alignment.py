@@ -38,10 +38,10 @@ def test_a_batch_that_is_not_padded_on_the_left_stays() -> None:
 
 
 def test_inputs_that_all_examples_share_are_refused_where_they_may_belong_to_positions() -> None:
-    with pytest.raises(
-        BatchError, match=r"'bias' has the shape \(3, 5\), and the batch is padded on the left: which axis"
-    ):
-        align(TokenBatch(IDS, MASK, extras={"bias": np.zeros((3, 5))}, shared=["bias"]))
+    for rows in (1, 3):
+        message = rf"'bias' has the shape \({rows}, 5\), and the batch is padded on the left: which axis"
+        with pytest.raises(BatchError, match=message):
+            align(TokenBatch(IDS, MASK, extras={"bias": np.zeros((rows, 5))}, shared=["bias"]))
     moved, _, _ = align(TokenBatch(IDS, MASK, extras={"bias": np.arange(4)}, shared=["bias"]))
     np.testing.assert_array_equal(moved.extras["bias"], np.arange(4))
 

@@ -94,7 +94,9 @@ def test_every_convention_both_ways(ids: np.ndarray, lengths: list[int], types: 
 def test_omitted_fields_have_no_key(convention: str) -> None:
     ids, mask, types = CONVENTIONS[convention]
     for given_as in ({ids: IDS}, {ids: IDS, mask: RIGHT}, {ids: IDS, types: RIGHT}, {ids: IDS, mask: RIGHT, "more": 3}):
-        assert list(as_batch(given_as).inputs()) == list(given_as)
+        inputs = as_batch(given_as).inputs()
+        assert list(inputs) == list(given_as)
+        assert inputs[next(iter(inputs))].dtype == (np.int64 if "input_ids" in inputs else np.int32)
 
 
 def test_a_triple_without_types_gets_zeros() -> None:

@@ -188,6 +188,7 @@ def test_pieces_are_cut_off_the_longer_text() -> None:
     assert batch.truncated.tolist() == [3, 0]
     with pytest.raises(embgrad.errors.BatchError, match="max_length is 2: expected room for 3 special tokens"):
         embgrad.encode([("a", "a")], Pieces(), max_length=2)
+    assert embgrad.encode([("a", "a")], Pieces(), max_length=3).tokens == (("[CLS]", "[SEP]", "[SEP]"),)
 
 
 @pytest.mark.parametrize("wrap", [list, np.array, lambda ids: np.array([ids]), lambda ids: np.array(ids, np.float32)])
