@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -225,7 +226,7 @@ def _moved(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedA
     numbers = {*layers_a.values()}, {*layers_b.values()}
     as_many, alike = len(numbers[0]) == len(numbers[1]), numbers[0] == numbers[1]  # not counted from 0 and from 1
     by_layer = moved if as_many and (exchanged or alike or 2 * len(moved) <= len(known)) else {}
-    return {**by_layer, **renamed, **_strayed(matches, a, b)}
+    return {**by_layer, **renamed, **_strayed(matches, a, b), **_crossed(matches, a, b)}
 
 
 def _most_frequent(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
@@ -253,6 +254,32 @@ def _strayed(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[Name
         if own != module and module in owners and partners[own] != module and own == owners[partners[own]]
     }
     return {match.a: match.b for (own, other, size), match in strayed.items() if (other, own, size) in strayed}
+
+
+def _crossed(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedArray]) -> dict[str, str]:
+    """Return the vectors of a layer that b applies in each other's place, with the names of their equals in b.
+
+    Those are such vectors, as of two norms, of which a applies the first before a matrix and the second behind it, and b the
+    second before that matrix and the first behind it.
+    """
+    held_a, held_b = ({weight.name: weight for weight in side} for side in (a, b))
+    layers: dict[int, list[Match]] = defaultdict(list)
+    for match in matches:
+        layer = held_a[match.a].layer
+        if layer is not None and layer == held_b[match.b].layer:
+            layers[layer].append(match)
+    crossed: dict[str, str] = {}
+    for found in layers.values():
+        times = [(held_a[match.a].time, held_b[match.b].time) for match in found]
+        vectors = [number for number, match in enumerate(found) if len(held_a[match.a].shape) == 1]
+        matrices = [number for number, match in enumerate(found) if len(held_a[match.a].shape) > 1]
+        for first, second in itertools.permutations(vectors, 2):
+            if held_a[found[first].a].shape == held_a[found[second].a].shape and any(
+                times[first][0] < times[it][0] < times[second][0] and times[second][1] < times[it][1] < times[first][1]
+                for it in matrices
+            ):
+                crossed |= {found[number].a: found[number].b for number in (first, second)}
+    return crossed
 
 
 def _repeated(others: Sequence[_Summary], summaries_a: Sequence[_Summary]) -> dict[str, str]:
@@ -306,7 +333,7 @@ def _by_place(
 
 def _is_alike(summary: _Summary, name: str | None) -> bool:
     """Return whether a weight has this name in another layer."""
-    return name is not None and kind_of(name) == kind_of(summary.weight.name)
+    return name not in (None, summary.weight.name) and kind_of(name) == kind_of(summary.weight.name)
 
 
 def kind_of(name: str) -> str:

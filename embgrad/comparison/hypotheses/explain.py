@@ -9,6 +9,7 @@ from embgrad.comparison.hypotheses.activation import ActivationFunction
 from embgrad.comparison.hypotheses.attention import AttentionCore
 from embgrad.comparison.hypotheses.combination import Combination
 from embgrad.comparison.hypotheses.dropping import Dropout
+from embgrad.comparison.hypotheses.exchanged_norms import ExchangedNorms
 from embgrad.comparison.hypotheses.experts import Experts
 from embgrad.comparison.hypotheses.gate import Gate
 from embgrad.comparison.hypotheses.held_vector import HeldVector
@@ -61,6 +62,7 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     Product(),
     Combination(),
     OtherTerm(),
+    ExchangedNorms(),
     HeldVector(),
     ActivationFunction(),
     Pooling(),

@@ -34,7 +34,7 @@ from embgrad.comparison.weight_values import rounded
 from embgrad.comparison.weights import Match, kind_of
 from embgrad.model_points.points import INPUT, OUTPUT
 
-__all__ = ["NUMBER", "Norm", "NormOfSum", "norm_with_weights_of_b", "norms_of"]
+__all__ = ["NUMBER", "Norm", "NormOfSum", "norm_of", "norm_with_weights_of_b", "norms_of", "with_weights_of_layer"]
 
 #: The number of a layer in a path.
 NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -141,21 +141,47 @@ def _with_weights(norm: Parameters, pairs: Iterable[tuple[HeldWeight, HeldWeight
 
 def _of_other_layers(site: Site, path: str, entry: Before, first: Parameters) -> Iterator[Explanation]:
     """Yield the explanation that b applies a norm with the weights of another layer, though it holds a's own."""
-    held: dict[str, dict[str, HeldWeight]] = defaultdict(dict)
-    for weight in site.recordings[0].weights:
-        if weight.shape == first.gain.shape and kind_of(weight.module) == kind_of(path):
-            held[weight.module][weight.name.removeprefix(weight.module)] = weight
-    own = held.pop(path, {})
-    for weights in held.values():
-        if own.keys() != weights.keys():
+    for module, pairs in _others(site, path, first):
+        if kind_of(module) != kind_of(path):
             continue
-        changed = _with_weights(first, [(own[name], weights[name]) for name in own])
+        changed = _with_weights(first, pairs)
         if site.off(changed.apply(entry.values)) <= NEAR:
-            texts = [f"b has {own[name].name} equal to a's {weights[name].name}" for name in own]
+            texts = [f"b has {weight.name} equal to a's {other.name}" for weight, other in pairs]
             text, compute = ", and ".join(texts), partial(_applied, changed, entry.name)
             values = ("a's own", text)
             predicted = changed.apply(entry.values)
             yield Explanation("swapped-weights", path, values, predicted, compute, (entry.name,), text)
+
+
+def _others(site: Site, path: str, norm: Parameters) -> Iterator[tuple[str, list[tuple[HeldWeight, HeldWeight]]]]:
+    """Yield the other modules of a that hold weights of a norm's names and shapes, with pairs of its weights and theirs."""
+    held: dict[str, dict[str, HeldWeight]] = defaultdict(dict)
+    for weight in site.recordings[0].weights:
+        if weight.shape == norm.gain.shape:
+            held[weight.module][weight.name.removeprefix(weight.module)] = weight
+    own = held.pop(path, {})
+    for module, weights in held.items():
+        if own and own.keys() == weights.keys():
+            yield module, [(own[name], weights[name]) for name in own]
+
+
+def with_weights_of_layer(site: Site, path: str, norm: Parameters) -> Iterator[tuple[str, Parameters]]:
+    """Yield the other norms of a norm's layer in a, with the norm as it is with their weights."""
+    for module, pairs in _others(site, path, norm):
+        if all(weight.layer == other.layer for weight, other in pairs):
+            yield module, _with_weights(norm, pairs)
+
+
+def norm_of(site: Site, path: str, x: np.ndarray, y: np.ndarray) -> Parameters | None:
+    """Return the norm that a module of a computes with its weights; None where it computes none.
+
+    Args:
+        site: the site.
+        path: the module's path.
+        x: its inputs, (example, position, feature).
+        y: its outputs.
+    """
+    return _of_weights(site, path, site.rows(x), site.rows(y))
 
 
 def norm_with_weights_of_b(site: Site, path: str, x: np.ndarray, y: np.ndarray) -> Parameters | None:

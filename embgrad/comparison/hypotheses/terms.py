@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,7 @@ from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, skipped_norms
 from embgrad.model_points.points import OUTPUT
 
-__all__ = ["OtherTerm", "sums"]
+__all__ = ["CHANGES", "OtherTerm", "sums"]
 
 #: The most entries of a table times the number of tokens for which all rows are tried behind a norm.
 MOST_TRIED: Final = 2**24
@@ -96,7 +97,8 @@ class OtherTerm:
         known: list[Changed] = site.memory.setdefault(CHANGES, [])
         found: list[Explanation] = []
         for computed in sums(site):
-            for explanation, change in (*_again(computed, known), *_explanations(site, computed, tensors)):
+            ways = [_again(computed, known), _explanations(site, computed, tensors)]
+            for explanation, change in itertools.chain(*(ways if computed.name else reversed(ways))):
                 predicted = computed.apply(computed.whole + change)
                 found.append(replace(explanation, predicted=predicted))
                 if site.off(predicted) <= NEAR:
@@ -106,10 +108,11 @@ class OtherTerm:
 
 
 def _again(computed: Sum, known: Sequence[Changed]) -> Iterator[Changed]:
-    """Yield what was found of earlier sums, which a norm's input contains as well where b cannot be given a's."""
-    for explanation, change in known if computed.name else ():
+    """Yield what was found of earlier sums, which later ones contain as well where b cannot be given a's."""
+    for explanation, change in known:
         if change.shape == computed.whole.shape:
-            yield _of_change(computed, replace(explanation, also=()), change)
+            again, _ = _of_change(computed, replace(explanation, also=()), change)
+            yield (again if computed.name else replace(again, compute=None, inputs=())), change
 
 
 def _of_change(computed: Sum, explanation: Explanation, change: np.ndarray) -> Changed:

@@ -1,0 +1,100 @@
+"""The hypothesis of a norm within a sum, and of a norm of that sum, with the weights of other norms of their layer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.combination import distinct, terms_of
+from embgrad.comparison.hypotheses.norm import norm_of, norms_of, with_weights_of_layer
+from embgrad.comparison.hypotheses.norm_fit import Parameters
+from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
+from embgrad.comparison.hypotheses.sources import NEAR, skipped_norms
+from embgrad.comparison.hypotheses.terms import CHANGES
+from embgrad.model_points.points import INPUT
+
+__all__ = ["ExchangedNorms"]
+
+#: A module of a that is a norm, and the norm with its weights or those of another module.
+Weighted = tuple[str, Parameters]
+
+
+class _Sum(NamedTuple):
+    """A sum, one of whose terms is what a norm returns, and which may be given to another norm.
+
+    Attributes:
+        rest: the other terms, each with what it is multiplied by.
+        given: what the norm is given.
+        inner: the norm.
+        multiplier: what its output is multiplied by.
+        outer: the norm of the sum; None for none.
+    """
+
+    rest: tuple[tuple[Before, float], ...]
+    given: Before
+    inner: Weighted
+    multiplier: float
+    outer: Weighted | None
+
+
+class ExchangedNorms:
+    """A layer with norms before and behind its parts, of which b applies one with the weights of another.
+
+    A norm whose input and output both models have is found by its own site, see `Norm`.
+    """
+
+    causes = ("swapped-weights",)
+
+    def explain(self, site: Site) -> list[Explanation]:
+        """Return which weights b's norms have; an empty list where a computes no norm within a sum."""
+        for found in _sums(site):
+            inners = [found.inner, *with_weights_of_layer(site, *found.inner)]
+            outers = [None] if found.outer is None else [found.outer, *with_weights_of_layer(site, *found.outer)]
+            for inner, outer in list(itertools.product(inners, outers))[1:]:
+                predicted = _value(found, inner, outer, {it.name: it.values for it in site.before}.__getitem__)
+                if inner is not found.inner and site.off(predicted) <= NEAR:
+                    explanation = _explanation(found, inner, outer, predicted)
+                    change = found.multiplier * (
+                        inner[1].apply(found.given.values) - found.inner[1].apply(found.given.values)
+                    )
+                    site.memory.setdefault(CHANGES, []).append((explanation, change))
+                    return [explanation]
+        return []
+
+
+def _sums(site: Site) -> Iterator[_Sum]:
+    """Yield the sums with a norm's output that a may compute: what it gives to a norm, and its own output."""
+    tensors = [*distinct(site), *distinct(site, shared=False)]
+    normed = [(entry.values, (entry.name.removesuffix(f":{INPUT}"), norm)) for entry, norm in norms_of(site)]
+    for whole, outer in (*normed, (site.a, None)):
+        parts = [tensor for tensor in tensors if not np.array_equal(tensor.values, whole)]
+        found = terms_of(site, parts, site.rows(whole))
+        if found is None or len(found[0]) < 2:
+            continue
+        for number, multiplier in zip(*found, strict=True):
+            term = parts[number].values
+            for path, given in skipped_norms(site, term):
+                inner = norm_of(site, path, given.values, term)
+                if inner is not None:
+                    others = ((parts[it], by) for it, by in zip(*found, strict=True) if it != number)
+                    yield _Sum(tuple(others), given, (path, inner), float(multiplier), outer)
+
+
+def _value(found: _Sum, inner: Weighted, outer: Weighted | None, at: Values) -> np.ndarray:
+    """Return the sum, or its norm, with other norms, in a pass whose values at points a function returns."""
+    whole = found.multiplier * inner[1].apply(at(found.given.name)) + sum(by * at(it.name) for it, by in found.rest)
+    return whole if outer is None else outer[1].apply(whole)
+
+
+def _explanation(found: _Sum, inner: Weighted, outer: Weighted | None, predicted: np.ndarray) -> Explanation:
+    pairs: Sequence[tuple[Weighted, Weighted | None]] = [(found.inner, inner)]
+    if found.outer is not None and outer is not found.outer:
+        pairs = [*pairs, (found.outer, outer)]
+    sentence = ", and ".join(f"b applies the norm {mine[0]} with the weights of {its[0]}" for mine, its in pairs if its)
+    compute, names = partial(_value, found, inner, outer), (found.given.name, *(it.name for it, _ in found.rest))
+    values = ("a's own", inner[0])
+    return Explanation("swapped-weights", found.inner[0], values, predicted, compute, names, sentence)
