@@ -57,6 +57,9 @@ ROOT: Final = "the root of variance + ε"
 
 DIVISORS: Final = (ROOT, "the root of (n / (n − 1)) variance + ε", "deviation + ε", "deviation over n − 1, + ε")
 
+#: The same for a root-mean-square norm.
+DIVISORS_OF_SQUARES: Final = {ROOT: "the root of the mean square + ε", DIVISORS[2]: "the root mean square + ε"}
+
 
 @dataclass(frozen=True, eq=False)
 class Parameters:
@@ -204,8 +207,8 @@ def changed_norm(first: Parameters, x: np.ndarray, y: np.ndarray, declared: floa
 
 
 def _other_divisors(norm: Parameters, epsilons: Iterable[float]) -> Iterator[Parameters]:
-    """Yield a layer norm with the divisors that it has not, and with epsilons."""
-    for divisor, epsilon in itertools.product(DIVISORS if norm.centred else (), epsilons):
+    """Yield a norm with the divisors that it has not, and with epsilons; the deviation of a sample is that of a layer norm."""
+    for divisor, epsilon in itertools.product(DIVISORS if norm.centred else DIVISORS[::2], epsilons):
         if divisor != norm.divisor:
             yield replace(norm, divisor=divisor, epsilon=epsilon)
 
@@ -232,7 +235,8 @@ def what_differs(first: Parameters, second: Parameters) -> tuple[str, str, tuple
     if first.centred != second.centred:
         return "norm-kind", "the norm is", (first.kind, second.kind)
     if first.divisor != second.divisor:
-        return "norm-kind", "the norm divides by", (first.divisor, second.divisor)
+        names = [it.divisor if first.centred else DIVISORS_OF_SQUARES[it.divisor] for it in (first, second)]
+        return "norm-kind", "the norm divides by", (names[0], names[1])
     if np.allclose(second.gain, first.gain + 1, atol=1e-3):
         return "norm-offset", "the gain is", ("w", "1 + w")
     if np.allclose(second.gain, first.gain - 1, atol=1e-3):

@@ -217,6 +217,13 @@ def test_what_b_divides_by_is_named_with_what_a_does(number: int, epsilon: float
         assert found.values == tuple(DIVISORS[value] for value in values)
 
 
+def test_what_a_norm_of_squares_divides_by_is_named() -> None:
+    other = X / (np.sqrt((X**2).mean(-1, keepdims=True)) + 1e-3) * GAIN
+    found = explained(site(RMS, other, held_a={"norm.gain": GAIN}))
+    assert found.cause == "norm-kind"
+    assert found.text == ("the norm divides by the root of the mean square + ε in a and the root mean square + ε in b")
+
+
 @pytest.mark.parametrize(("a", "b", "cause", "values"), PLANTED.values(), ids=PLANTED)
 def test_one_token_shows_a_difference_where_the_weights_are_known(
     a: np.ndarray, b: np.ndarray, cause: str, values: tuple[str, str]
