@@ -203,7 +203,8 @@ def changed_norm(first: Parameters, x: np.ndarray, y: np.ndarray, declared: floa
         return best
     divided = _other_divisors(first, (first.epsilon, *known))
     other = min(divided, key=lambda fit: relative(fit.apply(x), y), default=best)
-    return other if relative(other.apply(x), y) < BETTER * relative(best.apply(x), y) else best
+    enough = BETTER if best.epsilon in known else ALIKE  # another divisor is likelier than an epsilon that no model has
+    return other if relative(other.apply(x), y) < enough * relative(best.apply(x), y) else best
 
 
 def _other_divisors(norm: Parameters, epsilons: Iterable[float]) -> Iterator[Parameters]:
