@@ -174,6 +174,7 @@ def match_weights(a: Sequence[NamedArray], b: Sequence[NamedArray]) -> Matching:
     summaries_a, summaries_b = _summaries(a), _summaries(b)
     matches: list[Match] = []
     left, others = _matched(summaries_a, summaries_b, _equal, matches)
+    matches = _with_crossed_in_place(matches, a, b)
     moved = _moved(matches, a, b)
     if moved:
         matches = [match for match in matches if match.a not in moved]
@@ -226,7 +227,7 @@ def _moved(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedA
     numbers = {*layers_a.values()}, {*layers_b.values()}
     as_many, alike = len(numbers[0]) == len(numbers[1]), numbers[0] == numbers[1]  # not counted from 0 and from 1
     by_layer = moved if as_many and (exchanged or alike or 2 * len(moved) <= len(known)) else {}
-    return {**by_layer, **renamed, **_strayed(matches, a, b), **_crossed(matches, a, b)}
+    return {**by_layer, **renamed, **_strayed(matches, a, b)}
 
 
 def _most_frequent(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
@@ -256,8 +257,8 @@ def _strayed(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[Name
     return {match.a: match.b for (own, other, size), match in strayed.items() if (other, own, size) in strayed}
 
 
-def _crossed(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedArray]) -> dict[str, str]:
-    """Return the vectors of a layer that b applies in each other's place, with the names of their equals in b.
+def _with_crossed_in_place(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedArray]) -> list[Match]:
+    """Return the matches, those of vectors of a layer that b applies in each other's place with the vectors at that place.
 
     Those are such vectors, as of two norms, of which a applies the first before a matrix and the second behind it, and b the
     second before that matrix and the first behind it.
@@ -266,19 +267,31 @@ def _crossed(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[Name
     layers: dict[int, list[Match]] = defaultdict(list)
     for match in matches:
         layer = held_a[match.a].layer
-        if layer is not None and layer == held_b[match.b].layer:
+        if layer is not None and held_b[match.b].layer in (None, layer):
             layers[layer].append(match)
-    crossed: dict[str, str] = {}
+    changed: dict[str, Match] = {}
     for found in layers.values():
-        times = [(held_a[match.a].time, held_b[match.b].time) for match in found]
-        vectors = [number for number, match in enumerate(found) if len(held_a[match.a].shape) == 1]
-        matrices = [number for number, match in enumerate(found) if len(held_a[match.a].shape) > 1]
-        for first, second in itertools.permutations(vectors, 2):
-            if held_a[found[first].a].shape == held_a[found[second].a].shape and any(
-                times[first][0] < times[it][0] < times[second][0] and times[second][1] < times[it][1] < times[first][1]
-                for it in matrices
-            ):
-                crossed |= {found[number].a: found[number].b for number in (first, second)}
+        times = {match.a: (held_a[match.a].time, held_b[match.b].time) for match in found}
+        crossed = [match for match in found if match.a in _crossed(times, held_a)]
+        mine = sorted(crossed, key=lambda match: held_a[match.a].time)
+        its = sorted(crossed, key=lambda match: held_b[match.b].time)
+        if [_end_of(held_a[it.a]) for it in mine] == [_end_of(held_a[it.a]) for it in its]:
+            pairs = zip(mine, its, strict=True)
+            changed |= {it.a: _at_one_place(held_a[it.a], held_b[other.b], {other.b: other.a}) for it, other in pairs}
+    return [changed.get(match.a, match) for match in matches]
+
+
+def _crossed(times: Mapping[str, tuple[float, float]], held: Mapping[str, NamedArray]) -> set[str]:
+    """Return the names of the vectors that two models apply in each other's place, by when both apply each weight."""
+    vectors = [name for name in times if len(held[name].shape) == 1]
+    matrices = [times[name] for name in times if len(held[name].shape) > 1]
+    crossed: set[str] = set()
+    for first, second in itertools.permutations(vectors, 2):
+        (early, late), (later, earlier) = times[first], times[second]
+        if held[first].shape == held[second].shape and any(
+            early < mine < later and earlier < its < late for mine, its in matrices
+        ):
+            crossed |= {first, second}
     return crossed
 
 
@@ -333,7 +346,7 @@ def _by_place(
 
 def _is_alike(summary: _Summary, name: str | None) -> bool:
     """Return whether a weight has this name in another layer."""
-    return name not in (None, summary.weight.name) and kind_of(name) == kind_of(summary.weight.name)
+    return name is not None and kind_of(name) == kind_of(summary.weight.name)
 
 
 def kind_of(name: str) -> str:

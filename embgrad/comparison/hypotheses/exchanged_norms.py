@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from embgrad.comparison.hypotheses.combination import distinct, terms_of
-from embgrad.comparison.hypotheses.norm import norm_of, norms_of, with_weights_of_layer
+from embgrad.comparison.hypotheses.norm import NUMBER, norm_of, norms_of, with_weights_of_layer
 from embgrad.comparison.hypotheses.norm_fit import Parameters
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import NEAR, skipped_norms
-from embgrad.comparison.hypotheses.terms import CHANGES
+from embgrad.comparison.hypotheses.terms import CHANGES, MOST_KNOWN, Changed
 from embgrad.model_points.points import INPUT
 
 __all__ = ["ExchangedNorms"]
@@ -51,17 +51,18 @@ class ExchangedNorms:
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return which weights b's norms have; an empty list where a computes no norm within a sum."""
+        known: list[Changed] = site.memory.setdefault(CHANGES, [])
+        earlier = [np.zeros_like(site.a), *(change for _, change in reversed(known) if change.shape == site.a.shape)]
+        at = {before.name: before.values for before in site.before}.__getitem__
         for found in _sums(site):
-            inners = [found.inner, *with_weights_of_layer(site, *found.inner)]
+            given = at(found.given.name)
+            inners = with_weights_of_layer(site, *found.inner)
             outers = [None] if found.outer is None else [found.outer, *with_weights_of_layer(site, *found.outer)]
-            for inner, outer in list(itertools.product(inners, outers))[1:]:
-                predicted = _value(found, inner, outer, {it.name: it.values for it in site.before}.__getitem__)
-                if inner is not found.inner and site.off(predicted) <= NEAR:
-                    explanation = _explanation(found, inner, outer, predicted)
-                    change = found.multiplier * (
-                        inner[1].apply(found.given.values) - found.inner[1].apply(found.given.values)
-                    )
-                    site.memory.setdefault(CHANGES, []).append((explanation, change))
+            for inner, outer, before in itertools.product(inners, outers, earlier):
+                change = before + found.multiplier * (inner[1].apply(given) - found.inner[1].apply(given))
+                if site.off(_value(found, inner, outer, before, at)) <= NEAR:
+                    explanation = _explanation(site, found, inner, outer, before, at)
+                    known[:] = [*known, (explanation, change)][-MOST_KNOWN:]
                     return [explanation]
         return []
 
@@ -84,17 +85,42 @@ def _sums(site: Site) -> Iterator[_Sum]:
                     yield _Sum(tuple(others), given, (path, inner), float(multiplier), outer)
 
 
-def _value(found: _Sum, inner: Weighted, outer: Weighted | None, at: Values) -> np.ndarray:
-    """Return the sum, or its norm, with other norms, in a pass whose values at points a function returns."""
-    whole = found.multiplier * inner[1].apply(at(found.given.name)) + sum(by * at(it.name) for it, by in found.rest)
+def _value(found: _Sum, inner: Weighted, outer: Weighted | None, before: np.ndarray, at: Values) -> np.ndarray:
+    """Return the sum, or its norm, with other norms.
+
+    Args:
+        found: a's sum.
+        inner: the norm of the term.
+        outer: that of the sum.
+        before: what earlier sites add to the sum in b, where no point stops it.
+        at: returns the values at points.
+    """
+    rest = sum(by * at(it.name) for it, by in found.rest)
+    whole = np.asarray(before + rest + found.multiplier * inner[1].apply(at(found.given.name)))
     return whole if outer is None else outer[1].apply(whole)
 
 
-def _explanation(found: _Sum, inner: Weighted, outer: Weighted | None, predicted: np.ndarray) -> Explanation:
+def _explanation(
+    site: Site, found: _Sum, inner: Weighted, outer: Weighted | None, before: np.ndarray, at: Values
+) -> Explanation:
     pairs: Sequence[tuple[Weighted, Weighted | None]] = [(found.inner, inner)]
     if found.outer is not None and outer is not found.outer:
         pairs = [*pairs, (found.outer, outer)]
-    sentence = ", and ".join(f"b applies the norm {mine[0]} with the weights of {its[0]}" for mine, its in pairs if its)
-    compute, names = partial(_value, found, inner, outer), (found.given.name, *(it.name for it, _ in found.rest))
-    values = ("a's own", inner[0])
-    return Explanation("swapped-weights", found.inner[0], values, predicted, compute, names, sentence)
+    sentence = ", and ".join(
+        f"b applies the norm {_named(site, mine[0])} with the weights of {NUMBER.sub('N', its[0])}"
+        for mine, its in pairs
+        if its
+    )
+    compute, names = (
+        partial(_value, found, inner, outer, before),
+        (found.given.name, *(it.name for it, _ in found.rest)),
+    )
+    setting, values = _named(site, found.inner[0]), ("a's own", NUMBER.sub("N", inner[0]))
+    return Explanation("swapped-weights", setting, values, compute(at), compute, names, sentence)
+
+
+def _named(site: Site, path: str) -> str:
+    """Return the name of a norm, the same in each layer, and that it is of the layer before if the site is behind that."""
+    layer = next(weight.layer for weight in site.recordings[0].weights if weight.module == path)
+    name = NUMBER.sub("N", path)
+    return name if layer in (None, site.layer) else f"{name} of the layer before"

@@ -17,7 +17,7 @@ from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, skipped_norms
 from embgrad.model_points.points import OUTPUT
 
-__all__ = ["CHANGES", "OtherTerm", "sums"]
+__all__ = ["CHANGES", "MOST_KNOWN", "Changed", "OtherTerm", "sums"]
 
 #: The most entries of a table times the number of tokens for which all rows are tried behind a norm.
 MOST_TRIED: Final = 2**24

@@ -455,23 +455,27 @@ def test_a_vector_that_two_modules_exchange_stays_with_its_matrix() -> None:
     assert names(matched(a, fused)) == dict(zip(a, fused, strict=True))
 
 
+@pytest.mark.parametrize("layer", ["layers.0", "block"])
 @pytest.mark.parametrize("between", ["up.W", "other.W"])
-def test_norms_that_b_applies_in_each_others_place_are_paired_by_place(between: str) -> None:
+def test_norms_that_b_applies_in_each_others_place_are_paired_by_place(between: str, layer: str) -> None:
     """Where no matrix stands between them in both models, b may as well compute the parts in another order."""
     w, v = numbers(2, 6, 6)
-    first, second, shift = numbers(3, 6)
-    start, end = {"layers.0.start.g": first, "layers.0.start.b": shift}, {"layers.0.end.g": second}
+    first, second, shift, other = numbers(4, 6)
+    start, end = (
+        {"layers.0.start.g": first, "layers.0.start.b": shift},
+        {"layers.0.end.g": second, "layers.0.end.b": other},
+    )
     a = {"layers.0.q.W": w, **start, "layers.0.up.W": v, **end}
     b = {"layers.0.q.W": w, **end, f"layers.0.{between}": v, **start}
     if between == "other.W":
         b = {"layers.0.q.W": w, **end, **start, "layers.0.other.W": v}
-    matching = matched(a, b)
+    matching = matched(a, {name.replace("layers.0", layer): values for name, values in b.items()})
     found = {match.a: (match.b, match.relation) for match in matching.matches}
     if between == "up.W":
-        assert found["layers.0.start.g"] == ("layers.0.end.g", "equal to layers.0.end.g")
-        assert found["layers.0.end.g"] == ("layers.0.start.g", "equal to layers.0.start.g")
+        assert found["layers.0.start.g"] == (f"{layer}.end.g", "equal to layers.0.end.g")
+        assert found["layers.0.end.b"] == (f"{layer}.start.b", "equal to layers.0.start.b")
     else:
-        assert found["layers.0.end.g"] == ("layers.0.end.g", "equal")
+        assert found["layers.0.end.g"] == (f"{layer}.end.g", "equal")
 
 
 def test_a_bias_is_no_partner_of_a_gain_at_its_place() -> None:

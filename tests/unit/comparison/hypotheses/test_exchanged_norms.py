@@ -64,6 +64,20 @@ def test_a_later_sum_contains_the_same_norm() -> None:
     np.testing.assert_allclose(found.predicted, at.b, atol=1e-6)
 
 
+def test_a_later_sum_contains_the_changes_of_earlier_ones() -> None:
+    """No point of b stops the stream between two norms that it adds to it."""
+    memory: dict[str, Any] = {}
+    best(first := site("third", "second", memory=memory), ExchangedNorms().explain(first))
+    later = RANDOM.normal(size=STREAM.shape)
+    stream = STREAM + norm(ADDED, "first")
+    a, b = stream + norm(later, "second"), STREAM + norm(ADDED, "third") + norm(later, "first")
+    before = {"third:input": a, "second": norm(later, "second"), "second:input": later, "stream": stream}
+    weights = {f"{name}.gain": gain for name, gain in GAINS.items()}
+    outputs = norm(a, "third"), norm(b, "third")
+    at = module_site(*outputs, before, key="third:output#0", held_a=weights, alone=["third:input"], memory=memory)
+    assert best(at, ExchangedNorms().explain(at)).text == "b applies the norm second with the weights of first"
+
+
 def test_a_sum_with_no_norm_within_is_left_alone() -> None:
     a = STREAM + ADDED
     before = {"second:input": a, "stream": STREAM, "added": ADDED}
