@@ -9,11 +9,12 @@ from typing import Final
 
 import numpy as np
 
+from embgrad.common.tolerance import HALVES
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY, Activation
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site
 from embgrad.comparison.hypotheses.sources import NEAR, skipped_norms
 from embgrad.comparison.recording import HeldWeight
-from embgrad.comparison.weight_values import matrices_of, order_of_rows
+from embgrad.comparison.weight_values import matrices_of, order_of_rows, rounded
 from embgrad.comparison.weights import Match, kind_of
 from embgrad.model_points.points import INPUT
 
@@ -278,16 +279,21 @@ def _of_other_heads(site: Site, factors: Factors) -> Iterator[Explanation]:
     own, alone_a = factors.weight.name, set(site.matching.alone_a)
     partners = {other.name: name for name, (other, _) in _partners(site).items()}
     for weight in _tables(site, 1):
-        if partners.get(weight.name) == own or (weight.name in partners and own not in alone_a):
+        if partners.get(weight.name) == own:
             continue
         for matrix in _oriented(weight.get(), site, factors.matrix.shape[1], 1):
-            sentence = f"b multiplies by {weight.name}, which equals no weight of a, where a multiplies by {own}"
-            if weight.name in partners:
+            cause, sentence = "head-untied", f"b multiplies by {weight.name}, "
+            dtype = next((it for it in HALVES if np.array_equal(rounded(factors.matrix, it), matrix)), None)
+            if dtype is not None:
+                cause, sentence = "half-weights", f"{sentence}which is {own} rounded to {dtype}"
+            elif weight.name not in partners:
+                sentence += f"which equals no weight of a, where a multiplies by {own}"
+            elif own in alone_a:
                 sentence = f"a multiplies by {own}, which equals no weight of b, where b multiplies by {weight.name}"
-            function = factors.affine(matrix, factors.bias)
-            yield _explanation(
-                "head-untied", "the matrix of the output", (own, weight.name), factors, function, sentence
-            )
+            else:
+                sentence += f"which is {partners[weight.name]} of a, where a multiplies by {own}"
+            function, values = factors.affine(matrix, factors.bias), (own, weight.name)
+            yield _explanation(cause, "the matrix of the output", values, factors, function, sentence)
 
 
 def _of_held_biases(site: Site, factors: Factors) -> Iterator[Explanation]:

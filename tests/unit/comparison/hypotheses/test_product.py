@@ -259,6 +259,22 @@ def test_a_head_that_shares_the_table_is_a_product_with_it() -> None:
     assert found.inputs == ("norm",)
 
 
+def test_a_head_that_holds_the_table_in_half_precision_is_named() -> None:
+    half = TABLE.astype(np.float16).astype(np.float32)
+    found = explained(head(X @ TABLE.T, X @ half.T, held_b={"words.W": TABLE, "lm_head.W": half}))
+    assert found.cause == "half-weights"
+    assert found.text == "b multiplies by lm_head.W, which is table.W rounded to float16"
+
+
+def test_a_head_of_its_own_is_no_table_of_b() -> None:
+    other = RANDOM.normal(size=(9, 6))
+    weights = {"table.W": TABLE, "lm_head.W": other}
+    outputs, given = (X @ other.T, X @ TABLE.T), {"lm_head:input": X}
+    found = explained(module_site(*outputs, given, key="lm_head:output#0", held_a=weights, roles={"table": ["word"]}))
+    assert found.cause == "head-untied"
+    assert found.text == "b multiplies by table.W, which is table.W of a, where a multiplies by lm_head.W"
+
+
 def test_a_head_that_should_share_the_table_is_named() -> None:
     other = RANDOM.normal(size=(9, 6))
     at = head(X @ TABLE.T, X @ other.T, held_b={"words.W": TABLE, "lm_head.W": other})
