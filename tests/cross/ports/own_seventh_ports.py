@@ -102,7 +102,7 @@ _FAULTS: Final = (
     planted("nano-phi3", "no-window-in-one", "attention-window", ATTENTION, window=64, layers=(0,)),
     planted("nano-phi3", "epsilon-behind-root", f"{EPSILON} norm-kind", NORM, outside=True),
     planted("nano-phi3", "branches-scaled-by-depth", "residual-scale", "layers", times=6**-0.5),
-    planted("nano-phi3", "sink", "", ATTENTION, sink=True),
+    planted("nano-phi3", "sink", "attention-bias", ATTENTION, sink=True),  # listed as one without a name at first
     planted("nano-phi3", "scale-of-head-count", "attention-scale", ATTENTION, scale="heads"),
     planted(
         *("nano-phi3", "down-in-bfloat16-in-one", "half-weights", _MLP),
