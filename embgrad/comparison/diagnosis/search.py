@@ -95,12 +95,13 @@ class Candidate:
     checked: bool = False
 
 
-def rearranged(case: Case, *, twice: bool = True) -> list[Prediction]:
-    """Return the source itself, and its rearrangements: single ones, and pairs of them if requested."""
+def rearranged(case: Case, *, twice: bool = True) -> Iterator[Prediction]:
+    """Yield the source itself, and its rearrangements: single ones, and pairs of them if requested."""
     plain = Prediction((), "", case.values)
-    once = list(rearrangements(case, plain))
-    again = [second for first in (once if twice else ()) for second in rearrangements(case, first)]
-    return [plain, *once, *again]
+    yield plain
+    yield from rearrangements(case, plain)
+    for once in rearrangements(case, plain) if twice else ():  # computed again: all together would take much memory
+        yield from rearrangements(case, once)
 
 
 def candidates(case: Case, predictions: Iterable[Prediction], factors: Sequence[Factor]) -> Iterator[Candidate]:

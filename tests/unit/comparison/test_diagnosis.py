@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooLate
@@ -21,6 +22,7 @@ from embgrad.comparison.hypotheses.explain import HYPOTHESES
 from embgrad.engine.weights import substitute, weights_of
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.comparison import ported
+from tests.unit.comparison.test_factors import result
 
 IDS = np.array([[1, 5, 9, 5, 2, 0, 0], [1, 7, 3, 2, 0, 0, 0], [1, 8, 6, 8, 4, 3, 2]])
 MASK = (IDS > 0).astype(int)
@@ -221,6 +223,20 @@ def test_zeros_have_no_cause(zero: str) -> None:
     assert not comparison.agrees
     assert comparison.findings == ()
     json.dumps(comparison.to_dict(), allow_nan=False)
+
+
+def test_pairs_of_rearrangements_are_not_held_together() -> None:
+    """There are more than a hundred."""
+    ids = np.tile(IDS, (2, 8))
+    base = result(ids=ids, mask=(ids > 0).astype(int), dim=64)
+    a, b = (replace(base, values=RANDOM.normal(size=base.shape)) for _ in range(2))
+    tracemalloc.start()
+    try:
+        assert embgrad.compare(a, b).findings == ()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 * a.values.nbytes
 
 
 def test_the_other_of_two_labels_is_named() -> None:
