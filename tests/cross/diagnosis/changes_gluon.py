@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
 
 from tests.cross.diagnosis.changes_of_weights import Weights, changes_of_weights
-from tests.cross.diagnosis.native_gluon import Port, bert, core, is_own, mx, nn, table_of
+from tests.cross.diagnosis.native_gluon import Port, bert, core, mx, nn, table_of
 
 
 class OffsetEncoder(bert.BERTEncoder):
@@ -35,15 +34,7 @@ def _every(block: Any, kind: type) -> list[Any]:
     return found + [one for child in block._children.values() for one in _every(child, kind)]
 
 
-class Approximate(nn.GELU):
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
-        return 0.5 * x * (1 + F.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
-
-
 def _gelu(model: Any, _: Any) -> Any:
-    if is_own(model):
-        model.act = Approximate()
-        return model
     for cell in _layers(model):
         cell.ffn.activation._approximate = True
     return model
@@ -66,35 +57,6 @@ def _offset_positions(model: Any, _: Any) -> Any:
     return model
 
 
-def _without_residual(model: Any, _: Any) -> Any:
-    if is_own(model):
-        core(model).skips = False
-    else:
-        _layers(model)[1].ffn._use_residual = False
-    return model
-
-
-def _head_zeroed(model: Any, world: Any) -> Any:
-    proj, wide = _layers(model)[1].proj, world.size.hidden
-    kept = np.ones(wide, np.float32)
-    kept[: wide // 4] = 0
-    inner = proj.forward
-    proj.forward = lambda x: inner(x * mx.nd.array(kept))
-    return model
-
-
-def _detached(model: Any, _: Any) -> Any:
-    proj = _layers(model)[1].proj
-    inner = proj.forward
-
-    def forward(x: Any) -> Any:
-        found = inner(x)
-        return found * 0.5 + mx.nd.BlockGrad(found) * 0.5
-
-    proj.forward = forward
-    return model
-
-
 class _Projection:
     """One of the projections of an attention cell, whose parameters the cell itself holds."""
 
@@ -103,19 +65,14 @@ class _Projection:
 
 
 def _find(model: Any, number: int, name: str) -> Any:
-    if is_own(model):
-        return core(model).up if name == "up" else core(model).square
     layer = _layers(model)[number]
-    if name == "up":
-        return layer.ffn.ffn_1
-    return layer.proj if name == "output" else _Projection(layer.attention_cell, name)
+    return layer.ffn.ffn_1 if name == "up" else _Projection(layer.attention_cell, name)
 
 
 WEIGHTS: Final = Weights(
     find=_find,
     parameter=getattr,
     table=lambda model: table_of(model).weight,
-    every=lambda model: list(model.collect_params().values()),
     read=lambda parameter: parameter.data().asnumpy(),
     write=lambda parameter, value: parameter.set_data(mx.nd.array(value.astype(np.float32))),
 )
@@ -129,7 +86,4 @@ MODIFICATIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "ignores-mask": lambda model, _: Port(model, drop="mask"),
     "ignores-types": lambda model, _: Port(model, drop="types"),
     "offsets-positions": _offset_positions,
-    "without-residual": _without_residual,
-    "head-zeroed": _head_zeroed,
-    "detached": _detached,
 }

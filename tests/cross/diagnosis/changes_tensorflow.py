@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
-import tensorflow as tf
 import tf_keras as keras
 
 from tests.cross.diagnosis.changes_of_weights import Weights, changes_of_weights
-from tests.cross.diagnosis.native_tensorflow import Port, build, core, is_own, table_of
+from tests.cross.diagnosis.native_tensorflow import Port, build, core, table_of
 
 
 class AlwaysDropping(keras.layers.Dropout):
@@ -23,26 +22,9 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _gelu(model: Any, _: Any) -> Any:
-    if is_own(model):
-        return _rebuilt(model, lambda x: keras.activations.gelu(x, approximate=True))
     for layer in _layers(model):
         layer.intermediate.intermediate_act_fn = lambda x: keras.activations.gelu(x, approximate=True)
     return model
-
-
-def _multiplied(dense: Any, number: float) -> None:
-    inner = dense.call
-    dense.call = lambda inputs: inner(inputs) * number
-
-
-def _rebuilt(model: Any, activation: Callable[[Any], Any], *, residual: bool = True) -> Any:
-    """Return the functional model with other wiring over the same layers."""
-    layer = model.get_layer
-    ids = keras.Input((None,), dtype="int32")
-    x = layer("recurrent")(layer("norm")(layer("tokens")(ids)))
-    y = layer("down")(activation(layer("up")(x)))
-    x = layer("square")(layer("norm2")(y + x if residual else y))
-    return keras.Model(ids, layer("head")(keras.layers.GlobalAveragePooling1D()(x)))
 
 
 def _every(model: Any, kind: type) -> list[Any]:
@@ -56,24 +38,9 @@ def _epsilon(model: Any, _: Any) -> Any:
 
 
 def _always_dropping(model: Any, _: Any) -> Any:
-    if is_own(model):
-        model.get_layer("drop").__class__ = AlwaysDropping
-        return model
     for layer in _every(model, keras.layers.Dropout):
         layer.__class__ = AlwaysDropping
         layer.rate = 0.1
-    return model
-
-
-def _without_residual(model: Any, _: Any) -> Any:
-    if is_own(model):
-        return _rebuilt(model, keras.activations.gelu, residual=False)
-    output = _layers(model)[1].bert_output
-
-    def call(hidden_states: Any, input_tensor: Any, training: bool = False) -> Any:
-        return output.LayerNorm(output.dropout(output.dense(hidden_states), training=training))
-
-    output.call = call
     return model
 
 
@@ -83,23 +50,6 @@ def _head_zeroed(model: Any, world: Any) -> Any:
     kept = np.ones(wide, np.float32)
     kept[: wide // 4] = 0
     dense.call = lambda inputs: inner(inputs * kept)
-    return model
-
-
-def _hot_attention(model: Any, _: Any) -> Any:
-    _multiplied(_find(model, 1, "query"), 1.7)
-    return model
-
-
-def _detached(model: Any, _: Any) -> Any:
-    dense = _layers(model)[1].attention.dense_output.dense
-    inner = dense.call
-
-    def call(inputs: Any) -> Any:
-        found = inner(inputs)
-        return found * 0.5 + tf.stop_gradient(found) * 0.5
-
-    dense.call = call
     return model
 
 
@@ -117,19 +67,14 @@ def _in_half(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _find(model: Any, number: int, name: str) -> Any:
-    if is_own(model):
-        return model.get_layer("up" if name == "up" else "square")
     layer = _layers(model)[number]
-    if name == "up":
-        return layer.intermediate.dense
-    return layer.attention.dense_output.dense if name == "output" else getattr(layer.attention.self_attention, name)
+    return layer.intermediate.dense if name == "up" else getattr(layer.attention.self_attention, name)
 
 
 WEIGHTS: Final = Weights(
     find=_find,
     parameter=lambda dense, kind: dense.kernel if kind == "weight" else dense.bias,
     table=table_of,
-    every=lambda model: model.trainable_variables,
     read=lambda variable: variable.numpy(),
     write=lambda variable, value: variable.assign(value.astype(np.float32)),
 )
@@ -145,8 +90,5 @@ MODIFICATIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "ignores-mask": lambda model, _: Port(model, drop="attention_mask"),
     "ignores-types": lambda model, _: Port(model, drop="token_type_ids"),
     "offsets-positions": lambda model, _: Port(model, offset=2),
-    "without-residual": _without_residual,
     "head-zeroed": _head_zeroed,
-    "hot-attention": _hot_attention,
-    "detached": _detached,
 }

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.cross.diagnosis.changes_of_weights import Weights, changes_of_weights
-from tests.cross.diagnosis.native_torch import Block, Own, Port, core, table_of
+from tests.cross.diagnosis.native_torch import Port, core, table_of
 
 
 class AlwaysDropping(nn.Module):
@@ -23,27 +23,12 @@ class AlwaysDropping(nn.Module):
 
 
 def _layers(model: Any) -> list[Any]:
-    inner = core(model)
-    if isinstance(inner, Own):
-        return list(inner.blocks)
-    return list(inner.transformer.h) if hasattr(inner, "transformer") else list(inner.encoder.layer)
+    return list(core(model).encoder.layer)
 
 
 def _gelu(model: Any, _: Any) -> Any:
     for layer in _layers(model):
-        if hasattr(layer, "intermediate"):
-            layer.intermediate.intermediate_act_fn = nn.GELU(approximate="tanh")
-        elif hasattr(layer, "mlp"):
-            layer.mlp.act = nn.GELU()  # GPT-2's own is the approximate one
-        else:
-            layer.act = nn.GELU(approximate="tanh")
-    return model
-
-
-def _epsilon(model: Any, _: Any) -> Any:
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.eps = 1e-3
+        layer.intermediate.intermediate_act_fn = nn.GELU(approximate="tanh")
     return model
 
 
@@ -56,30 +41,13 @@ def _always_dropping(model: Any, _: Any) -> Any:
 
 
 def _without_residual(model: Any, _: Any) -> Any:
-    layer = _layers(model)[1]
-    if isinstance(layer, Block):
-        inner = layer.forward
-        layer.forward = lambda x, mask: inner(x, mask) - x
-        return model
-    output = layer.output
+    output = _layers(model)[1].output
 
     def forward(hidden: torch.Tensor, _input: torch.Tensor) -> torch.Tensor:
         return output.LayerNorm(output.dropout(output.dense(hidden)))
 
     output.forward = forward
     return model
-
-
-def _head_zeroed(model: Any, _: Any) -> Any:
-    dense = _layers(model)[1].attention.output.dense
-    dense.register_forward_pre_hook(lambda _, given: (_silenced(given[0]),))
-    return model
-
-
-def _silenced(context: torch.Tensor) -> torch.Tensor:
-    kept = torch.ones(context.shape[-1])
-    kept[: context.shape[-1] // 4] = 0
-    return context * kept
 
 
 def _hot_attention(model: Any, _: Any) -> Any:
@@ -95,11 +63,7 @@ def _detached(model: Any, _: Any) -> Any:
 
 def _find(model: Any, number: int, name: str) -> Any:
     layer = _layers(model)[number]
-    if name == "up":
-        return layer.intermediate.dense if hasattr(layer, "intermediate") else layer.up
-    if name == "output":
-        return layer.attention.output.dense if hasattr(layer, "attention") else layer.out
-    return getattr(layer.attention.self if hasattr(layer, "attention") else layer, name)
+    return layer.intermediate.dense if name == "up" else getattr(layer.attention.self, name)
 
 
 def _write(parameter: Any, value: np.ndarray) -> None:
@@ -110,7 +74,6 @@ WEIGHTS: Final = Weights(
     find=_find,
     parameter=getattr,
     table=lambda model: table_of(model).weight,
-    every=lambda model: list(model.parameters()),
     read=lambda parameter: parameter.detach().numpy().copy(),
     write=_write,
 )
@@ -119,7 +82,6 @@ WEIGHTS: Final = Weights(
 MODIFICATIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     **changes_of_weights(WEIGHTS),
     "gelu": _gelu,
-    "epsilon-1e-3": _epsilon,
     "always-dropping": _always_dropping,
     "float16": lambda model, _: model.half(),
     "bfloat16": lambda model, _: model.bfloat16(),
@@ -127,7 +89,6 @@ MODIFICATIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "ignores-types": lambda model, _: Port(model, drop="token_type_ids").eval(),
     "offsets-positions": lambda model, _: Port(model, offset=2).eval(),
     "without-residual": _without_residual,
-    "head-zeroed": _head_zeroed,
     "hot-attention": _hot_attention,
     "detached": _detached,
 }

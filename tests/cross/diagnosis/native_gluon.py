@@ -66,12 +66,11 @@ class Own(mx.gluon.HybridBlock):
             self.norm2 = nn.LayerNorm(in_channels=size.hidden)
             self.square = nn.Dense(size.hidden, flatten=False, activation="tanh", in_units=size.hidden)
             self.head = nn.Dense(size.classes, in_units=size.hidden)
-        self.skips = True
 
     def hybrid_forward(self, F: Any, ids: Any) -> Any:
         x = self.recurrent(self.norm(self.tokens(ids)))
         y = self.drop(self.down(self.act(self.up(x))))
-        x = self.square(self.norm2(y + x if self.skips else y))
+        x = self.square(self.norm2(y + x))
         return self.head(x.mean(axis=1))
 
 
@@ -142,15 +141,15 @@ def _randomised(model: Any, seed: int) -> Any:
 
 
 class Port(mx.gluon.Block):
-    """Somebody's port of the model, which loses or changes an input on the way."""
+    """Somebody's port of the model, which loses an input on the way."""
 
-    def __init__(self, inner: Any, drop: str = "", shift: int = 0) -> None:
+    def __init__(self, inner: Any, drop: str) -> None:
         super().__init__()
-        self.inner, self.drop, self.shift = inner, drop, shift
+        self.inner, self.drop = inner, drop
 
     def forward(self, inputs: Any, token_types: Any, valid_length: Any) -> Any:
         types = token_types * 0 if self.drop == "types" else token_types
-        return self.inner(inputs + self.shift, types, None if self.drop == "mask" else valid_length)
+        return self.inner(inputs, types, None if self.drop == "mask" else valid_length)
 
 
 def core(model: Any) -> Any:

@@ -82,19 +82,18 @@ def _own(size: Any, seed: int) -> Any:
 class Port(keras.Model):
     """Somebody's port of the model, which loses or changes an input on the way."""
 
-    def __init__(self, inner: Any, drop: str = "", offset: int = 0, shift: int = 0) -> None:
+    def __init__(self, inner: Any, drop: str = "", offset: int = 0) -> None:
         super().__init__()
-        self.inner, self.drop, self.offset, self.shift = inner, drop, offset, shift
+        self.inner, self.drop, self.offset = inner, drop, offset
 
     def call(
         self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None, training: bool = False
     ) -> Any:
         given = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
         passed = {name: value for name, value in given.items() if value is not None and name != self.drop}
-        passed["input_ids"] = input_ids + self.shift
         if self.offset:
             passed["position_ids"] = tf.range(tf.shape(input_ids)[1])[None] + self.offset
-        return self.inner(passed, training=training)
+        return self.inner({"input_ids": input_ids, **passed}, training=training)
 
 
 def core(model: Any) -> Any:

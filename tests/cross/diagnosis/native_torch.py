@@ -124,9 +124,9 @@ def _randomised(model: Any, seed: int) -> Any:
 class Port(nn.Module):
     """Somebody's port of the model, which loses or changes an input on the way."""
 
-    def __init__(self, inner: Any, drop: str = "", offset: int = 0, shift: int = 0) -> None:
+    def __init__(self, inner: Any, drop: str = "", offset: int = 0) -> None:
         super().__init__()
-        self.inner, self.drop, self.offset, self.shift = inner, drop, offset, shift
+        self.inner, self.drop, self.offset = inner, drop, offset
 
     def forward(
         self,
@@ -138,7 +138,7 @@ class Port(nn.Module):
         passed = {name: value for name, value in given.items() if value is not None and name != self.drop}
         if self.offset:
             passed["position_ids"] = torch.arange(input_ids.shape[1])[None] + self.offset
-        return self.inner(input_ids + self.shift, **passed)
+        return self.inner(input_ids, **passed)
 
 
 def core(model: Any) -> Any:
