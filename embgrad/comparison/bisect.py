@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,11 +19,10 @@ from embgrad.comparison.floor import roundoff_for
 from embgrad.comparison.inspection import Clock, explain_sites, inspect_recordings
 from embgrad.comparison.live_side import LiveSide
 from embgrad.comparison.recording import Recording, Running, Tensor
-from embgrad.comparison.sites import difference
+from embgrad.comparison.sites import count_layers, difference
 from embgrad.comparison.track import Divergence, Track
 from embgrad.errors import ObjectiveError
 from embgrad.inputs.conventions import batch_of
-from embgrad.model_points.roles import LAYER
 from embgrad.results.port_records import Cause
 from embgrad.toolkit.signature import expect_callable
 
@@ -86,7 +85,17 @@ def bisect(
     with reporter(progress) as report:
         a = LiveSide(model_a, tokens, first, call_a).record()
         b = LiveSide(model_b, tokens, second, call_b).record()
-        return _locate((a, b), tolerance, report)
+        if isinstance(a.failure, ObjectiveError) and b.failure is not None:
+            raise a.failure
+        done = iter(range(2, PASSES - 3))
+        clock = Clock(report=lambda: report(next(done, PASSES - 3), PASSES))
+        inspection = inspect_recordings((a, b), roundoff_for(a, b, _half(a, b)), clock, only_first=True)
+        drawn = {}
+        for number, (name, side) in enumerate((("a", a), ("b", b))):
+            if (tensor := _first_drawn(side)) is not None:
+                drawn[name] = tensor
+            report(PASSES - 1 + number, PASSES)
+    return _bisection(Track(inspection, tolerance), drawn)
 
 
 def _pair(objective: Any) -> tuple[Any, Any]:
@@ -101,42 +110,19 @@ def _pair(objective: Any) -> tuple[Any, Any]:
     return objective[0], objective[1]
 
 
-def _locate(
-    sides: tuple[Recording, Recording], tolerance: float | None, report: Callable[[int, int], Any]
-) -> Bisection:
-    """Return where two recordings of models diverge.
+def _bisection(track: Track, drawn: Mapping[str, Tensor]) -> Bisection:
+    """Return where two models diverge.
 
     Args:
-        sides: the recordings, a's first.
-        tolerance: the relative L2 up to which values and gradients agree; None for rounding errors.
-        report: takes the number of passes done, and the number of all passes.
-
-    Raises:
-        ObjectiveError: the objective fits neither model.
-        EmbgradError: the models have no point in common.
+        track: the steps of both.
+        drawn: by side, "a" or "b", the first tensor that differs when the model is run again.
     """
-    failures = [side.failure for side in sides]
-    if isinstance(failures[0], ObjectiveError) and failures[1] is not None:
-        raise failures[0]
-    done = iter(range(2, PASSES - 3))
-    clock = Clock(report=lambda: report(next(done, PASSES - 3), PASSES))
-    inspection = inspect_recordings(sides, roundoff_for(*sides, _half(sides)), clock, only_first=True)
-    track = Track(inspection, tolerance)
-    drawn = {}
-    for number, side in enumerate(sides):
-        drawn["ab"[number]] = _first_drawn(side)
-        report(PASSES - 1 + number, PASSES)
-    random = {name: track.at_or_after(name, tensor) for name, tensor in drawn.items() if tensor is not None}
-    if random:
-        at = random.get("b", random.get("a", 0))
-        divergence: Divergence | None = track.forward(at)
-    else:
-        divergence = track.first()
-    steps = track.steps(divergence)
-    drawing = {name: track.role(at, forward=True) for name, at in random.items()}
-    labels = sides[0].label, sides[1].label
+    at = {name: track.at_or_after(name, tensor) for name, tensor in drawn.items()}
+    random = {name: track.role(number, forward=True) for name, number in at.items()}
+    divergence = track.forward(at.get("b", at.get("a", 0))) if at else track.first()
+    steps, labels = track.steps(divergence), (track.a.label, track.b.label)
     if divergence is None:
-        return Bisection(None, None, None, None, (), steps, tolerance, drawing, labels, _agreement(track))
+        return Bisection(None, None, None, None, (), steps, track.tolerance, random, labels, _agreement(track))
     suspects = track.suspects(divergence)
     module = track.module(divergence, suspects)
     return Bisection(
@@ -146,17 +132,16 @@ def _locate(
         module=module,
         parameters=suspects,
         steps=steps,
-        tolerance=tolerance,
-        random=drawing,
+        tolerance=track.tolerance,
+        random=random,
         labels=labels,
-        text=_description(track, divergence, suspects, module, drawing),
+        text=_description(track, divergence, suspects, module, random),
     )
 
 
-def _half(sides: tuple[Recording, Recording]) -> str | None:
+def _half(a: Recording, b: Recording) -> str | None:
     """Return the coarser dtype of two models that compute in half precision; None for others."""
-    dtypes = [side.dtype for side in sides]
-    return coarsest(dtypes) if all(dtype in HALVES for dtype in dtypes) else None
+    return coarsest((a.dtype, b.dtype)) if a.dtype in HALVES and b.dtype in HALVES else None
 
 
 def _agreement(track: Track) -> str:
@@ -205,8 +190,7 @@ def _unreached(track: Track, number: int) -> str:
 
 def _location(track: Track, divergence: Divergence, module: str | None) -> list[str]:
     at, before, is_forward = divergence
-    name, role = track.names[at], track.role(at, forward=is_forward)
-    places = [f"diverge at {name!r}"] if name != role else []
+    places = [] if track.names[at] == track.role(at, forward=is_forward) else [f"diverge at {track.names[at]!r}"]
     if before is not None and track.names[before] != track.after(divergence):
         places.append(f"agree at {track.names[before]!r}")
     points = f"they {' and '.join(places)}" if places else ""
@@ -217,9 +201,10 @@ def _location(track: Track, divergence: Divergence, module: str | None) -> list[
 
 def _causes(track: Track, at: int) -> tuple[Cause, ...]:
     """Return the known causes of the difference at a point, from inputs that are equal in both models."""
+    if at == len(track.pairs):
+        return ()
     examined = track.inspection.examined
-    pairs = track.pairs[at : at + 1]
-    sites = [site for site in examined.sites if any(site.pair.holds(pair) for pair in pairs)]
+    sites = [site for site in examined.sites if site.pair.holds(track.pairs[at])]
     known = [entry for entry in track.inspection.explained if entry[0] in sites]
     return causes_of(known or explain_sites(replace(examined, sites=sites)))
 
@@ -231,10 +216,8 @@ def _notes(track: Track) -> list[str]:
         notes.append(f"neither model has gradients, so none were compared: {failures[0][1].message}")
     else:
         notes += [f"{name} alone: {failure.message}" for name, failure in failures]
-    depths = [
-        len({role for tensor in side.tensors.values() for role in _layers(tensor)}) for side in (track.a, track.b)
-    ]
-    if depths[0] != depths[1]:
+    depths = count_layers(track.a), count_layers(track.b)
+    if depths[0] != depths[1] and all(depths):
         notes.append(f"a has {depths[0]} layers, b {depths[1]}")
     shared = {role: tensor for tensor in track.a.tensors.values() for role in tensor.roles}
     for role, tensor in shared.items():
@@ -245,11 +228,6 @@ def _notes(track: Track) -> list[str]:
     if track.a.dtype != track.b.dtype:
         notes.append(f"a computes in {track.a.dtype}, b in {track.b.dtype}")
     return [f"{note[:1].upper()}{note[1:]}." for note in notes]
-
-
-def _layers(tensor: Tensor) -> list[str]:
-    """Return the roles of a tensor that are numbers of layers, counted from the first."""
-    return [role for role in tensor.roles if role.startswith(f"{LAYER}.") and role != f"{LAYER}.-1"]
 
 
 def _randomness(random: Mapping[str, str]) -> str:

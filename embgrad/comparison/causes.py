@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -70,64 +70,68 @@ def share_explained(
         at[FINAL] = final[FINAL]
         if FINAL in computed and (compute := computed[FINAL].compute) is not None:
             at[FINAL] = compute(at.__getitem__)
-    wanted, before = last.in_b(b.tensors[last.b].values), last.in_a(a.tensors[last.a].values)
     real = a.batch.real
-    rows = [
+    wanted, before, after = (
         (values[real] if values.shape[:2] == real.shape else values).astype(np.float64)
-        for values in (wanted, before, at[last.name])
-    ]
-    whole = float(((rows[0] - rows[1]) ** 2).sum())
-    return 1 - float(((rows[0] - rows[2]) ** 2).sum()) / whole if whole else None
+        for values in (last.in_b(b.tensors[last.b].values), last.in_a(a.tensors[last.a].values), at[last.name])
+    )
+    whole = float(((wanted - before) ** 2).sum())
+    return 1 - float(((wanted - after) ** 2).sum()) / whole if whole else None
 
 
 def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cause, ...]:
     """Return the causes, one for all sites with the same values, those with the largest effect first."""
+    entries = [(site, it) for site, best in explained if best is not None for it in (best, *best.also)]
+    moved = _moved_layers(entries)
     grouped: dict[Key, Explained] = defaultdict(list)
-    moved = _moved_layers(explained)
-    for site, best in explained:
-        for explanation in () if best is None else (best, *best.also):
-            rounded = explanation.cause == "half-weights"
-            setting = _rounding(explanation) if rounded else _general(explanation.setting, site)
-            texts = ("", "") if rounded else tuple(_general(value, site) for value in explanation.values)
-            key = (explanation.cause, setting, *texts)
-            if _move_of(site, explanation) in moved:
-                key = (explanation.cause, LAYERS, "", "")
-            grouped[key].append((site, explanation))
-    causes = []
-    for (cause, setting, *values), same in _with_others_merged(grouped).items():
-        layers = () if _is_outside(*same[0]) else tuple(sorted({it.layer for it, _ in same if it.layer is not None}))
-        places = [site.name for site, _ in same]
-        sentence = same[0][1].sentence
-        if cause == "half-weights" and len(same) > 1:
-            sentence = f"b has the weights of {len(same)} modules {_rounding(same[0][1])}"
-        elif setting == MERGED:
-            sentence = f"b has the weights of {len(same)} modules {OTHERS}, as another checkpoint has"
-        elif setting == LAYERS:
-            sentence = _text_of_moves({move for entry in same if (move := _move_of(*entry)) is not None})
-        general = sentence if setting == LAYERS else _general(sentence, same[0][0])
-        text = general or f"{setting} {values[0]} in a and {values[1]} in b"
-        is_named = setting == LAYERS or (cause == "missing-part" and text == sentence)  # with both of its ends
-        where = f", {_span(layers)}" if layers and not is_named else "" if sentence else f", at {places[0]}"
-        causes.append(
-            Cause(
-                cause=cause,
-                text=f"{text}{where}",
-                values=(values[0], values[1]),
-                sites=tuple(places),
-                layers=layers,
-                difference=max(site.difference for site, _ in same),
-                remaining=max(site.off(explanation.predicted) for site, explanation in same),
-            )
-        )
+    for site, explanation in entries:
+        grouped[_key(site, explanation, moved)].append((site, explanation))
+    causes = [_cause(key, same) for key, same in _with_others_merged(grouped).items()]
     return tuple(sorted(causes, key=lambda cause: -cause.difference))
 
 
-def _moved_layers(explained: Sequence[tuple[Site, Explanation | None]]) -> set[tuple[int, int]]:
+def _key(site: Site, explanation: Explanation, moved: Container[tuple[int, int] | None]) -> Key:
+    """Return what sites with the same cause have in common: the cause, the setting, and its two values."""
+    if _move_of(site, explanation) in moved:
+        return explanation.cause, LAYERS, "", ""
+    if explanation.cause == "half-weights":
+        return explanation.cause, _rounding(explanation), "", ""
+    return (explanation.cause, *(_general(text, site) for text in (explanation.setting, *explanation.values)))
+
+
+def _cause(key: Key, same: Explained) -> Cause:
+    """Return the cause of sites that have a key in common."""
+    cause, setting, *values = key
+    site, explanation = same[0]
+    layers = (
+        () if _is_outside(site, explanation) else tuple(sorted({at.layer for at, _ in same if at.layer is not None}))
+    )
+    sentence = _general(explanation.sentence, site)
+    if setting == LAYERS:
+        sentence = _text_of_moves({move for entry in same if (move := _move_of(*entry)) is not None})
+    elif setting == MERGED:
+        sentence = f"b has the weights of {len(same)} modules {OTHERS}, as another checkpoint has"
+    elif cause == "half-weights" and len(same) > 1:
+        sentence = f"b has the weights of {len(same)} modules {setting}"
+    # A sentence about layers or a part names both of its ends.
+    is_named = setting == LAYERS or (cause == "missing-part" and sentence == explanation.sentence != "")
+    where = f", {_span(layers)}" if layers and not is_named else "" if sentence else f", at {site.name}"
+    return Cause(
+        cause=cause,
+        text=f"{sentence or f'{setting} {values[0]} in a and {values[1]} in b'}{where}",
+        values=(values[0], values[1]),
+        sites=tuple(at.name for at, _ in same),
+        layers=layers,
+        difference=max(at.difference for at, _ in same),
+        remaining=max(at.off(it.predicted) for at, it in same),
+    )
+
+
+def _moved_layers(entries: Explained) -> set[tuple[int, int]]:
     """Return the layers of b that hold many weights of another layer of a, with that layer."""
     weights: dict[tuple[int, int], set[str]] = defaultdict(set)
-    for site, explanation in explained:
-        move = None if explanation is None else _move_of(site, explanation)
-        if explanation is not None and move is not None:
+    for site, explanation in entries:
+        if (move := _move_of(site, explanation)) is not None:
             # Several modules may read what a single norm of other weights returns.
             weights[move].add(explanation.sentence)
     return {move for move, sentences in weights.items() if len(sentences) >= LEAST_WEIGHTS}
@@ -136,12 +140,12 @@ def _moved_layers(explained: Sequence[tuple[Site, Explanation | None]]) -> set[t
 def _move_of(site: Site, explanation: Explanation) -> tuple[int, int] | None:
     """Return a site's layer and the layer of a that b's weights are of; None where they are of no other layer."""
     found = MOVED.match(explanation.sentence)
-    if found is None or site.layer is None:
+    if found is None:
         return None
-    numbers = [re.findall(r"(?<=[./])\d+(?=[./])", name) for name in found.groups()]
-    if not (numbers[0] and numbers[1]) or numbers[0][0] != str(site.layer) or numbers[0][0] == numbers[1][0]:
+    numbers = [int((re.findall(r"(?<=[./])\d+(?=[./])", name) or ["-1"])[0]) for name in found.groups()]
+    if -1 in numbers or numbers[0] != site.layer or numbers[0] == numbers[1]:
         return None
-    return site.layer, int(numbers[1][0])
+    return numbers[0], numbers[1]
 
 
 def _text_of_moves(moves: Iterable[tuple[int, int]]) -> str:

@@ -127,24 +127,19 @@ def _compared(
     _expect_finite(others, "b", name_of(b))
     alignment = _comparable(a, b, values, others)
     by_position = _has_positions(a, values)
-    usual, of_each = usual_tolerance(a, b)
-    if tolerance is None:
-        tolerance = usual
-    else:
-        of_each = None
-    first = values.astype(np.float64)
-    second = alignment.arrange(others.astype(np.float64)) if by_position else others.astype(np.float64)
+    first, second, shared = values.astype(np.float64), others.astype(np.float64), np.arange(len(values))
     if by_position:
+        second = alignment.arrange(second)
         first[~alignment.matched] = 0
-    shared = np.flatnonzero(alignment.examples() >= 0) if by_position else np.arange(len(first))
+        shared = np.flatnonzero(alignment.examples() >= 0)
+    tolerance, allowed = usual_tolerance(a, b) if tolerance is None else (tolerance, tolerance)
     figures = figures_of(first, second)
-    allowed = tolerance if of_each is None else of_each
-    differing_examples = _differing_examples(first, second, allowed, unit_roundoff(computation_dtype(a)))
-    agrees = figures.relative_l2 <= tolerance and not differing_examples
+    differing = _differing_examples(first, second, allowed, unit_roundoff(computation_dtype(a)))
+    agrees = figures.relative_l2 <= tolerance and not differing
     notes = [*alignment.notes, *_known_differences(a, b, alignment)]
-    if differing_examples and figures.relative_l2 <= tolerance:
+    if differing and figures.relative_l2 <= tolerance:
         notes.append(
-            f"the examples {quote(differing_examples)} differ, but their {name_of(a)}s are too small to affect the overall "
+            f"the examples {quote(differing)} differ, but their {name_of(a)}s are too small to affect the overall "
             "figures"
         )
     findings: tuple[Finding, ...] = ()

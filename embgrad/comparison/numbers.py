@@ -37,17 +37,14 @@ def name_of(result: Result, *, article: bool = False) -> str:
     return f"{'an' if name == 'attribution' else 'a'} {name}" if article else name
 
 
-def usual_tolerance(a: Result, b: Result) -> tuple[float, np.ndarray | None]:
-    """Return the relative L2 up to which two results agree, from the dtypes and depths in their provenance.
+def usual_tolerance(a: Result, b: Result) -> tuple[float, float | np.ndarray]:
+    """Return the relative L2 up to which two results agree, and that of each example, from their dtypes and depths.
 
     Scores without values are differences of objectives, and have the rounding errors of those, however small they are.
-
-    Returns:
-        The tolerance of all examples together, and that of each, (example,); None where it is the same.
     """
     tolerance = tolerance_of(a, b)
     if not isinstance(a, Attribution) or (a.values is not None and b.values is not None):
-        return tolerance, None
+        return tolerance, tolerance
     sizes = lengths(a.scores)
     levels = np.abs(a.objective) * np.sqrt(a.real.sum(1))
     each = tolerance * np.maximum(1.0, np.divide(levels, sizes, out=np.ones_like(sizes), where=sizes > 0))

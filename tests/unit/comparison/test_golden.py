@@ -109,11 +109,6 @@ BOTH, RENAMED = ("word", "layer.-1", "layer.0"), ("word", "layers.-1", "layer.0"
             lambda: dict.fromkeys(RENAMED, run()),
             r"^'layer.-1' is missing \(and 1 more",
         ),
-        (
-            lambda: dict.fromkeys(BOTH, run()),
-            lambda: dict.fromkeys(RENAMED, run()),
-            r"'layers.-1' is new.*mean 'layer.-1'",
-        ),
     ],
 )
 def test_a_change_is_named(golden: embgrad.results.Golden, saved: Any, checked: Any, pattern: str) -> None:

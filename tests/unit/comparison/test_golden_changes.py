@@ -14,7 +14,6 @@ from embgrad.comparison.golden import (
     _difference,
     _made_with,
     _objective_change,
-    _other_ids,
     _other_names,
     _prefix,
     _relative,
@@ -23,7 +22,7 @@ from embgrad.comparison.golden import (
     _versions,
 )
 from embgrad.results.gradients import EmbeddingGradients
-from tests.unit.comparison.test_factors import IDS, result
+from tests.unit.comparison.test_factors import result
 
 
 def golden(objective: Any = None, activations: np.ndarray | None = None, **further: Any) -> EmbeddingGradients:
@@ -78,15 +77,6 @@ def test_differences_of_numbers_that_are_not_finite() -> None:
     assert _relative(np.array([3.0, np.inf, 4.0]), np.array([3.0, np.inf, 6.5])) == 0.5
     assert (_relative(np.zeros(2), np.zeros(2)), _relative(np.zeros(2), np.ones(2))) == (0, float("inf"))
     assert _relative(np.array([2.0, 2.0]), np.array([np.inf, 2.0])) == float("inf")
-
-
-def test_other_ids_are_named() -> None:
-    other = IDS.copy()
-    other[1, 2] = other[2, 0] = 17
-    assert _other_ids(golden(), golden()) == ""
-    text = "the ids differ, first at example 1, position 2: 17 where the golden file has 2"
-    assert _other_ids(golden(), golden(ids=other)) == text
-    assert _other_ids(golden(), golden(ids=IDS[:2])) == "the ids differ: shape (2, 4) where the golden file has (3, 4)"
 
 
 def described(a: EmbeddingGradients, b: EmbeddingGradients, *, agrees: bool) -> list[str]:
