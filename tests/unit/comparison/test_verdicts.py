@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.findings import Finding
-from embgrad.comparison.verdicts import comparison_cell, verdict
+from embgrad.comparison.verdicts import comparison_cell, comparisons_cell, verdict
 
 
 def figures(l2: float) -> Any:
@@ -123,3 +123,7 @@ def test_a_cell_lists_ten_examples(examples: int, note: str) -> None:
     assert "border-collapse:collapse" in html  # a notebook has no style sheet
     assert "example 14" in html
     assert "example 15" not in html
+
+
+def test_comparisons_of_no_points_are_said_to_be_so() -> None:
+    assert "of no points" in str(comparisons_cell({}))

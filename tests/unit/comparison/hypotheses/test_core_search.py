@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.hypotheses.core import Core
-from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, Mask, Rotary
-from embgrad.comparison.hypotheses.core_search import ported_core
+from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, HeadNorm, Mask, Rotary
+from embgrad.comparison.hypotheses.core_search import Places, ported_core
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Source
 from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, OTHER, REAL, SIZE
@@ -48,6 +48,20 @@ def test_several_settings_are_not_searched_where_that_was_in_vain() -> None:
 def test_likely_cores_come_first() -> None:
     b = replace(CORE, scale=0.0123456789)
     assert ported_core(site_with(b.predicted), CORE, [CORE, b]) is b
+
+
+def test_the_norms_of_another_layer_have_its_gains_where_these_are_weights() -> None:
+    first, second, third, fourth, other = np.random.default_rng(0).normal(size=(5, SIZE))
+    for norm, wanted in (((first, second), (third, fourth)), ((second, other), (fourth, other))):
+        at = [
+            site_of(CORE.predicted, CORE.predicted, BEFORE, weights={"layers.0.q": query, "layers.0.k": key})
+            for query, key in ((first, second), (third, fourth))
+        ]
+        found = Places.of(at[0], replace(CORE, norm=HeadNorm(*norm)))
+        again = None if found is None else found.at(at[1])
+        assert again is not None
+        assert again.norm is not None
+        np.testing.assert_array_equal([again.norm.query, again.norm.key], wanted)
 
 
 def test_declared_settings_of_the_port_are_tried() -> None:
