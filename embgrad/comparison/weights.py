@@ -271,8 +271,8 @@ def _with_crossed_in_place(matches: Sequence[Match], a: Sequence[NamedArray], b:
             layers[layer].append(match)
     changed: dict[str, Match] = {}
     for found in layers.values():
-        times = {match.a: (held_a[match.a].time, held_b[match.b].time) for match in found}
-        crossed = [match for match in found if match.a in _crossed(times, held_a)]
+        names = _crossed({match.a: (held_a[match.a].time, held_b[match.b].time) for match in found}, held_a)
+        crossed = [match for match in found if match.a in names]
         mine = sorted(crossed, key=lambda match: held_a[match.a].time)
         its = sorted(crossed, key=lambda match: held_b[match.b].time)
         if [_end_of(held_a[it.a]) for it in mine] == [_end_of(held_a[it.a]) for it in its]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from embgrad.comparison.hypotheses.norm import NUMBER, norm_of, norms_of, with_w
 from embgrad.comparison.hypotheses.norm_fit import Parameters
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import NEAR, skipped_norms
-from embgrad.comparison.hypotheses.terms import CHANGES, MOST_KNOWN, Changed
+from embgrad.comparison.hypotheses.terms import known_changes, remember
 from embgrad.model_points.points import INPUT
 
 __all__ = ["ExchangedNorms"]
@@ -51,18 +51,17 @@ class ExchangedNorms:
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return which weights b's norms have; an empty list where a computes no norm within a sum."""
-        known: list[Changed] = site.memory.setdefault(CHANGES, [])
-        earlier = [np.zeros_like(site.a), *(change for _, change in reversed(known) if change.shape == site.a.shape)]
+        changes = [change for _, change in reversed(known_changes(site)) if change.shape == site.a.shape]
         at = {before.name: before.values for before in site.before}.__getitem__
         for found in _sums(site):
-            given = at(found.given.name)
+            given = found.given.values
             inners = with_weights_of_layer(site, *found.inner)
             outers = [None] if found.outer is None else [found.outer, *with_weights_of_layer(site, *found.outer)]
-            for inner, outer, before in itertools.product(inners, outers, earlier):
+            for inner, outer, before in itertools.product(inners, outers, [np.zeros_like(site.a), *changes]):
                 change = before + found.multiplier * (inner[1].apply(given) - found.inner[1].apply(given))
                 if site.off(_value(found, inner, outer, before, at)) <= NEAR:
                     explanation = _explanation(site, found, inner, outer, before, at)
-                    known[:] = [*known, (explanation, change)][-MOST_KNOWN:]
+                    remember(site, (explanation, change))
                     return [explanation]
         return []
 
@@ -103,18 +102,15 @@ def _value(found: _Sum, inner: Weighted, outer: Weighted | None, before: np.ndar
 def _explanation(
     site: Site, found: _Sum, inner: Weighted, outer: Weighted | None, before: np.ndarray, at: Values
 ) -> Explanation:
-    pairs: Sequence[tuple[Weighted, Weighted | None]] = [(found.inner, inner)]
-    if found.outer is not None and outer is not found.outer:
-        pairs = [*pairs, (found.outer, outer)]
+    changed = [(found.inner, inner)]
+    if found.outer is not None and outer is not None and outer is not found.outer:
+        changed.append((found.outer, outer))
     sentence = ", and ".join(
-        f"b applies the norm {_named(site, mine[0])} with the weights of {NUMBER.sub('N', its[0])}"
-        for mine, its in pairs
-        if its
+        f"b applies the norm {_named(site, mine)} with the weights of {NUMBER.sub('N', its)}"
+        for (mine, _), (its, _) in changed
     )
-    compute, names = (
-        partial(_value, found, inner, outer, before),
-        (found.given.name, *(it.name for it, _ in found.rest)),
-    )
+    compute = partial(_value, found, inner, outer, before)
+    names = (found.given.name, *(it.name for it, _ in found.rest))
     setting, values = _named(site, found.inner[0]), ("a's own", NUMBER.sub("N", inner[0]))
     return Explanation("swapped-weights", setting, values, compute(at), compute, names, sentence)
 

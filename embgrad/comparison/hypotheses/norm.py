@@ -181,25 +181,18 @@ def norm_of(site: Site, path: str, x: np.ndarray, y: np.ndarray) -> Parameters |
         x: its inputs, (example, position, feature).
         y: its outputs.
     """
-    return _of_weights(site, path, site.rows(x), site.rows(y))
-
-
-def norm_with_weights_of_b(site: Site, path: str, x: np.ndarray, y: np.ndarray) -> Parameters | None:
-    """Return the norm that a module of a computes, with b's weights; None where it computes none with its own.
-
-    Args:
-        site: the site.
-        path: the module's path.
-        x: its inputs, (example, position, feature).
-        y: its outputs.
-    """
     if x.shape != y.shape:
         return None
     sizes = {int(np.prod(weight.shape)) for weight, _, _ in site.held_by(path).values()}
     size = sizes.pop() if len(sizes) == 1 else 0
     if size < LEAST_WIDE or x.shape[-1] % size:
         return None
-    norm = _of_weights(site, path, site.rows(x).reshape(-1, size), site.rows(y).reshape(-1, size))
+    return _of_weights(site, path, site.rows(x).reshape(-1, size), site.rows(y).reshape(-1, size))
+
+
+def norm_with_weights_of_b(site: Site, path: str, x: np.ndarray, y: np.ndarray) -> Parameters | None:
+    """Return the norm that `norm_of` returns with b's weights in the place of those that differ."""
+    norm = norm_of(site, path, x, y)
     return None if norm is None else _with_weights(norm, [pair[:2] for pair in _differing(site, path, norm)])
 
 

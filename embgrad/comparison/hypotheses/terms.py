@@ -17,7 +17,7 @@ from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, skipped_norms
 from embgrad.model_points.points import OUTPUT
 
-__all__ = ["CHANGES", "MOST_KNOWN", "Changed", "OtherTerm", "sums"]
+__all__ = ["OtherTerm", "known_changes", "remember", "sums"]
 
 #: The most entries of a table times the number of tokens for which all rows are tried behind a norm.
 MOST_TRIED: Final = 2**24
@@ -94,7 +94,7 @@ class OtherTerm:
             return []
         tensors = list(distinct(site))
         tensors += list(distinct(site, shared=False))[:MOST_UNSHARED]
-        known: list[Changed] = site.memory.setdefault(CHANGES, [])
+        known = known_changes(site)
         found: list[Explanation] = []
         for computed in sums(site):
             ways = [_again(computed, known), _explanations(site, computed, tensors)]
@@ -102,9 +102,21 @@ class OtherTerm:
                 predicted = computed.apply(computed.whole + change)
                 found.append(replace(explanation, predicted=predicted))
                 if site.off(predicted) <= NEAR:
-                    known[:] = [*known, (explanation, change)][-MOST_KNOWN:]
+                    remember(site, (explanation, change))
                     return found[-1:]
         return found
+
+
+def known_changes(site: Site) -> list[Changed]:
+    """Return the changes of sums that were found at earlier sites, the last at the end."""
+    known: list[Changed] = site.memory.setdefault(CHANGES, [])
+    return known
+
+
+def remember(site: Site, changed: Changed) -> None:
+    """Keep the change of a sum for later sites."""
+    known = known_changes(site)
+    known[:] = [*known, changed][-MOST_KNOWN:]
 
 
 def _again(computed: Sum, known: Sequence[Changed]) -> Iterator[Changed]:
