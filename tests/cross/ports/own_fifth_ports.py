@@ -29,26 +29,20 @@ from tests.cross.ports.own_fault import (
     weights,
 )
 from tests.cross.ports.own_fifth_torch import product
-from tests.cross.ports.own_more_ports import drawn
+from tests.cross.ports.own_more_ports import DECODER, drawn
 from tests.cross.ports.own_third_ports import Sentences
 from tests.cross.ports.own_third_ports import batch as sentences
-
-_DECODER: Final = {
-    **{"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4},
-    **{"num_key_value_heads": 2, "intermediate_size": 80, "max_position_embeddings": 64},
-    **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
-}
 
 
 def _falcon() -> Any:
     """Return Falcon with biases, whose heads share one key and one value."""
-    return drawn("FalconForCausalLM", "FalconConfig", **{**_DECODER, "num_key_value_heads": None}, bias=True)
+    return drawn("FalconForCausalLM", "FalconConfig", **{**DECODER, "num_key_value_heads": None}, bias=True)
 
 
 def _qwen3() -> Any:
     """Return Qwen3 whose heads are wider than their share of the width."""
     options = {"head_dim": 24, "rope_theta": 1e6, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
-    return drawn("Qwen3ForCausalLM", "Qwen3Config", **_DECODER, **options)
+    return drawn("Qwen3ForCausalLM", "Qwen3Config", **DECODER, **options)
 
 
 def _adapted() -> Any:
@@ -64,7 +58,7 @@ def _adapted() -> Any:
 def _gemma3() -> Any:
     """Return Gemma 3 of eight layers, of which the sixth sees all, further apart."""
     kinds = ["full_attention" if number == 5 else "sliding_attention" for number in range(8)]
-    options = {**_DECODER, "hidden_size": 96, "num_hidden_layers": 8, "head_dim": 16, "query_pre_attn_scalar": 20}
+    options = {**DECODER, "hidden_size": 96, "num_hidden_layers": 8, "head_dim": 16, "query_pre_attn_scalar": 20}
     options |= {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "sliding_window": 6, "layer_types": kinds}
     return drawn("Gemma3ForCausalLM", "Gemma3TextConfig", zero_centred=True, **options, final_logit_softcapping=6.0)
 

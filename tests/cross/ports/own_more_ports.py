@@ -30,9 +30,15 @@ from tests.cross.ports.own_fault import (
 )
 from tests.cross.ports.weights import in_bfloat16
 
-_ENCODER: Final = {
+#: The sizes of small encoders and decoders, in the names of most configurations.
+ENCODER: Final = {
     **{"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4},
     **{"intermediate_size": 48, "max_position_embeddings": 40, "pad_token_id": PADDING},
+}
+DECODER: Final = {
+    **{"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "intermediate_size": 80, "max_position_embeddings": 64},
+    **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
 }
 
 
@@ -47,7 +53,7 @@ def drawn(name: str, config: str, *, zero_centred: bool = False, **options: Any)
 
 def _opt() -> Any:
     """Return OPT of so many layers that their numbers are in another order as text."""
-    fields = {"ffn_dim": 48, "word_embed_proj_dim": 32, **_ENCODER, "num_hidden_layers": 11}
+    fields = {"ffn_dim": 48, "word_embed_proj_dim": 32, **ENCODER, "num_hidden_layers": 11}
     return drawn("OPTModel", "OPTConfig", **{name: fields[name] for name in fields if name != "intermediate_size"})
 
 
@@ -62,12 +68,12 @@ def _phi() -> Any:
 
 
 def _tagger() -> Any:
-    fields = {**_ENCODER, "embedding_size": 16, "num_labels": 5}
+    fields = {**ENCODER, "embedding_size": 16, "num_labels": 5}
     return drawn("ElectraForTokenClassification", "ElectraConfig", **fields)
 
 
 def _pairs() -> Any:
-    return drawn("BertForSequenceClassification", "BertConfig", **_ENCODER, num_labels=1)
+    return drawn("BertForSequenceClassification", "BertConfig", **ENCODER, num_labels=1)
 
 
 def _marian() -> Any:

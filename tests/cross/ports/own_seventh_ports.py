@@ -24,25 +24,15 @@ from tests.cross.ports.own_fault import (
     swapped,
     weights,
 )
-from tests.cross.ports.own_more_ports import drawn
+from tests.cross.ports.own_more_ports import DECODER, ENCODER, drawn
 from tests.cross.ports.own_third_ports import Sentences
 from tests.cross.ports.own_third_ports import batch as sentences
 from tests.cross.ports.weights import in_bfloat16, in_float16
 
-_ENCODER: Final = {
-    **{"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4},
-    **{"intermediate_size": 48, "max_position_embeddings": 40, "pad_token_id": PADDING},
-}
-_DECODER: Final = {
-    **{"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4},
-    **{"num_key_value_heads": 2, "intermediate_size": 80, "max_position_embeddings": 64},
-    **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
-}
-
 
 def _phi3() -> Any:
     options = {"partial_rotary_factor": 0.5, "sliding_window": 6, "tie_word_embeddings": False}
-    return drawn("Phi3ForCausalLM", "Phi3Config", **_DECODER, **options)
+    return drawn("Phi3ForCausalLM", "Phi3Config", **DECODER, **options)
 
 
 def _xlnet() -> Any:
@@ -58,20 +48,20 @@ def _gptneo() -> Any:
 
 def _glm4() -> Any:
     options = {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": False}
-    return drawn("Glm4ForCausalLM", "Glm4Config", **_DECODER, **options)
+    return drawn("Glm4ForCausalLM", "Glm4Config", **DECODER, **options)
 
 
 def _esm() -> Any:
     options = {"position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 2}
-    return drawn("EsmForMaskedLM", "EsmConfig", **_ENCODER, **options)
+    return drawn("EsmForMaskedLM", "EsmConfig", **ENCODER, **options)
 
 
 def _starcoder2() -> Any:
-    return drawn("Starcoder2ForCausalLM", "Starcoder2Config", **_DECODER, sliding_window=6)
+    return drawn("Starcoder2ForCausalLM", "Starcoder2Config", **DECODER, sliding_window=6)
 
 
 def _biogpt() -> Any:
-    return drawn("BioGptForCausalLM", "BioGptConfig", **_ENCODER)
+    return drawn("BioGptForCausalLM", "BioGptConfig", **ENCODER)
 
 
 _PORTS: Final[Mapping[str, OwnPort]] = {

@@ -15,7 +15,7 @@ from torch import nn
 from transformers.modeling_utils import no_init_weights
 
 from tests.cross.ports import architectures, twins
-from tests.cross.ports.architectures import PADDING, VOCAB
+from tests.cross.ports.architectures import VOCAB
 from tests.cross.ports.own_fault import (
     ATTENTION,
     EPSILON,
@@ -31,27 +31,19 @@ from tests.cross.ports.own_fault import (
     transposed,
     weights,
 )
-from tests.cross.ports.own_more_ports import drawn
+from tests.cross.ports.own_more_ports import DECODER, ENCODER, drawn
 from tests.cross.ports.own_third_ports import Sentences
 from tests.cross.ports.own_third_ports import batch as sentences
 from tests.cross.ports.weights import in_bfloat16
 
-_ENCODER: Final = {
-    **{"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4},
-    **{"intermediate_size": 48, "max_position_embeddings": 42, "pad_token_id": PADDING},
-}
-_DECODER: Final = {
-    **{"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4},
-    **{"num_key_value_heads": 2, "intermediate_size": 80, "max_position_embeddings": 64},
-    **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
-}
+_ENCODER: Final = {**ENCODER, "max_position_embeddings": 42}
 
 
 def _stablelm() -> Any:
     """Return StableLM as its larger one is: in parallel, with a norm of each head's own."""
     options = {"qk_layernorm": True, "use_parallel_residual": True, "use_qkv_bias": True, "partial_rotary_factor": 0.5}
     with no_init_weights():  # which fails where a norm has no bias
-        return drawn("StableLmForCausalLM", "StableLmConfig", **_DECODER, **options)
+        return drawn("StableLmForCausalLM", "StableLmConfig", **DECODER, **options)
 
 
 def _mpnet() -> Any:
@@ -78,7 +70,7 @@ class Projected(nn.Module):
 
 def _granite() -> Any:
     multipliers = {"embedding_multiplier": 6.0, "residual_multiplier": 0.5, "attention_multiplier": 0.1}
-    options = {**_DECODER, **multipliers, "logits_scaling": 4.0, "tie_word_embeddings": True}
+    options = {**DECODER, **multipliers, "logits_scaling": 4.0, "tie_word_embeddings": True}
     return drawn("GraniteForCausalLM", "GraniteConfig", **options)
 
 
@@ -98,7 +90,7 @@ def _pegasus() -> Any:
 
 
 def _nemotron() -> Any:
-    options = {**_DECODER, "head_dim": 16, "tie_word_embeddings": False}
+    options = {**DECODER, "head_dim": 16, "tie_word_embeddings": False}
     return drawn("NemotronForCausalLM", "NemotronConfig", zero_centred=True, **options)
 
 
