@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.cross.ports import (
+    own_eighth_ports,
     own_fifth_ports,
     own_fourth_ports,
     own_more_ports,
@@ -22,6 +23,7 @@ LISTS: Final = (
     own_fifth_ports.LIST,
     own_sixth_ports.LIST,
     own_seventh_ports.LIST,
+    own_eighth_ports.LIST,
 )
 OWN_FAULTS: Final = tuple(fault for each in LISTS for fault in each.faults)
 OWN_PAIRS: Final = tuple(pair for each in LISTS for pair in each.pairs)
