@@ -60,6 +60,8 @@ CAUSES: Final[dict[str, str]] = {
     "rotary-partial": "the two rotate different shares of a head",
     "rotary-offset": "one side's rotary positions are offset",
     "missing-rotary": "one side lacks rotary positions",
+    # recurrent layers
+    "recurrence": "the two run a recurrent layer differently, such as from the other end of the text",
     # attention
     "attention-scale": "the two scale attention scores differently",
     "attention-cap": "the two cap attention scores differently",

@@ -17,6 +17,7 @@ from embgrad.comparison.hypotheses.lookup import Rows
 from embgrad.comparison.hypotheses.norm import Norm, NormOfSum
 from embgrad.comparison.hypotheses.pooling import Pooling
 from embgrad.comparison.hypotheses.product import Product
+from embgrad.comparison.hypotheses.recurrent import Recurrent
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.hypotheses.skipped import Skipped
 from embgrad.comparison.hypotheses.terms import OtherTerm
@@ -67,6 +68,7 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     ActivationFunction(),
     Pooling(),
     Gate(),
+    Recurrent(),
     AttentionCore(),
     Experts(),
     Skipped(),

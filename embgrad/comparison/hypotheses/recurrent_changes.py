@@ -1,0 +1,271 @@
+"""The ways in which a recurrence of the port may differ from the reference's."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from embgrad.comparison.hypotheses.functions import ACTIVATIONS, Activation
+from embgrad.comparison.hypotheses.product import cause_of
+from embgrad.comparison.hypotheses.recurrence import GATES, TANH, Cell, Recurrence
+from embgrad.comparison.hypotheses.recurrent_fit import SQUASHES, Fit
+from embgrad.comparison.hypotheses.site import Site
+
+__all__ = ["Change", "changes_of"]
+
+#: The names of a cell's arrays.
+MATRICES: Final = ("entry", "state")
+BIASES: Final = ("bias", "state_bias")
+
+#: The groups of a cell's arrays that may have the gates in another order, and what they are in sentences.
+GROUPS: Final = (
+    ((*MATRICES, *BIASES), ""),
+    (("entry", *BIASES), " for the inputs"),
+    (("entry",), " in the matrix of the inputs"),
+    (("state",), " in the matrix of the state"),
+    (BIASES, " in the biases"),
+)
+
+#: What may become of the outputs of two directions.
+JOINED: Final = ("side by side", "side by side, the second first", "summed", "averaged")
+
+Function = Callable[[Cell], Cell]
+
+
+class Change(NamedTuple):
+    """A difference between two recurrences.
+
+    Attributes:
+        cause: its name.
+        sentence: what b does.
+        apply: returns b's recurrence for a's.
+    """
+
+    cause: str
+    sentence: str
+    apply: Callable[[Recurrence], Recurrence]
+
+
+def changes_of(site: Site, fit: Fit) -> Iterator[Change]:
+    """Yield the changes of a recurrence of a that b may have, of all cells at once and of each by itself."""
+    recurrence = fit.recurrence
+    yield from _of_the_whole(fit.path, recurrence)
+    numbers = range(len(recurrence.cells))
+    scopes: list[tuple[str, Sequence[int]]] = [(fit.path, numbers)]
+    if len(numbers) > 1:
+        scopes += [(f"{_place(recurrence, number)} of {fit.path}", [number]) for number in numbers]
+    for place, chosen in scopes:
+        kind = recurrence.cells[0].kind
+        every = (
+            _of_functions(place, kind),
+            _of_biases(place, kind, has_two=len(fit.slots[0].arrays) > 3),
+            _of_layouts(place, recurrence.cells[chosen[0]]),
+            _of_orders(place, kind, fit.order),
+        )
+        for cause, sentence, function in itertools.chain(*every):
+            yield Change(cause, sentence, functools.partial(_changed, frozenset(chosen), function))
+    yield from _of_values(site, fit)
+
+
+def _changed(chosen: frozenset[int], function: Function, recurrence: Recurrence) -> Recurrence:
+    """Return a recurrence with some of its cells changed, which are counted layer by layer."""
+    cells = iter(function(cell) if number in chosen else cell for number, cell in enumerate(recurrence.cells))
+    return replace(recurrence, layers=tuple(tuple(itertools.islice(cells, len(layer))) for layer in recurrence.layers))
+
+
+def _place(recurrence: Recurrence, number: int) -> str:
+    """Return the name of a cell among those of a recurrence."""
+    directions = len(recurrence.layers[0])
+    side = f"the {'backward' if recurrence.cells[number].backward else 'forward'} direction"
+    if len(recurrence.layers) == 1:
+        return side
+    layer = f"layer {number // directions}"
+    return f"{side} of {layer}" if directions > 1 else layer
+
+
+def _of_the_whole(path: str, recurrence: Recurrence) -> Iterator[Change]:
+    """Yield the changes of what is around the cells."""
+    yield Change(
+        "recurrence",
+        f"{path} reads the tokens of a text one after the other in a, and the examples of the batch in b",
+        lambda it: replace(it, across=not it.across),
+    )
+    yield Change(
+        "mask-ignored",
+        f"the state of {path} {'runs through padding' if recurrence.masked else 'stays as it is at padding'} in b, not in a",
+        lambda it: replace(it, masked=not it.masked),
+    )
+    every = range(len(recurrence.layers))
+    for number in every if len(every) > 1 else ():
+        yield Change("missing-part", f"b skips layer {number} of {path}", functools.partial(_without_layer, number))
+        for other in (it for it in every if it != number):
+            sentence = f"layer {number} of {path} has the weights of layer {other} in b"
+            yield Change("swapped-weights", sentence, functools.partial(_with_layer_of, number, other))
+    if len(recurrence.layers[0]) < 2:
+        return
+    yield Change(
+        "recurrence",
+        f"b does not turn the outputs of the backward direction of {path} back into the order of the tokens",
+        lambda it: replace(it, turned=False),
+    )
+    for joined in JOINED:
+        if joined != recurrence.joined:
+            sentence = f"the outputs of both directions of {path} are {recurrence.joined} in a and {joined} in b"
+            yield Change("recurrence", sentence, functools.partial(replace, joined=joined))
+    for chosen in [every, *([number] for number in every)] if len(every) > 1 else [every]:
+        where = "" if len(chosen) == len(every) else f" in layer {chosen[0]}"
+        yield Change(
+            "swapped-weights",
+            f"the weights of both directions of {path} are exchanged in b{where}",
+            functools.partial(_with_directions_exchanged, chosen),
+        )
+
+
+def _without_layer(number: int, recurrence: Recurrence) -> Recurrence:
+    return replace(recurrence, layers=(*recurrence.layers[:number], *recurrence.layers[number + 1 :]))
+
+
+def _with_layer_of(number: int, other: int, recurrence: Recurrence) -> Recurrence:
+    layers = list(recurrence.layers)
+    layers[number] = recurrence.layers[other]
+    return replace(recurrence, layers=tuple(layers))
+
+
+def _with_directions_exchanged(chosen: Sequence[int], recurrence: Recurrence) -> Recurrence:
+    layers = [_exchanged(cells) if number in chosen else cells for number, cells in enumerate(recurrence.layers)]
+    return replace(recurrence, layers=tuple(layers))
+
+
+def _exchanged(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
+    return tuple(replace(other, backward=cell.backward) for cell, other in zip(cells, cells[::-1], strict=True))
+
+
+_Changes = Iterator[tuple[str, str, Function]]
+
+
+def _of_functions(place: str, kind: str) -> _Changes:
+    """Yield changes of the functions of a cell."""
+    yield "recurrence", f"{place} reads the tokens from the last to the first in one model alone", _backward
+    if kind == "GRU":
+        sentence = f"the reset gate of {place} multiplies the {{}} in a and the {{}} in b"
+        words = ("product with the state", "state before the product")
+        yield "recurrence", sentence.format(*words), lambda it: replace(it, resets_product=not it.resets_product)
+        words = ("old state", "candidate")
+        sentence = f"the update gate of {place} is the share of the {{}} in a and of the {{}} in b"
+        yield "recurrence", sentence.format(*words), lambda it: replace(it, keeps=not it.keeps)
+    if kind != "RNN":
+        for squash in SQUASHES:
+            yield "activation", _of_function("the gates", place, "the logistic function", squash), _with(squash=squash)
+    others = [TANH, *(function for function in ACTIVATIONS if function.name != TANH.name)]
+    for function in others:
+        yield "activation", _of_function("the candidate", place, "tanh", function), _with(candidate=function)
+        if kind == "LSTM":
+            yield "activation", _of_function("the output", place, "tanh", function), _with(emitted=function)
+            sentence = _of_function("the candidate and the output", place, "tanh", function)
+            yield "activation", sentence, _with(candidate=function, emitted=function)
+
+
+def _of_function(what: str, place: str, own: str, other: Activation) -> str:
+    return f"the function of {what} of {place} is {own} in a and {other.name} in b"
+
+
+def _with(**fields: Activation) -> Function:
+    return lambda cell: replace(cell, **fields)  # type: ignore[arg-type]
+
+
+def _backward(cell: Cell) -> Cell:
+    return replace(cell, backward=not cell.backward)
+
+
+def _of_biases(place: str, kind: str, *, has_two: bool) -> _Changes:
+    """Yield changes of the biases of a cell."""
+    yield "missing-bias", f"b adds no bias in {place}", lambda it: _biased(it, 0, 0)
+    if has_two:
+        yield "missing-bias", f"b adds the bias of the inputs alone in {place}", lambda it: _biased(it, 1, 0)
+        yield "missing-bias", f"b adds the bias of the state alone in {place}", lambda it: _biased(it, 0, 1)
+    yield "different-weight", f"b adds the biases of {place} twice", lambda it: _biased(it, 2, 2)
+    if kind == "GRU":
+        sentence = f"the reset gate of {place} multiplies the state's bias of the candidate in a, and not in b"
+        yield "recurrence", sentence, lambda it: replace(it, bias=it.bias + it.state_bias, state_bias=0 * it.bias)
+    for number, gate in enumerate(GATES[kind]):
+        for step, words in ((1.0, "adds 1 to"), (-1.0, "subtracts 1 from")):
+            sentence = f"b {words} the bias of the {gate} gate of {place}"
+            yield "different-weight", sentence, functools.partial(_shifted, number, step)
+
+
+def _biased(cell: Cell, own: float, of_state: float) -> Cell:
+    return replace(cell, bias=own * cell.bias, state_bias=of_state * cell.state_bias)
+
+
+def _shifted(gate: int, step: float, cell: Cell) -> Cell:
+    bias = cell.bias.copy()
+    bias[gate] += step
+    return replace(cell, bias=bias)
+
+
+def _of_layouts(place: str, cell: Cell) -> _Changes:
+    """Yield changes of how matrices are stored."""
+    for part, words in (("entry", "inputs"), ("state", "state")):
+        values = getattr(cell, part)
+        if values.shape[0] == values.shape[2]:
+            sentence = f"the matrices of the {words} of {place} are transposed in b"
+            yield "transposed-weight", sentence, functools.partial(_relaid, part, lambda it: it.transpose(2, 1, 0))
+        sentence = f"the matrix of the {words} of {place} is reshaped where it is to be transposed in b"
+        for function in (_reshaped, _reshaped_by_feature):
+            yield "permuted-weight", sentence, functools.partial(_relaid, part, function)
+
+
+def _reshaped(values: np.ndarray) -> np.ndarray:
+    """Return a matrix (input, gate, feature) whose numbers are stored as (gate, feature, input)."""
+    return np.asarray(values.transpose(1, 2, 0).reshape(values.shape))
+
+
+def _reshaped_by_feature(values: np.ndarray) -> np.ndarray:
+    """Return a matrix (input, gate, feature) stored as that, and read as (gate, feature, input)."""
+    rows, gates, size = values.shape
+    return np.asarray(values.reshape(gates, size, rows).transpose(2, 0, 1))
+
+
+def _relaid(part: str, function: Callable[[np.ndarray], np.ndarray], cell: Cell) -> Cell:
+    return replace(cell, **{part: function(getattr(cell, part))})
+
+
+def _of_orders(place: str, kind: str, stored: tuple[int, ...]) -> _Changes:
+    """Yield other orders of the gates, where a's weights hold them in an order of their own."""
+    gates = GATES[kind]
+    blocks = [gates[stored.index(block)] for block in range(len(gates))]
+    for parts, words in GROUPS:
+        for order in itertools.permutations(range(len(gates))):
+            if list(order) == sorted(order):
+                continue
+            taken = [gates[order.index(gates.index(gate))] for gate in blocks]
+            sentence = f"b takes the gates of {place}{words} as {', '.join(taken)}, and a as {', '.join(blocks)}"
+            yield "permuted-weight", sentence, functools.partial(Cell.ordered, order=order, parts=parts)
+
+
+def _of_values(site: Site, fit: Fit) -> Iterator[Change]:
+    """Yield the changes by b's weights that differ from their partners."""
+    matches = {match.a: match for match in site.matching.matches if not match.is_equal}
+    others = {weight.name: weight for weight in site.recordings[1].weights}
+    for number, slot in enumerate(fit.slots):
+        for index, weight in enumerate(slot.weights):
+            match = matches.get(weight.name)
+            if match is None:
+                continue
+            for other in slot.others(index, others[match.b].get()):
+                cell = other.cell(fit.order)
+                parts = (*MATRICES, *BIASES)[index : index + 1] if index < 2 else BIASES
+                function = functools.partial(
+                    _changed, frozenset([number]), functools.partial(_with_arrays, cell, parts)
+                )
+                yield Change(cause_of(match), f"b has {weight.name} {match.as_object}", function)
+
+
+def _with_arrays(other: Cell, parts: tuple[str, ...], cell: Cell) -> Cell:
+    arrays: dict[str, Any] = {part: getattr(other, part) for part in parts}
+    return replace(cell, **arrays)
