@@ -232,7 +232,8 @@ def _reshaped_by_feature(values: np.ndarray) -> np.ndarray:
 
 
 def _relaid(part: str, function: Callable[[np.ndarray], np.ndarray], cell: Cell) -> Cell:
-    return replace(cell, **{part: function(getattr(cell, part))})
+    arrays: dict[str, Any] = {part: function(getattr(cell, part))}
+    return replace(cell, **arrays)
 
 
 def _of_orders(place: str, kind: str, stored: tuple[int, ...]) -> _Changes:

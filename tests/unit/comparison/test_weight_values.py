@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.recording import HeldWeight
+from embgrad.comparison.weight_matches import summaries_of
+from embgrad.comparison.weight_places import _at_one_place, _Places, _strayed, moved
 from embgrad.comparison.weight_values import (
     bits_of,
     distance_of,
@@ -20,16 +22,7 @@ from embgrad.comparison.weight_values import (
     parts_of,
     rounded,
 )
-from embgrad.comparison.weights import (
-    Match,
-    Matching,
-    _at_one_place,
-    _moved,
-    _Places,
-    _strayed,
-    _summaries,
-    match_weights,
-)
+from embgrad.comparison.weights import Match, Matching, match_weights
 
 RANDOM = np.random.default_rng(0)
 MATRIX = RANDOM.normal(size=(6, 5))
@@ -152,10 +145,10 @@ def weight(name: str, values: np.ndarray, time: float = 0.5, layer: int | None =
 
 
 def test_sums_of_two_weights_differ_by_the_larger_share() -> None:
-    first, second = _summaries([weight("a", np.array([3.0, -1.0])), weight("b", np.array([2.0, 2.0]))])
+    first, second = summaries_of([weight("a", np.array([3.0, -1.0])), weight("b", np.array([2.0, 2.0]))])
     assert (first.number, first.size, first.magnitude, first.power) == (0, 2, 4.0, 10.0)
     assert first.distance(second) == second.distance(first) == pytest.approx(0.2)
-    zero, tiny = _summaries([weight("a", np.zeros(2)), weight("b", np.array([1e-40, 0.0]))])
+    zero, tiny = summaries_of([weight("a", np.zeros(2)), weight("b", np.array([1e-40, 0.0]))])
     assert zero.distance(zero) == 0
     assert zero.distance(tiny) == pytest.approx(1e-10)
 
@@ -232,26 +225,26 @@ def pairs(*others: int) -> list[Match]:
 
 
 @pytest.mark.parametrize(
-    ("others", "moved"),
+    ("others", "wanted"),
     [
         ((0, 1, 2, 3), {}),
         ((0, 2, 1, 3), {"m1.W": "m2.W", "m2.W": "m1.W"}),
         ((1, 2, 0, 3), {"m0.W": "m1.W", "m1.W": "m2.W", "m2.W": "m0.W"}),  # layers in another order
     ],
 )
-def test_weights_are_moved_where_few_lie_in_another_layer(others: tuple[int, ...], moved: dict[str, str]) -> None:
+def test_weights_are_moved_where_few_lie_in_another_layer(others: tuple[int, ...], wanted: dict[str, str]) -> None:
     side = layered(4, [0, 1, 2, 3])
-    assert _moved(pairs(*others), side, side) == moved
+    assert moved(pairs(*others), side, side) == wanted
 
 
 def test_outside_of_layers_weights_are_moved_where_all_names_are_the_same() -> None:
     side = layered(4, [None] * 4)
-    assert _moved(pairs(0, 2, 1, 3), side, side) == {"m1.W": "m2.W", "m2.W": "m1.W"}
+    assert moved(pairs(0, 2, 1, 3), side, side) == {"m1.W": "m2.W", "m2.W": "m1.W"}
     renamed = [*side[:3], weight("last.W", np.ones(2))]
     matches = [*pairs(0, 2, 1), Match("m3.W", "last.W", 0.0)]
-    assert _moved(matches, side, renamed) == {}
+    assert moved(matches, side, renamed) == {}
     half = layered(4, [0, None, 2, 3])
-    assert _moved(pairs(0, 2, 1, 3), half, half) == {}  # of pairs with one layer nothing is known
+    assert moved(pairs(0, 2, 1, 3), half, half) == {}  # of pairs with one layer nothing is known
 
 
 def owned(**shapes: tuple[int, ...]) -> list[HeldWeight]:
