@@ -13,7 +13,7 @@ from embgrad.comparison.hypotheses.site import Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import Source, most_off, skipped_norms, sources, unit
 from embgrad.comparison.sites import difference
 
-__all__ = ["Pooling"]
+__all__ = ["POOLS", "Pooling"]
 
 Pool = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -29,6 +29,12 @@ def _last(values: np.ndarray, real: np.ndarray) -> np.ndarray:
 def _weighted(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     weights = np.asarray(weights, np.float64)
     return np.asarray((values * weights[..., None]).sum(1) / np.maximum(weights.sum(1), 1e-30)[:, None])
+
+
+def _halves(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the first half of a vector's features and the second half of another's, as those of two directions."""
+    half = first.shape[-1] // 2
+    return np.concatenate([first[:, :half], second[:, half:]], -1)
 
 
 def _inner(real: np.ndarray) -> np.ndarray:
@@ -56,6 +62,12 @@ POOLS: Final[Mapping[str, Pool]] = {
         values.sum(1) / np.maximum(real.sum(1), 1)[:, None]
     ),
     "the mean of unit vectors": lambda values, real: _mean(unit(values), real),
+    "the last state forward and the first one backward": lambda values, real: _halves(
+        _last(values, real), values[:, 0]
+    ),
+    "the states at the last position forward and at the first backward": lambda values, real: _halves(
+        values[:, -1], values[:, 0]
+    ),
     "the mean over tokens but the first": lambda values, real: _mean(values, real & (real.cumsum(1) > 1)),
     "the mean over tokens but the first and the last": lambda values, real: _mean(values, _inner(real)),
     "the mean weighted by the position from 1": lambda values, real: _weighted(values, real * (_counted(real) + 1)),

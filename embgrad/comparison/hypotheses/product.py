@@ -164,11 +164,11 @@ def _partners(site: Site) -> dict[str, tuple[HeldWeight, Match]]:
 
 
 def _candidates(site: Site) -> Iterator[tuple[Before, HeldWeight, HeldWeight | None, Match | None]]:
-    matrices = [entry for entry in site.held.values() if len(entry[0].shape) > 1]
-    if site.entry is not None and matrices:
-        for weight, other, match in matrices:
-            yield site.entry, weight, other, match
-        return
+    for path, entry in site.modules:
+        matrices = [held for held in site.held_by(path).values() if len(held[0].shape) > 1]
+        if matrices:
+            yield from ((entry, *held) for held in matrices)
+            return
     partners = _partners(site)
     for before in site.before[:MOST_FACTORS]:
         for weight in _tables(site, 0):

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.functions import Activation, logistic
+from embgrad.comparison.hypotheses.pooling import POOLS
 
 __all__ = ["GATES", "LOGISTIC", "TANH", "Cell", "Recurrence"]
 
@@ -118,6 +119,7 @@ class Recurrence:
             "averaged".
         turned: whether the outputs of a backward cell stand in the order of the tokens; otherwise the last is first.
         across: whether the cells read the examples of the batch one after the other instead of the tokens.
+        pool: the name in `POOLS` of what becomes of the last layer's outputs; empty for nothing.
     """
 
     layers: tuple[tuple[Cell, ...], ...]
@@ -125,6 +127,7 @@ class Recurrence:
     joined: str = "side by side"
     turned: bool = True
     across: bool = False
+    pool: str = ""
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -132,17 +135,25 @@ class Recurrence:
         return tuple(cell for layer in self.layers for cell in layer)
 
     @property
-    def is_read_backwards(self) -> bool:
-        """Return whether an output depends on later tokens."""
-        return any(cell.backward for cell in self.cells) or not self.turned
+    def needs_all_tokens(self) -> bool:
+        """Return whether its first outputs depend on later tokens."""
+        return bool(self.pool) or any(cell.backward for cell in self.cells) or not self.turned
 
     def run(self, x: np.ndarray, real: np.ndarray) -> np.ndarray:
-        """Return the outputs of the last layer, (example, position, feature).
+        """Return the outputs of the last layer, (example, position, feature), or the pooled ones, (example, 1, feature).
 
         Args:
             x: the inputs, (example, position, input).
             real: the positions that are not padding, bool, (example, position).
         """
+        outputs = self._outputs(x, real)
+        return self.pooled(outputs, real) if self.pool else outputs
+
+    def pooled(self, outputs: np.ndarray, real: np.ndarray) -> np.ndarray:
+        """Return what becomes of the last layer's outputs, (example, 1, feature)."""
+        return POOLS[self.pool](outputs, real)[:, None]
+
+    def _outputs(self, x: np.ndarray, real: np.ndarray) -> np.ndarray:
         if self.across:
             x, real = x.swapaxes(0, 1), real.swapaxes(0, 1)
         for layer in self.layers:

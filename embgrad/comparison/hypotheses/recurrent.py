@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,16 @@ __all__ = ["Recurrent"]
 MOST_CHANGES: Final = 3
 NEAREST: Final = 3
 
-#: The share of what a change leaves that a further one may leave.
-LEAST_GAIN: Final = 0.8
+#: How many of the changes that leave least are tried as further ones.
+FURTHER: Final = 60
+
+
+class _Tried(NamedTuple):
+    """Changes of the reference, and the relative L2 of the port's output against what they lead to."""
+
+    off: float
+    changes: tuple[Change, ...]
+    recurrence: Recurrence
 
 
 class Recurrent:
@@ -37,6 +45,7 @@ class Recurrent:
         "missing-part",
         "activation",
         "mask-ignored",
+        "pooling",
     )
 
     def explain(self, site: Site) -> list[Explanation]:
@@ -47,12 +56,9 @@ class Recurrent:
 
 def _explained(site: Site, fit: Fit) -> list[Explanation]:
     """Return the fewest changes of the reference that predict the port's output, as explanations that hold together."""
-    few = Few(fit)
-    most = max(NEAR, most_off(site))
+    few, most = Few(fit), max(NEAR, most_off(site))
     changes = list(changes_of(site, fit))
-    nearest: list[tuple[float, tuple[Change, ...], Recurrence]] = [
-        (few.off(fit.recurrence, site.b), (), fit.recurrence)
-    ]
+    nearest: list[_Tried] = [_Tried(few.off(fit.recurrence, site.b), (), fit.recurrence)]
     for _ in range(MOST_CHANGES):
         tried = []
         for off, earlier, recurrence in nearest:
@@ -61,9 +67,11 @@ def _explained(site: Site, fit: Fit) -> list[Explanation]:
                 left = few.off(changed, site.b)
                 if left <= most and site.off(fit.outputs(changed, fit.entry.values)) <= most:
                     return _explanations(fit, (*earlier, change), changed)
-                if left < LEAST_GAIN * off:
-                    tried.append((left, (*earlier, change), changed))
-        nearest = sorted(tried, key=lambda entry: entry[0])[:NEAREST]
+                if left < off:
+                    tried.append(_Tried(left, (*earlier, change), changed))
+        tried.sort(key=lambda entry: entry.off)
+        changes = list(dict.fromkeys(entry.changes[-1] for entry in tried))[:FURTHER]
+        nearest = tried[:NEAREST]
     return []
 
 

@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, Activation
+from embgrad.comparison.hypotheses.pooling import POOLS
 from embgrad.comparison.hypotheses.product import cause_of
-from embgrad.comparison.hypotheses.recurrence import GATES, TANH, Cell, Recurrence
+from embgrad.comparison.hypotheses.recurrence import GATES, Cell, Recurrence
 from embgrad.comparison.hypotheses.recurrent_fit import SQUASHES, Fit
 from embgrad.comparison.hypotheses.site import Site
 
@@ -26,10 +27,20 @@ BIASES: Final = ("bias", "state_bias")
 GROUPS: Final = (
     ((*MATRICES, *BIASES), ""),
     (("entry", *BIASES), " for the inputs"),
-    (("entry",), " in the matrix of the inputs"),
     (("state",), " in the matrix of the state"),
     (BIASES, " in the biases"),
 )
+
+#: The functions that models have in place of tanh.
+CANDIDATES: Final = tuple(
+    function
+    for function in ACTIVATIONS
+    if function.name
+    in ("missing", "ReLU", "tanh", "the logistic function", "SiLU", "GELU by the error function", "ELU")
+)
+
+#: The most steps of all cells through a text with which each of several cells is changed by itself.
+MOST_STEPS: Final = 400
 
 #: What may become of the outputs of two directions.
 JOINED: Final = ("side by side", "side by side, the second first", "summed", "averaged")
@@ -55,11 +66,7 @@ def changes_of(site: Site, fit: Fit) -> Iterator[Change]:
     """Yield the changes of a recurrence of a that b may have, of all cells at once and of each by itself."""
     recurrence = fit.recurrence
     yield from _of_the_whole(fit.path, recurrence)
-    numbers = range(len(recurrence.cells))
-    scopes: list[tuple[str, Sequence[int]]] = [(fit.path, numbers)]
-    if len(numbers) > 1:
-        scopes += [(f"{_place(recurrence, number)} of {fit.path}", [number]) for number in numbers]
-    for place, chosen in scopes:
+    for place, chosen in _scopes(fit):
         kind = recurrence.cells[0].kind
         every = (
             _of_functions(place, kind),
@@ -78,14 +85,21 @@ def _changed(chosen: frozenset[int], function: Function, recurrence: Recurrence)
     return replace(recurrence, layers=tuple(tuple(itertools.islice(cells, len(layer))) for layer in recurrence.layers))
 
 
-def _place(recurrence: Recurrence, number: int) -> str:
-    """Return the name of a cell among those of a recurrence."""
-    directions = len(recurrence.layers[0])
-    side = f"the {'backward' if recurrence.cells[number].backward else 'forward'} direction"
-    if len(recurrence.layers) == 1:
-        return side
-    layer = f"layer {number // directions}"
-    return f"{side} of {layer}" if directions > 1 else layer
+def _scopes(fit: Fit) -> Iterator[tuple[str, Sequence[int]]]:
+    """Yield the groups of cells that may have changed together, by their numbers, with their name: all of them first."""
+    recurrence, path = fit.recurrence, fit.path
+    numbers, directions = range(len(recurrence.cells)), len(recurrence.layers[0])
+    yield path, numbers
+    sides = [f"the {'backward' if cell.backward else 'forward'} direction" for cell in recurrence.layers[0]]
+    layers = range(len(recurrence.layers)) if len(recurrence.layers) > 1 else ()
+    for layer in layers:
+        yield f"layer {layer} of {path}", numbers[layer * directions : (layer + 1) * directions]
+    for side, words in enumerate(sides if directions > 1 else ()):
+        yield f"{words} of {path}", numbers[side::directions]
+    is_quick = len(numbers) * fit.real.shape[1] <= MOST_STEPS
+    for layer, (side, words) in itertools.product(layers if is_quick else (), enumerate(sides)):
+        if directions > 1:
+            yield f"{words} of layer {layer} of {path}", [layer * directions + side]
 
 
 def _of_the_whole(path: str, recurrence: Recurrence) -> Iterator[Change]:
@@ -100,8 +114,12 @@ def _of_the_whole(path: str, recurrence: Recurrence) -> Iterator[Change]:
         f"the state of {path} {'runs through padding' if recurrence.masked else 'stays as it is at padding'} in b, not in a",
         lambda it: replace(it, masked=not it.masked),
     )
+    for pool in POOLS if recurrence.pool else ():
+        sentence = f"the pooled vector is {recurrence.pool} in a and {pool} in b"
+        yield Change("pooling", sentence, functools.partial(replace, pool=pool))
     every = range(len(recurrence.layers))
-    for number in every if len(every) > 1 else ():
+    widths = {cell.entry.shape[0] for cell in recurrence.cells}
+    for number in every if len(every) > 1 and len(widths) == 1 else ():
         yield Change("missing-part", f"b skips layer {number} of {path}", functools.partial(_without_layer, number))
         for other in (it for it in every if it != number):
             sentence = f"layer {number} of {path} has the weights of layer {other} in b"
@@ -113,7 +131,7 @@ def _of_the_whole(path: str, recurrence: Recurrence) -> Iterator[Change]:
         f"b does not turn the outputs of the backward direction of {path} back into the order of the tokens",
         lambda it: replace(it, turned=False),
     )
-    for joined in JOINED:
+    for joined in JOINED if len(every) == 1 else JOINED[:2]:
         if joined != recurrence.joined:
             sentence = f"the outputs of both directions of {path} are {recurrence.joined} in a and {joined} in b"
             yield Change("recurrence", sentence, functools.partial(replace, joined=joined))
@@ -161,8 +179,7 @@ def _of_functions(place: str, kind: str) -> _Changes:
     if kind != "RNN":
         for squash in SQUASHES:
             yield "activation", _of_function("the gates", place, "the logistic function", squash), _with(squash=squash)
-    others = [TANH, *(function for function in ACTIVATIONS if function.name != TANH.name)]
-    for function in others:
+    for function in CANDIDATES:
         yield "activation", _of_function("the candidate", place, "tanh", function), _with(candidate=function)
         if kind == "LSTM":
             yield "activation", _of_function("the output", place, "tanh", function), _with(emitted=function)
@@ -188,7 +205,9 @@ def _of_biases(place: str, kind: str, *, has_two: bool) -> _Changes:
     if has_two:
         yield "missing-bias", f"b adds the bias of the inputs alone in {place}", lambda it: _biased(it, 1, 0)
         yield "missing-bias", f"b adds the bias of the state alone in {place}", lambda it: _biased(it, 0, 1)
-    yield "different-weight", f"b adds the biases of {place} twice", lambda it: _biased(it, 2, 2)
+        yield "different-weight", f"b adds the bias of the inputs twice in {place}", lambda it: _biased(it, 2, 1)
+        yield "different-weight", f"b adds the bias of the state twice in {place}", lambda it: _biased(it, 1, 2)
+    yield "different-weight", f"b adds the biases twice in {place}", lambda it: _biased(it, 2, 2)
     if kind == "GRU":
         sentence = f"the reset gate of {place} multiplies the state's bias of the candidate in a, and not in b"
         yield "recurrence", sentence, lambda it: replace(it, bias=it.bias + it.state_bias, state_bias=0 * it.bias)
@@ -214,10 +233,15 @@ def _of_layouts(place: str, cell: Cell) -> _Changes:
         values = getattr(cell, part)
         if values.shape[0] == values.shape[2]:
             sentence = f"the matrices of the {words} of {place} are transposed in b"
-            yield "transposed-weight", sentence, functools.partial(_relaid, part, lambda it: it.transpose(2, 1, 0))
+            yield "transposed-weight", sentence, functools.partial(_relaid, part, _transposed)
         sentence = f"the matrix of the {words} of {place} is reshaped where it is to be transposed in b"
         for function in (_reshaped, _reshaped_by_feature):
             yield "permuted-weight", sentence, functools.partial(_relaid, part, function)
+
+
+def _transposed(values: np.ndarray) -> np.ndarray:
+    """Return square matrices (input, gate, feature) transposed, and others as they are."""
+    return values.transpose(2, 1, 0) if values.shape[0] == values.shape[2] else values
 
 
 def _reshaped(values: np.ndarray) -> np.ndarray:

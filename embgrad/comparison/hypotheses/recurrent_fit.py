@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -13,10 +13,9 @@ from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY, Activ
 from embgrad.comparison.hypotheses.pooling import POOLS
 from embgrad.comparison.hypotheses.recurrence import GATES, TANH, Cell, Recurrence
 from embgrad.comparison.hypotheses.site import Before, Site
-from embgrad.comparison.hypotheses.sources import NEAR, most_off, relative
+from embgrad.comparison.hypotheses.sources import most_off, relative
 from embgrad.comparison.recording import MARKS, HeldWeight
 from embgrad.comparison.weight_values import layouts
-from embgrad.model_points.points import INPUT
 
 __all__ = ["SQUASHES", "Few", "Fit", "Slot", "fits"]
 
@@ -31,8 +30,6 @@ SQUASHES: Final = (
     TANH,
     IDENTITY,
 )
-
-Pool = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +80,6 @@ class Fit:
         slots: the weights of its cells.
         order: the order in which the weights hold the gates.
         recurrence: the layers.
-        pool: what becomes of their outputs, (example, position, feature), with the real positions; None for nothing.
     """
 
     path: str
@@ -92,14 +88,11 @@ class Fit:
     slots: tuple[Slot, ...]
     order: tuple[int, ...]
     recurrence: Recurrence
-    pool: Pool | None
 
     def outputs(self, recurrence: Recurrence, x: np.ndarray, real: np.ndarray | None = None) -> np.ndarray:
         """Return the site's outputs by a recurrence, (example, position, feature), for inputs at some real positions."""
-        real = self.real if real is None else real
         with np.errstate(over="ignore", invalid="ignore"):
-            values = recurrence.run(x, real)
-        return values if self.pool is None else np.asarray(self.pool(values, real)[:, None])
+            return recurrence.run(x, self.real if real is None else real)
 
 
 class Few:
@@ -115,38 +108,40 @@ class Few:
     def off(self, recurrence: Recurrence, wanted: np.ndarray) -> float:
         """Return the relative L2 of a recurrence's outputs against those of a site, (example, position, feature)."""
         fit = self.fit
-        at = (slice(self.count), slice(None if fit.pool or recurrence.is_read_backwards else TOKENS))
+        at = (slice(self.count), slice(None if recurrence.needs_all_tokens else TOKENS))
         real = fit.real[at]
         found = fit.outputs(recurrence, fit.entry.values[at], real)
-        return relative(found, wanted[: self.count]) if fit.pool else relative(found[real], wanted[at][real])
+        return relative(found, wanted[: self.count]) if recurrence.pool else relative(found[real], wanted[at][real])
 
 
 def fits(site: Site) -> Iterator[Fit]:
     """Yield the recurrences that reproduce the reference's output."""
     real, most = site.recordings[0].batch.real, most_off(site)
-    for path, entry, output, pool in _modules(site, real):
-        for slots, order, recurrence in _candidates(site, path, entry.values.shape[-1], output.shape[-1]):
-            fit = Fit(path, entry, real, slots, order, recurrence, pool)
-            if Few(fit).off(recurrence, site.a) > most:
-                continue
-            if site.off(fit.outputs(recurrence, entry.values), from_a=True) <= most:
+    for path, entry, is_pooled in _modules(site, real):
+        for slots, order, recurrence in _candidates(site, path, entry.values.shape[-1], site.a.shape[-1]):
+            fit = Fit(path, entry, real, slots, order, recurrence)
+            if is_pooled:
+                outputs = fit.outputs(recurrence, entry.values)
+                pools = (replace(recurrence, pool=name) for name in POOLS)
+                found = (it for it in pools if site.off(it.pooled(outputs, real), from_a=True) <= most)
+                yield from (replace(fit, recurrence=it) for it in itertools.islice(found, 1))
+            elif (
+                Few(fit).off(recurrence, site.a) <= most >= site.off(fit.outputs(recurrence, entry.values), from_a=True)
+            ):
                 yield fit
 
 
-def _modules(site: Site, real: np.ndarray) -> Iterator[tuple[str, Before, np.ndarray, Pool | None]]:
-    """Yield the modules of a that may be recurrent: the path, the input, the output, and the pooling that makes the site's."""
+def _modules(site: Site, real: np.ndarray) -> Iterator[tuple[str, Before, bool]]:
+    """Yield the modules of a that may be recurrent, with the tensor that they read, and whether the site pools their outputs.
+
+    Some return no tensor of positions, such as one of packed texts.
+    """
     for path, entry in site.modules:
         if entry.values.shape[:2] == real.shape == site.a.shape[:2]:
-            yield path, entry, site.a, None
-    inputs = {before.name.removesuffix(f":{INPUT}"): before for before in site.before if before.name.endswith(INPUT)}
-    for output in site.before if site.a.shape[1] == 1 else ():
-        own = inputs.get(output.name)
-        if output.shared or own is None or not own.values.shape[:2] == output.values.shape[:2] == real.shape:
-            continue
-        for pool in POOLS.values() if output.values.shape[-1] == site.a.shape[-1] else ():
-            if site.off(pool(output.values, real)[:, None], from_a=True) <= NEAR:
-                yield output.name, own, output.values, pool
-                break
+            yield path, entry, False
+    paths = dict.fromkeys(weight.module for weight in site.recordings[0].weights if len(weight.shape) > 1)
+    for path in paths if site.a.shape[1] == 1 < real.shape[1] else ():
+        yield from ((path, before, True) for before in site.before if before.values.shape[:2] == real.shape)
 
 
 def _candidates(

@@ -25,6 +25,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
         *("types-ignored", "padding-row", "other-ids"),
     ),
     "experts": ("expert-routing",),
+    "recurrence": ("recurrence",),
     "residual": ("residual-scale", "missing-residual", "missing-part", "norm-order"),
     "head": ("head-untied", "logit-cap", "logit-scale"),
     "pooling": ("pooling",),

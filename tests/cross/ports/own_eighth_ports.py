@@ -46,6 +46,9 @@ _TIME: Final = "attention|blocks"
 _SPAN: Final = "attention|conv"
 _MLP: Final = "intermediate|output"
 
+#: What runs a recurrence otherwise. Those with this cause were listed as faults without a name at first.
+_RUN: Final = "recurrence"
+
 # Where no cause has a name that is true (causes ""), the label says what is wrong, as a name of a cause could: "reset-before",
 # "update-turned", "backward-not-turned-back". Where a named cause is near but not the whole truth, naming none is right as well.
 _FAULTS: Final = (
@@ -54,8 +57,8 @@ _FAULTS: Final = (
     planted("keras-bilstm", "no-hidden-bias", "missing-bias", "lstm", hidden_bias=0.0),
     planted("keras-bilstm", "hidden-bias-twice", "different-weight", "lstm", hidden_bias=2.0, may_be_unnamed=True),
     planted("keras-bilstm", "forget-bias-of-1", "different-weight", "lstm", forget=1.0, may_be_unnamed=True),
-    planted("keras-bilstm", "backward-not-turned-back", "", "lstm", form="apart", turned_back=False),
-    planted("keras-bilstm", "both-forwards-in-one", "", "lstm", form="apart", backwards=False, layers=(1,)),
+    planted("keras-bilstm", "backward-not-turned-back", _RUN, "lstm", form="apart", turned_back=False),
+    planted("keras-bilstm", "both-forwards-in-one", _RUN, "lstm", form="apart", backwards=False, layers=(1,)),
     planted("keras-bilstm", "directions-exchanged", SWAP, "lstm", exchanged=True),
     planted("keras-bilstm", "hard-sigmoid", "activation", "lstm", gate="hard_sigmoid"),
     planted("keras-bilstm", "recurrent-as-stored-in-one", "transposed-weight", "lstm", as_stored=True, layers=(0,)),
@@ -67,11 +70,11 @@ _FAULTS: Final = (
     planted("keras-bilstm", "padding-pooled", "pooling", "head|lstm", pooled="all"),
     planted("keras-gru", "gates-as-stored", _ROWS, "gru", gates=(0, 1, 2)),
     planted("keras-gru", "gates-as-stored-in-one", _ROWS, "gru", gates=(0, 1, 2), layers=(1,)),
-    planted("keras-gru", "reset-before", "", "gru", reset_after=False),
-    planted("keras-gru", "hidden-bias-merged", "missing-bias different-weight", "gru", bias="merged"),
+    planted("keras-gru", "reset-before", _RUN, "gru", reset_after=False),
+    planted("keras-gru", "hidden-bias-merged", f"missing-bias different-weight {_RUN}", "gru", bias="merged"),
     planted("keras-gru", "no-hidden-bias", "missing-bias", "gru", bias="input"),
     planted("keras-gru", "no-input-bias-in-one", "missing-bias", "gru", bias="hidden", layers=(0,)),
-    planted("keras-gru", "update-turned", "", "gru", form="steps", update_turned=True),
+    planted("keras-gru", "update-turned", _RUN, "gru", form="steps", update_turned=True),
     planted("keras-gru", "relu-for-tanh", "activation", "gru", act="relu"),
     planted("keras-gru", "hard-sigmoid-in-one", "activation", "gru", gate="hard_sigmoid", layers=(1,)),
     planted("keras-gru", "recurrent-as-stored", "transposed-weight", "gru", as_stored=True),
@@ -101,7 +104,7 @@ _FAULTS: Final = (
         *("gluon-lstm-attention", "memory-for-query", SWAP, "memory|query"),
         change=swapped("memory.", "query."),
     ),
-    planted("gluon-lstm-attention", "texts-as-time", "", "lstm", turned=False),
+    planted("gluon-lstm-attention", "texts-as-time", _RUN, "lstm", turned=False),
     planted(
         "gluon-lstm-attention", "last-at-padding", "pooling", "query|memory|lstm", last="padded", may_be_unnamed=True
     ),
