@@ -6,10 +6,11 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
+from embgrad.comparison.hypotheses.changes import Change
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, Activation
 from embgrad.comparison.hypotheses.pooling import POOLS
 from embgrad.comparison.hypotheses.product import cause_of
@@ -17,7 +18,7 @@ from embgrad.comparison.hypotheses.recurrence import GATES, Cell, Recurrence
 from embgrad.comparison.hypotheses.recurrent_fit import SQUASHES, Fit
 from embgrad.comparison.hypotheses.site import Site
 
-__all__ = ["Change", "changes_of"]
+__all__ = ["changes_of"]
 
 #: The names of a cell's arrays.
 MATRICES: Final = ("entry", "state")
@@ -46,20 +47,6 @@ MOST_STEPS: Final = 400
 JOINED: Final = ("side by side", "side by side, the second first", "summed", "averaged")
 
 Function = Callable[[Cell], Cell]
-
-
-class Change(NamedTuple):
-    """A difference between two recurrences.
-
-    Attributes:
-        cause: its name.
-        sentence: what b does.
-        apply: returns b's recurrence for a's.
-    """
-
-    cause: str
-    sentence: str
-    apply: Callable[[Recurrence], Recurrence]
 
 
 def changes_of(site: Site, fit: Fit) -> Iterator[Change]:

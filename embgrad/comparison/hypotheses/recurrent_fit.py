@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY, Activation
 from embgrad.comparison.hypotheses.pooling import POOLS
 from embgrad.comparison.hypotheses.recurrence import GATES, TANH, Cell, Recurrence
-from embgrad.comparison.hypotheses.site import Before, Site
+from embgrad.comparison.hypotheses.site import Before, Site, Values
 from embgrad.comparison.hypotheses.sources import most_off, relative
 from embgrad.comparison.recording import MARKS, HeldWeight
 from embgrad.comparison.weight_values import layouts
@@ -112,6 +112,14 @@ class Few:
         real = fit.real[at]
         found = fit.outputs(recurrence, fit.entry.values[at], real)
         return relative(found, wanted[: self.count]) if recurrence.pool else relative(found[real], wanted[at][real])
+
+    def outputs(self, recurrence: Recurrence, at: Values) -> np.ndarray:
+        """Return a recurrence's outputs in a pass whose values at points a function returns."""
+        return self.fit.outputs(recurrence, at(self.fit.entry.name))
+
+    def inputs(self, recurrence: Recurrence) -> tuple[str, ...]:
+        """Return the name of the point that a recurrence reads."""
+        return (self.fit.entry.name,)
 
 
 def fits(site: Site) -> Iterator[Fit]:
