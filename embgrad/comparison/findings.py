@@ -62,6 +62,8 @@ CAUSES: Final[dict[str, str]] = {
     "missing-rotary": "one side lacks rotary positions",
     # recurrent layers
     "recurrence": "the two run a recurrent layer differently, such as from the other end of the text",
+    # convolutions
+    "convolution": "the two pad texts for a convolution differently, or dilate its kernel differently",
     # attention
     "attention-scale": "the two scale attention scores differently",
     "attention-cap": "the two cap attention scores differently",

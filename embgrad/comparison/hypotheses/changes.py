@@ -19,6 +19,10 @@ NEAREST: Final = 3
 #: How many of the changes that leave least are tried as further ones.
 FURTHER: Final = 60
 
+#: The number of floors, and the share of the difference, within which changes are exact, so that no others are looked for.
+FLOORS: Final = 10.0
+EXACT: Final = 1e-3
+
 
 class Change(NamedTuple):
     """A difference between two functions.
@@ -59,33 +63,43 @@ class _Tried(NamedTuple):
 
 
 def explained_by_changes(
-    site: Site, first: Any, changes: Sequence[Change], places: Places, setting: str
+    site: Site, first: Any, changes: Sequence[Change], places: Places, setting: str, further: int = FURTHER
 ) -> list[Explanation]:
-    """Return the fewest changes of the reference's function that predict the port's output, as explanations of a setting."""
+    """Return the fewest changes of the reference's function that predict the port's output, as explanations of a setting.
+
+    Of several that do, such as two approximations of one activation, those are returned that leave least. Where there are more
+    than `further` changes, so many of those that are nearer by themselves are tried as further ones.
+    """
     most = max(NEAR, most_off(site))
     values = {before.name: before.values for before in reversed(site.before)}
     nearest = [_Tried(places.off(first, site.b), (), first)]
+    exact = min(FLOORS * site.floor, EXACT * nearest[0].off)
     for _ in range(MOST_CHANGES):
-        tried = []
+        tried: list[_Tried] = []
+        found: list[_Tried] = []
         for off, earlier, function in nearest:
             for change in changes:
                 changed = change.apply(function)
-                left = places.off(changed, site.b)
-                if left <= most and site.off(places.outputs(changed, values.__getitem__)) <= most:
-                    return _explanations((*earlier, change), changed, places, values.__getitem__, setting)
-                if left < off:
-                    tried.append(_Tried(left, (*earlier, change), changed))
+                entry = _Tried(places.off(changed, site.b), (*earlier, change), changed)
+                if entry.off <= most and site.off(places.outputs(changed, values.__getitem__)) <= most:
+                    found.append(entry)
+                    if entry.off <= exact:
+                        return _explanations(entry, places, values.__getitem__, setting)
+                elif entry.off < off:
+                    tried.append(entry)
+        if found:
+            return _explanations(min(found, key=lambda entry: entry.off), places, values.__getitem__, setting)
         tried.sort(key=lambda entry: entry.off)
-        changes = list(dict.fromkeys(entry.changes[-1] for entry in tried))[:FURTHER]
+        if len(changes) > further:
+            kept = list(dict.fromkeys(entry.changes[-1] for entry in tried))[:further]
+            changes = [change for change in changes if change in kept]
         nearest = tried[:NEAREST]
     return []
 
 
-def _explanations(
-    changes: Sequence[Change], function: Any, places: Places, at: Values, setting: str
-) -> list[Explanation]:
+def _explanations(tried: _Tried, places: Places, at: Values, setting: str) -> list[Explanation]:
     def compute(at: Values) -> np.ndarray:
-        return places.outputs(function, at)
+        return places.outputs(tried.function, at)
 
-    rest = (compute(at), compute, places.inputs(function))
-    return together([Explanation(it.cause, setting, ("a's own", "b's"), *rest, it.sentence) for it in changes])
+    rest = (compute(at), compute, places.inputs(tried.function))
+    return together([Explanation(it.cause, setting, ("a's own", "b's"), *rest, it.sentence) for it in tried.changes])

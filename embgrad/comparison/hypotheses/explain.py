@@ -8,6 +8,7 @@ from typing import Final, Protocol
 from embgrad.comparison.hypotheses.activation import ActivationFunction
 from embgrad.comparison.hypotheses.attention import AttentionCore
 from embgrad.comparison.hypotheses.combination import Combination
+from embgrad.comparison.hypotheses.convolution_changes import Convolving
 from embgrad.comparison.hypotheses.dropping import Dropout
 from embgrad.comparison.hypotheses.exchanged_norms import ExchangedNorms
 from embgrad.comparison.hypotheses.experts import Experts
@@ -69,6 +70,7 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     Pooling(),
     Gate(),
     Recurrent(),
+    Convolving(),
     AttentionCore(),
     Experts(),
     Skipped(),

@@ -26,6 +26,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "experts": ("expert-routing",),
     "recurrence": ("recurrence",),
+    "convolution": ("convolution",),
     "residual": ("residual-scale", "missing-residual", "missing-part", "norm-order"),
     "head": ("head-untied", "logit-cap", "logit-scale"),
     "pooling": ("pooling",),

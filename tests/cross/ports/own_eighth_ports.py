@@ -85,7 +85,8 @@ _FAULTS: Final = (
         "jax-textcnn", "kernel-reshaped-in-one", f"{_ROWS} transposed-weight", "convs", kernel="reshaped", layers=(1,)
     ),
     planted("jax-textcnn", "outputs-first", "transposed-weight", "convs", kernel="outputs first"),
-    planted("jax-textcnn", "same-padding", "", "convs|head", padding="SAME"),
+    # This fault was listed as one without a name at first.
+    planted("jax-textcnn", "same-padding", "convolution", "convs|head", padding="SAME"),
     planted("jax-textcnn", "mean-for-maximum", "pooling", "convs|head", pooled="mean"),
     planted("jax-textcnn", "no-activation", _ACT, "convs|head", act="none"),
     planted("jax-textcnn", "gelu-for-relu-in-one", "activation", "convs|head", act="gelu", layers=(2,)),
