@@ -39,7 +39,7 @@ class Change(NamedTuple):
 
 
 class Places(Protocol):
-    """What evaluates a function, whole or in a few places."""
+    """The places in which functions are evaluated: all, or a few."""
 
     def off(self, function: Any, wanted: np.ndarray) -> float:
         """Return the relative L2 of a function's outputs against those of a site, in a few places."""
