@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.functions import ACTIVATIONS
+from embgrad.comparison.hypotheses.functions import ACTIVATIONS, Activation
 from embgrad.comparison.recording import FINAL, Recording, Tensor
 from embgrad.comparison.sites import Led, Pair, difference, in_order, lead, name_of
 from embgrad.comparison.weights import kind_of
@@ -30,6 +30,12 @@ LATER: Final = 12
 
 #: The share of the distance from its own tensor within which a module's output is that of a later point.
 NEARER: Final = 0.3
+
+#: The share of a tensor's entries in the range of a function from which it may be that function's output as well.
+INSIDE: Final = 0.9
+
+#: The numbers between which a function shows its range.
+FAR: Final = 100.0
 
 
 def repair_pairs(
@@ -66,7 +72,7 @@ def repair_pairs(
         if pair.b == FINAL or tensor.side == INPUT:
             continue
         own = _apart(tensor.values, values, real)
-        later = _nearest(_later(leader, tensor), values, real, NEARER * own)
+        later = _nearest(_later(leader, tensor), values, real, NEARER * own) or _in_range(leader, tensor, values)
         if later is not None and not any(other.a == later.key and other.b != pair.b for other in pairs):
             changed[number] = _moved_in_a(pair, later)
             moved[kind_of(pair.name)] = _Move(_steps(leader, tensor, later), 0)
@@ -234,6 +240,36 @@ def _nearest(tensors: Iterator[Tensor], values: np.ndarray, real: np.ndarray, mo
     measured = [(difference(tensor.values, values, real), tensor) for tensor in tensors]
     least = min((distance for distance, _ in measured), default=most)
     return next((tensor for distance, tensor in measured if distance <= least < most), None)
+
+
+def _in_range(recording: Recording, tensor: Tensor, values: np.ndarray) -> Tensor | None:
+    """Return the later tensor that an activation makes of one, where values lie in the range of its function alone.
+
+    That holds although a fault makes them far from both tensors.
+    """
+    at = values.shape[:2]
+    real = recording.batch.real if at == recording.batch.shape else np.ones(at, bool)
+    own, reached = tensor.values[real].astype(np.float64), values[real]
+    for function in ACTIVATIONS if np.isfinite(reached).all() and own.size else ():
+        least, most = _range_of(function)
+        inside = (own >= least) & (own <= most)
+        if inside.mean() < INSIDE and least <= reached.min() and reached.max() <= most:
+            found = (it for it in _later(recording, tensor) if _equals(function.apply(own), it.values[real]))
+            later = next(found, None)
+            if later is not None:
+                return later
+    return None
+
+
+def _range_of(function: Activation) -> tuple[float, float]:
+    """Return the least and the largest value of a function, with a margin for rounding; infinite where it grows on."""
+    values = function.apply(np.linspace(-FAR, FAR, 20001))
+    least, most = float(values.min()) - REPAIRED, float(values.max()) + REPAIRED
+    return (-np.inf if least < -FAR / 2 else least), (np.inf if most > FAR / 2 else most)
+
+
+def _equals(first: np.ndarray, second: np.ndarray) -> bool:
+    return float(np.linalg.norm(second - first)) <= REPAIRED * float(np.linalg.norm(first))
 
 
 def _behind(pair: Pair, arrived: np.ndarray, leader: Recording, follower: Recording, most: float) -> Tensor | None:

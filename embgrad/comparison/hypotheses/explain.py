@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 from embgrad.comparison.hypotheses.activation import ActivationFunction
+from embgrad.comparison.hypotheses.attended import AttentivePooling
 from embgrad.comparison.hypotheses.attention import AttentionCore
 from embgrad.comparison.hypotheses.combination import Combination
 from embgrad.comparison.hypotheses.convolution_changes import Convolving
@@ -68,6 +69,7 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     HeldVector(),
     ActivationFunction(),
     Pooling(),
+    AttentivePooling(),
     Gate(),
     Recurrent(),
     Convolving(),

@@ -61,6 +61,9 @@ POOLS: Final[Mapping[str, Pool]] = {
     "the sum over all positions by the number of tokens": lambda values, real: (
         values.sum(1) / np.maximum(real.sum(1), 1)[:, None]
     ),
+    "the sum over tokens by the root of their number": lambda values, real: (
+        _mean(values, real) * np.sqrt(np.maximum(real.sum(1), 1))[:, None]
+    ),
     "the mean of unit vectors": lambda values, real: _mean(unit(values), real),
     "the last state forward and the first one backward": lambda values, real: _halves(
         _last(values, real), values[:, 0]

@@ -94,7 +94,7 @@ def _of_the_whole(path: str, recurrence: Recurrence) -> Iterator[Change]:
     yield Change(
         "recurrence",
         f"{path} reads the tokens of a text one after the other in a, and the examples of the batch in b",
-        lambda it: replace(it, across=not it.across),
+        lambda it: replace(it, across=not it.across, masked=False),
     )
     yield Change(
         "mask-ignored",

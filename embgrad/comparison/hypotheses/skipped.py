@@ -9,7 +9,7 @@ from embgrad.comparison.hypotheses.sources import most_off
 from embgrad.comparison.hypotheses.terms import Sum, sums
 from embgrad.comparison.recording import Recording
 from embgrad.comparison.sites import count_layers, name_of
-from embgrad.model_points.points import INPUT
+from embgrad.model_points.points import INPUT, OUTPUT
 from embgrad.model_points.roles import LAYER
 
 __all__ = ["Skipped"]
@@ -32,9 +32,26 @@ class Skipped:
             return []
         for computed in sorted(sums(site), key=lambda computed: bool(computed.name)):  # without a norm first
             for before in site.before:
-                if before.values.shape == site.a.shape and site.off(computed.apply(before.values)) <= most_off(site):
+                if before.values.shape != site.a.shape or (is_pooled and _calls_as_often(site, before)):
+                    continue
+                if site.off(computed.apply(before.values)) <= most_off(site):
                     return [_explanation(site, before, computed)]
         return []
+
+
+def _calls_as_often(site: Site, before: Before) -> bool:
+    """Return whether b calls a module whose partner a calls between a tensor and the site, and as often, so as to lack none."""
+    a, b = site.recordings
+    tensors = {name_of(tensor): tensor for tensor in a.tensors.values()}
+    end, start = a.tensors[site.pair.a].time, tensors[before.name].time if before.name in tensors else -np.inf
+    between = {tensor.path for tensor in tensors.values() if tensor.side == OUTPUT and start < tensor.time <= end}
+    own, others = ({weight.name: weight.module for weight in side.weights} for side in (a, b))
+    partners = {own[match.a]: others[match.b] for match in site.matching.matches if own[match.a] in between}
+    return any(0 < _calls(a, path) <= _calls(b, partner) for path, partner in partners.items())
+
+
+def _calls(recording: Recording, path: str) -> int:
+    return sum(tensor.path == path and tensor.side == OUTPUT for tensor in recording.tensors.values())
 
 
 def _explanation(site: Site, before: Before, computed: Sum) -> Explanation:

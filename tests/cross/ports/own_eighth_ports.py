@@ -94,7 +94,7 @@ _FAULTS: Final = (
     planted("jax-textcnn", "widths-turned", _ROWS, "convs|head", order=(2, 1, 0)),
     planted("jax-textcnn", "widths-inside", _ROWS, "convs|head", joined="inside"),
     planted("jax-textcnn", "padding-row-drawn", "padding-row different-table", "words", padding_row=True),
-    planted("gluon-lstm-attention", "softmax-over-texts", "", "score|head", axis=1),
+    planted("gluon-lstm-attention", "softmax-over-texts", "pooling", "score|head", axis=1),
     planted("gluon-lstm-attention", "padding-attended", "mask-ignored", "score|head", mask="none"),
     planted(
         "gluon-lstm-attention", "mask-times-scores", "mask-ignored", "score|head", mask="times", may_be_unnamed=True
@@ -113,7 +113,7 @@ _FAULTS: Final = (
     planted(
         "gluon-lstm-attention", "sigmoid-for-softmax", "activation", "score|head", shares="sigmoid", may_be_unnamed=True
     ),
-    planted("gluon-lstm-attention", "words-weighed", "", "head|score", values="words"),
+    planted("gluon-lstm-attention", "words-weighed", "pooling", "head|score", values="words"),
     planted("gluon-lstm-attention", "gates-ifog-in-one", _ROWS, "lstm", gates=_IFOG, layers=(0,)),
     planted("gluon-lstm-attention", "no-hidden-bias", "missing-bias", "lstm", hidden_bias=0.0),
     planted("gluon-lstm-attention", "hidden-weight-of-first-in-one", SWAP, "lstm", of=0, layers=(1,)),
