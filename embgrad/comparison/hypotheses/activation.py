@@ -19,6 +19,7 @@ from embgrad.comparison.hypotheses.sources import (
     relative,
     sample_of,
     sources,
+    sums_of_two,
     unit,
 )
 
@@ -26,6 +27,9 @@ __all__ = ["ActivationFunction", "cause_of"]
 
 #: How much further than wanted a function may be off at a few entries.
 ROUGHLY: Final = 5.0
+
+#: The most tensors before a site whose sums are looked at.
+MOST_SUMMED: Final = 6
 
 
 class ActivationFunction:
@@ -35,7 +39,9 @@ class ActivationFunction:
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the functions of both models differ; an empty list where a computes no known one."""
-        candidates = itertools.chain(sources(site), itertools.chain.from_iterable(products(site)))
+        candidates = itertools.chain(
+            sources(site), itertools.chain.from_iterable(products(site)), sums_of_two(site, MOST_SUMMED)
+        )
         fits = ((source, self._fitted(site, source)) for source in candidates)
         found = first_that_explains(
             site, (self._explained(site, source, first) for source, first in fits if first is not None)
@@ -94,7 +100,7 @@ class ActivationFunction:
             (first.name, second.name),
             behind(second.apply(source.values)),
             compute,
-            (source.name,),
+            source.names,
         )
 
 

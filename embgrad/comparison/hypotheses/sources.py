@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -12,6 +13,7 @@ from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.model_points.points import INPUT
 
 __all__ = [
+    "Added",
     "Fused",
     "Source",
     "Term",
@@ -23,6 +25,7 @@ __all__ = [
     "sample_of",
     "skipped_norms",
     "sources",
+    "sums_of_two",
     "unit",
 ]
 
@@ -142,6 +145,36 @@ class Fused(Source):
     def names(self) -> tuple[str, ...]:
         """The names of the points that it reads."""
         return tuple(part.name for part in self.parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Added(Source):
+    """The sum of two tensors, of which the second may be one vector for all positions.
+
+    Attributes:
+        parts: the tensors.
+    """
+
+    parts: tuple[Source, ...] = ()
+
+    def read(self, at: Values) -> np.ndarray:
+        """Return its values in a pass whose values at points a function returns."""
+        first, second = (part.read(at) for part in self.parts)
+        return np.asarray(first + second)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the points that it reads."""
+        return tuple(part.name for part in self.parts)
+
+
+def sums_of_two(site: Site, most: int = MOST) -> Iterator[Source]:
+    """Yield the sums of two different tensors before a site that have its shape, or of one with a vector for all positions."""
+    near = [source for source in sources(site, most) if source.values.shape[::2] == site.a.shape[::2]]
+    for first, second in itertools.permutations(near, 2):
+        is_later = near.index(first) > near.index(second) and second.values.shape == site.a.shape
+        if first.values.shape == site.a.shape and second.values.shape[1] in (1, site.a.shape[1]) and not is_later:
+            yield Added(f"{first.name} + {second.name}", first.values + second.values, parts=(first, second))
 
 
 def sources(site: Site, most: int = MOST) -> Iterator[Source]:

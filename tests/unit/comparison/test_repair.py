@@ -86,6 +86,16 @@ def test_a_layer_with_its_activation_is_paired_with_the_activation() -> None:
     ]
 
 
+@pytest.mark.parametrize(("step", "is_paired"), [(lambda x: relu(x @ V), True), (lambda x: x @ V, False)])
+def test_a_layer_with_its_activation_is_paired_by_its_range_beside_a_fault(
+    step: Callable[[np.ndarray], np.ndarray], is_paired: bool
+) -> None:
+    """Its values are far from those of both points of the leader, and none is negative."""
+    faulty = {**INSIDE, "dense:output#0": lambda at: step(at["dense:input#0"])}
+    names = [name for name, _, _ in keys(repaired(APART, faulty, [PAIRS[0], PAIRS[1], *PAIRS[3:]], [1]) or PAIRS)]
+    assert ("act" in names) is is_paired
+
+
 def test_the_order_is_that_of_the_pass() -> None:
     pairs = [PAIRS[0], PAIRS[1], Pair("other", "up:input#0", "dense:input#0", time=2.5), *PAIRS[3:]]
     assert [name for name, _, _ in keys(repaired(APART, INSIDE, pairs, [1]))] == ["x", "other", "act", "down", FINAL]

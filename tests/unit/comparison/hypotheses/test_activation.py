@@ -109,3 +109,17 @@ def test_the_argument_may_be_known_of_the_reference_alone() -> None:
     site = replace(site_of(GELU, RELU, {}), before=[Before("act", GELU, shared=False), Before("up", X, shared=False)])
     best = min(ActivationFunction().explain(site), key=lambda explanation: site.off(explanation.predicted))
     assert best.values == ("GELU by the error function", "ReLU")
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), (2, 1, 2)])
+def test_a_function_of_a_sum_is_named(shape: tuple[int, ...]) -> None:
+    """The second term may be one vector for all positions, as in additive attention."""
+    second = OTHER[:, : shape[1]]
+    site = site_of(np.tanh(X + second), X + second, {"memory": X, "query": second})
+    found = ActivationFunction().explain(site)
+    assert [explanation.text for explanation in found] == ["the activation is tanh in a and missing in b"]
+    expect_exact(site, found[0])
+
+
+def test_a_function_of_a_difference_is_not_explained() -> None:
+    assert ActivationFunction().explain(site_of(np.tanh(X - OTHER), X - OTHER, {"memory": X, "query": OTHER})) == []

@@ -44,6 +44,7 @@ def test_the_mean_of_numbers_by_hand() -> None:
     [
         ("the mean over tokens but the first", 5.0),
         ("the mean over tokens but the first and the last", 4.0),
+        ("the sum over tokens by the root of their number", (2 + 4 + 6) / 3**0.5),
         ("the mean weighted by the position from 1", (2 * 2 + 3 * 4 + 4 * 6) / 9),
         ("the mean weighted by the position from 0", (2 + 2 * 4 + 3 * 6) / 6),
         ("the mean over all positions weighted by the position from 1", (0 + 2 * 2 + 3 * 4 + 4 * 6 + 5 * 8) / 15),

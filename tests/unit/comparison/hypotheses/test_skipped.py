@@ -69,3 +69,11 @@ def test_only_models_with_other_numbers_of_layers_skip_a_part(
     counts = iter(layers)
     monkeypatch.setattr(skipped, "count_layers", lambda side: next(counts))
     assert bool(Skipped().explain(module_site(A, Y, {"first": Y}))) is is_known
+
+
+def test_a_port_lacks_no_part_whose_module_it_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may call the module elsewhere, such as two layers in each other's place."""
+    monkeypatch.setattr(skipped, "count_layers", lambda side: 3)
+    for held, is_known in ({}, True), ({"up.W": np.arange(36.0).reshape(6, 6)}, False):
+        pooled = module_site(A[:, :1], Y[:, :1], {"first": Y[:, :1]}, held_a=held)
+        assert bool(Skipped().explain(replace(pooled, real=np.ones((2, 1), bool)))) is is_known
