@@ -44,7 +44,7 @@ WAYS: Final[Mapping[str, tuple[str, Weigh]]] = {
 
 
 class _Way(NamedTuple):
-    """How vectors become one: their tensor, the name of the weights, and what the scores are multiplied by."""
+    """A way of making one of several vectors: their tensor, the name of the weights, and the factor of the scores."""
 
     vectors: Source
     name: str
