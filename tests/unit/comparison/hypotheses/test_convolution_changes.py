@@ -220,6 +220,18 @@ def test_convolutions_with_other_activations_are_named_by_themselves() -> None:
     }
 
 
+def test_convolutions_with_other_padding_are_named_by_themselves() -> None:
+    def means(*ends: tuple[int, int]) -> np.ndarray:
+        each = zip(KERNELS, BIASES, ends, strict=True)
+        return np.concatenate([convolve(X, *own).mean(1) for own in each], -1)
+
+    found = named(text_site(means((0, 0), (1, 1)), means((1, 0), (2, 0))))
+    assert {found.text, *(other.text for other in found.also)} == {
+        f"convs.0 {NO_PADDING} in front alone in b",
+        "convs.1 pads texts at both ends to outputs of their length in a and pads texts in front alone in b",
+    }
+
+
 def causes(found: Explanation) -> set[str]:
     return {found.cause, *(other.cause for other in found.also)}
 
@@ -286,9 +298,9 @@ def test_an_activation_inside_of_one_module_is_no_difference(is_turned: bool) ->
 
 
 def test_kernels_of_one_module_are_named_by_themselves() -> None:
-    held = {name.replace("convs.", "convs_").replace(".", "_"): values for name, values in WEIGHTS.items()}
+    held = {"all." + name.replace(".", "_"): values for name, values in WEIGHTS.items()}
     assert named(text_site(A, with_second(KERNELS[1][::-1]), held)).text == (
-        "b reads the taps of the kernel of convs_1_weight from the last to the first"
+        "b reads the taps of the kernel of all.convs_1_weight from the last to the first"
     )
 
 
