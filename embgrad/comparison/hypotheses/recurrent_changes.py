@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from embgrad.comparison.hypotheses.changes import Change
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, Activation
 from embgrad.comparison.hypotheses.pooling import POOLS
 from embgrad.comparison.hypotheses.product import cause_of
-from embgrad.comparison.hypotheses.recurrence import GATES, Cell, Recurrence
+from embgrad.comparison.hypotheses.recurrence import GATES, LOGISTIC, Cell, Recurrence
 from embgrad.comparison.hypotheses.recurrent_fit import SQUASHES, Fit
 from embgrad.comparison.hypotheses.site import Site
 
@@ -43,8 +43,8 @@ CANDIDATES: Final = tuple(
 #: The most steps of all cells through a text with which each of several cells is changed by itself.
 MOST_STEPS: Final = 400
 
-#: What may become of the outputs of two directions.
-JOINED: Final = ("side by side", "side by side, the second first", "summed", "averaged")
+#: What may become of the outputs of two directions, by the number of features to which it leads.
+JOINED: Final = (("side by side", "side by side, the second first"), ("summed", "averaged"))
 
 Function = Callable[[Cell], Cell]
 
@@ -54,11 +54,11 @@ def changes_of(site: Site, fit: Fit) -> Iterator[Change]:
     recurrence = fit.recurrence
     yield from _of_the_whole(fit.path, recurrence)
     for place, chosen in _scopes(fit):
-        kind = recurrence.cells[0].kind
+        kind, cell = recurrence.cells[0].kind, recurrence.cells[chosen[0]]
         every = (
-            _of_functions(place, kind),
+            _of_functions(place, cell),
             _of_biases(place, kind, has_two=len(fit.slots[0].arrays) > 3),
-            _of_layouts(place, recurrence.cells[chosen[0]]),
+            _of_layouts(place, cell, fit.order),
             _of_orders(place, kind, fit.order),
         )
         for cause, sentence, function in itertools.chain(*every):
@@ -118,7 +118,7 @@ def _of_the_whole(path: str, recurrence: Recurrence) -> Iterator[Change]:
         f"b does not turn the outputs of the backward direction of {path} back into the order of the tokens",
         lambda it: replace(it, turned=False),
     )
-    for joined in JOINED if len(every) == 1 else JOINED[:2]:
+    for joined in itertools.chain(*(ways for ways in JOINED if recurrence.joined in ways)):
         if joined != recurrence.joined:
             sentence = f"the outputs of both directions of {path} are {recurrence.joined} in a and {joined} in b"
             yield Change("recurrence", sentence, functools.partial(replace, joined=joined))
@@ -153,33 +153,41 @@ def _exchanged(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
 _Changes = Iterator[tuple[str, str, Function]]
 
 
-def _of_functions(place: str, kind: str) -> _Changes:
+def _of_functions(place: str, cell: Cell) -> _Changes:
     """Yield changes of the functions of a cell."""
     yield "recurrence", f"{place} reads the tokens from the last to the first in one model alone", _backward
-    if kind == "GRU":
-        sentence = f"the reset gate of {place} multiplies the {{}} in a and the {{}} in b"
-        words = ("product with the state", "state before the product")
-        yield "recurrence", sentence.format(*words), lambda it: replace(it, resets_product=not it.resets_product)
-        words = ("old state", "candidate")
-        sentence = f"the update gate of {place} is the share of the {{}} in a and of the {{}} in b"
-        yield "recurrence", sentence.format(*words), lambda it: replace(it, keeps=not it.keeps)
-    if kind != "RNN":
-        for squash in SQUASHES:
-            yield "activation", _of_function("the gates", place, "the logistic function", squash), _with(squash=squash)
-    for function in CANDIDATES:
-        yield "activation", _of_function("the candidate", place, "tanh", function), _with(candidate=function)
-        if kind == "LSTM":
-            yield "activation", _of_function("the output", place, "tanh", function), _with(emitted=function)
-            sentence = _of_function("the candidate and the output", place, "tanh", function)
-            yield "activation", sentence, _with(candidate=function, emitted=function)
+    if cell.kind == "GRU":
+        first, second = _in_turn(("product with the state", "state before the product"), cell.resets_product)
+        sentence = f"the reset gate of {place} multiplies the {first} in a and the {second} in b"
+        yield "recurrence", sentence, lambda it: replace(it, resets_product=not it.resets_product)
+        first, second = _in_turn(("old state", "candidate"), cell.keeps)
+        sentence = f"the update gate of {place} is the share of the {first} in a and of the {second} in b"
+        yield "recurrence", sentence, lambda it: replace(it, keeps=not it.keeps)
+    if cell.kind != "RNN":
+        yield from _of_function("the gates", place, (LOGISTIC, *SQUASHES), cell.squash, "squash")
+    yield from _of_function("the candidate", place, CANDIDATES, cell.candidate, "candidate")
+    if cell.kind == "LSTM":
+        yield from _of_function("the output", place, CANDIDATES, cell.emitted, "emitted")
+        yield from _of_function(
+            "the candidate and the output", place, CANDIDATES, cell.candidate, "candidate", "emitted"
+        )
 
 
-def _of_function(what: str, place: str, own: str, other: Activation) -> str:
-    return f"the function of {what} of {place} is {own} in a and {other.name} in b"
+def _in_turn(words: tuple[str, str], is_first: bool) -> tuple[str, str]:
+    """Return what holds in a and what holds in b, of two alternatives."""
+    return words if is_first else (words[1], words[0])
 
 
-def _with(**fields: Activation) -> Function:
-    return lambda cell: replace(cell, **fields)  # type: ignore[arg-type]
+def _of_function(what: str, place: str, others: Sequence[Activation], own: Activation, *fields: str) -> _Changes:
+    """Yield the changes of a function, which a cell holds in some fields, to each of others."""
+    for other in others:
+        if other.name != own.name:
+            sentence = f"the function of {what} of {place} is {own.name} in a and {other.name} in b"
+            yield "activation", sentence, _with(dict.fromkeys(fields, other))
+
+
+def _with(fields: Mapping[str, Any]) -> Function:
+    return lambda cell: replace(cell, **fields)
 
 
 def _backward(cell: Cell) -> Cell:
@@ -214,16 +222,16 @@ def _shifted(gate: int, step: float, cell: Cell) -> Cell:
     return replace(cell, bias=bias)
 
 
-def _of_layouts(place: str, cell: Cell) -> _Changes:
-    """Yield changes of how matrices are stored."""
+def _of_layouts(place: str, cell: Cell, stored: tuple[int, ...]) -> _Changes:
+    """Yield changes of how matrices are stored, where a's weights hold the gates in an order of their own."""
     for part, words in (("entry", "inputs"), ("state", "state")):
         values = getattr(cell, part)
         if values.shape[0] == values.shape[2]:
             sentence = f"the matrices of the {words} of {place} are transposed in b"
-            yield "transposed-weight", sentence, functools.partial(_relaid, part, _transposed)
+            yield "transposed-weight", sentence, functools.partial(_relaid, part, stored, _transposed)
         sentence = f"the matrix of the {words} of {place} is reshaped where it is to be transposed in b"
         for function in (_reshaped, _reshaped_by_feature):
-            yield "permuted-weight", sentence, functools.partial(_relaid, part, function)
+            yield "permuted-weight", sentence, functools.partial(_relaid, part, stored, function)
 
 
 def _transposed(values: np.ndarray) -> np.ndarray:
@@ -242,9 +250,10 @@ def _reshaped_by_feature(values: np.ndarray) -> np.ndarray:
     return np.asarray(values.reshape(gates, size, rows).transpose(2, 0, 1))
 
 
-def _relaid(part: str, function: Callable[[np.ndarray], np.ndarray], cell: Cell) -> Cell:
-    arrays: dict[str, Any] = {part: function(getattr(cell, part))}
-    return replace(cell, **arrays)
+def _relaid(part: str, stored: tuple[int, ...], function: Callable[[np.ndarray], np.ndarray], cell: Cell) -> Cell:
+    """Return a cell with a function of a matrix whose gates are in the order of the weights."""
+    values = function(getattr(cell, part)[:, np.argsort(stored)])
+    return _with({part: values[:, list(stored)]})(cell)
 
 
 def _of_orders(place: str, kind: str, stored: tuple[int, ...]) -> _Changes:
@@ -279,5 +288,4 @@ def _of_values(site: Site, fit: Fit) -> Iterator[Change]:
 
 
 def _with_arrays(other: Cell, parts: tuple[str, ...], cell: Cell) -> Cell:
-    arrays: dict[str, Any] = {part: getattr(other, part) for part in parts}
-    return replace(cell, **arrays)
+    return _with({part: getattr(other, part) for part in parts})(cell)

@@ -159,8 +159,8 @@ def _candidates(
     held = [weight for weight in site.recordings[0].weights if _is_within(weight.module, path)]
     for directions, joined in ((1, "side by side"), (2, "side by side"), (2, "summed"), (2, "averaged")):
         size = features // directions if joined == "side by side" else features
-        for kind in GATES:
-            slots = _slots(held, kind, (inputs, features, size), directions)
+        for kind, turned in itertools.product(GATES, (False, True)):
+            slots = _slots(held, kind, (inputs, features, size), directions, turned)
             for order, options in _conventions(kind) if slots else ():
                 for backward, masked in itertools.product((False, True), (True, False)):
                     if backward and directions == 2:  # the second cell of a layer is backward in any case
@@ -177,7 +177,9 @@ def _is_within(module: str, path: str) -> bool:
     return module == path or not path or any(module.startswith(path + mark) for mark in MARKS)
 
 
-def _slots(held: Sequence[HeldWeight], kind: str, sizes: tuple[int, int, int], directions: int) -> tuple[Slot, ...]:
+def _slots(
+    held: Sequence[HeldWeight], kind: str, sizes: tuple[int, int, int], directions: int, turned: bool
+) -> tuple[Slot, ...]:
     """Return the weights of each cell, in the model's order; none where they are not those of such cells.
 
     Args:
@@ -185,6 +187,7 @@ def _slots(held: Sequence[HeldWeight], kind: str, sizes: tuple[int, int, int], d
         kind: the kind of the cells.
         sizes: the number of features of the input, of a layer's output, and of a cell's state.
         directions: the number of cells in each layer.
+        turned: whether square matrices, of which there is one at least, have the inputs along their second axis.
     """
     inputs, following, size = sizes
     gates = len(GATES[kind])
@@ -196,22 +199,29 @@ def _slots(held: Sequence[HeldWeight], kind: str, sizes: tuple[int, int, int], d
         return ()
     if len(matrices) + len(biases) < len(held) or len(biases) > 2 * count:
         return ()
+    if turned and not any(len(set(weight.shape)) == 1 for weight in matrices):
+        return ()
     each, slots = len(biases) // count, []
     for number in range(count):
         widths = (inputs if number < directions else following, size)
         pair, own = matrices[2 * number : 2 * number + 2], biases[number * each : (number + 1) * each]
         if any(sorted(weight.shape) != sorted((width, whole)) for weight, width in zip(pair, widths, strict=True)):
             return ()
-        found = [_by_gate(weight.get(), width, gates) for weight, width in zip(pair, widths, strict=True)]
+        found = [_by_gate(weight.get(), width, gates, turned) for weight, width in zip(pair, widths, strict=True)]
         arrays = [array for array in found if array is not None]
         arrays += [row.reshape(gates, size) for bias in own for row in bias.get().astype(np.float64).reshape(-1, whole)]
         slots.append(Slot(kind, (*pair, *own), tuple(arrays)))
     return tuple(slots)
 
 
-def _by_gate(values: np.ndarray, rows: int, gates: int) -> np.ndarray | None:
-    """Return a matrix as (input, gate, feature), which may have the inputs along either axis; None where it has others."""
+def _by_gate(values: np.ndarray, rows: int, gates: int, turned: bool = False) -> np.ndarray | None:
+    """Return a matrix as (input, gate, feature), which may have the inputs along either axis; None where it has others.
+
+    Square matrices have them along the first one, or along the second where they are turned.
+    """
     matrix = values.astype(np.float64)
+    if turned and matrix.shape[0] == matrix.shape[1]:
+        matrix = matrix.T
     if matrix.shape[0] == rows and matrix.shape[1] % gates == 0:
         return np.asarray(matrix.reshape(rows, gates, -1))
     if matrix.shape[1] == rows and matrix.shape[0] % gates == 0:

@@ -561,3 +561,54 @@ def test_layers_that_are_shifted_by_one_are_moved_unless_they_are_counted_from_o
     assert relations(matched(a, shifted)) == {"layers.0.up.W": "equal", **wanted}
     from_one = {f"layers.{n + 1}.up.W": layer for n, layer in enumerate(layers)}
     assert set(relations(matched(a, from_one)).values()) == {"equal"}
+
+
+FIRST, SECOND, ORDER = numbers(12), numbers(12), [*range(4, 8), *range(4), *range(8, 12)]
+SUM, ROWS = FIRST + SECOND, np.stack([FIRST, SECOND])
+
+
+@pytest.mark.parametrize(
+    "held_b",
+    [SUM, SUM[ORDER], ROWS, ROWS[:, ORDER], ROWS.ravel(), ROWS[::-1, ORDER].ravel()],
+    ids=["sum", "sum in another order", "rows", "rows in another order", "one vector", "one vector, the second first"],
+)
+def test_vectors_that_b_adds_or_stacks_are_matched(held_b: np.ndarray) -> None:
+    """PyTorch's recurrent cells have two biases, and those of Keras their sum, or both as the rows of one."""
+    matrix = numbers(3, 5)
+    matching = matched({"rnn.ih": FIRST, "rnn.W": matrix, "rnn.hh": SECOND}, {"lstm.W": matrix, "lstm.b": held_b})
+    assert (matching.alone_a, matching.alone_b, matching.different) == ((), (), ())
+    partners = {**names(matching), **{name: part.name for name, parts in matching.parts.items() for part in parts}}
+    assert partners == {"rnn.ih": "lstm.b", "rnn.W": "lstm.W", "rnn.hh": "lstm.b"}
+
+
+def test_sums_of_several_modules_vectors_are_matched() -> None:
+    a = {f"rnn{cell}.{name}": numbers(8) for cell in range(3) for name in ("ih", "hh")}
+    b = {f"gru{cell}.b": a[f"rnn{cell}.ih"] + a[f"rnn{cell}.hh"] for cell in (2, 0, 1)}
+    matching = matched(a, b)
+    assert names(matching) == {name: f"gru{name[3]}.b" for name in a}
+    assert all(match.is_equal for match in matching.matches)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ({"x.ih": FIRST, "y.hh": SECOND}, SUM),
+        ({"x.ih": FIRST, "x.hh": SECOND}, FIRST - SECOND),
+        ({"x.ih": FIRST, "x.hh": SECOND}, SUM + 1e-3 * numbers(12)),
+        ({"x.ih": FIRST[:3], "x.hh": SECOND[:3]}, SUM[:3]),
+        ({"x.ih": FIRST[:6], "x.hh": SECOND}, np.concatenate([FIRST[:6], SECOND])),
+        ({"x.ih": FIRST.reshape(3, 4), "x.hh": SECOND.reshape(3, 4)}, SUM.reshape(3, 4)),
+        ({"x.ih": FIRST, "x.hh": 1 - FIRST}, np.ones(12)),
+    ],
+    ids=["two modules", "a difference", "another sum", "three numbers", "two sizes", "matrices", "a constant"],
+)
+def test_what_is_no_sum_of_a_modules_vectors_is_not_matched(a: Mapping[str, np.ndarray], b: np.ndarray) -> None:
+    matching = matched(a, {"z.b": b})
+    assert not any(match.is_equal for match in matching.matches)
+    assert len(matching.matches) < 2
+
+
+def test_a_vector_is_added_once() -> None:
+    third = numbers(12)
+    matching = matched({"x.0": FIRST, "x.1": SECOND, "x.2": third}, {"y.0": SUM, "y.1": FIRST + third})
+    assert [match.b for match in matching.matches if match.is_equal] == ["y.0", "y.0"]

@@ -58,8 +58,21 @@ def test_weighted_means_and_means_of_parts_by_hand(name: str, wanted: float) -> 
     assert POOLS["the mean over tokens but the first and the last"](x, real & (x[..., 0] == 2)).item() == 0
 
 
+def test_the_last_states_of_two_directions_by_hand() -> None:
+    """The first text is padded behind, and the second before."""
+    x = np.arange(24.0).reshape(2, 3, 4)
+    real = np.array([[True, True, False], [False, True, True]])
+    last, ends = (
+        "the last state forward and the first one backward",
+        "the states at the last position forward and at the first",
+    )
+    assert POOLS[last](x, real).tolist() == [[4.0, 5.0, 2.0, 3.0], [20.0, 21.0, 14.0, 15.0]]
+    assert POOLS[f"{ends} backward"](x, real).tolist() == [[8.0, 9.0, 2.0, 3.0], [20.0, 21.0, 14.0, 15.0]]
+
+
 NAMES = [
     *[*POOLS][:6],
+    *(name for name in POOLS if "backward" in name),
     *(name for name in POOLS if "sum over" in name or "weighted" in name or "but the first" in name),
 ]
 

@@ -64,6 +64,16 @@ def test_another_bias_is_named(a: np.ndarray, b: np.ndarray, cause: str, text: s
     assert (found.cause, found.text, found.setting) == (cause, text, "the bias of up")
 
 
+def test_a_module_that_returns_what_one_inside_of_it_returns_is_a_product() -> None:
+    own = [Tensor("up:output#0", "up", "output", 0, (), 1.0, A)]
+    held = {"up.W": SQUARE, "up.b": BIAS, "wrap.scale": GAIN}
+    before = {"wrap:input": 2 * X, "up:input": X}
+    at = module_site(A, LINEAR, before, key="wrap:output#0", held_a=held, others=own)
+    assert explained(at).cause == "missing-bias"
+    other = [replace(own[0], values=2 * A)]
+    assert Product().explain(module_site(A, LINEAR, before, key="wrap:output#0", held_a=held, others=other)) == []
+
+
 def test_another_bias_that_a_weight_holds_is_named_by_the_weight() -> None:
     other, down = BIAS[::-1] * np.array([0, 1, 1, 1, 1, 1]), RANDOM.normal(size=(6, 6))
     b = LINEAR + other
