@@ -45,8 +45,13 @@ def without(weights: Weights, *parts: str) -> Weights:
     return weights
 
 
-def site(a: np.ndarray, b: np.ndarray, held: Held, x: np.ndarray = X, **further: Any) -> Site:
-    return module_site(a, b, {"rnn:input": x}, **{"key": "rnn:output#0", "held_a": held, **further})
+def site(a: np.ndarray, b: np.ndarray, held: Held, x: np.ndarray = X, real: np.ndarray = REAL, **further: Any) -> Site:
+    """Return a site at the output of a module that reads texts, of which some positions are real."""
+    options = {"before": {"rnn:input": x}, "key": "rnn:output#0", "held_a": held, **further}
+    at = module_site(a, b, **options)
+    batch = TokenBatch(np.ones(real.shape, int), real.astype(int))
+    first, second = (replace(side, batch=batch) for side in at.recordings)
+    return replace(at, real=real, recordings=(first, second))
 
 
 def named(at: Site) -> list[tuple[str, str]]:
@@ -212,22 +217,21 @@ def missing(x: np.ndarray) -> np.ndarray:
 
 
 LOGISTIC, SLOPED = "the logistic function", "the hard logistic function of slope 1/"
-FUNCTIONS: dict[str, tuple[Weights, dict[str, Any], dict[str, Any]]] = {
-    f"the gates of rnn is {LOGISTIC} in a and {SLOPED}6 in b": (LSTM, {}, {"squash": hard(1 / 6)}),
-    f"the gates of rnn is {LOGISTIC} in a and tanh in b": (GRU, {}, {"squash": np.tanh}),
-    f"the gates of rnn is {SLOPED}5 in a and {LOGISTIC} in b": (GRU, {"squash": hard(0.2)}, {}),
-    f"the gates of rnn is {SLOPED}5 in a and {SLOPED}6 in b": (LSTM, {"squash": hard(0.2)}, {"squash": hard(1 / 6)}),
-    "the candidate of rnn is tanh in a and ReLU in b": (GRU, {}, {"candidate": relu}),
-    "the candidate of rnn is ReLU in a and tanh in b": (RNN, {"candidate": relu}, {}),
-    "the output of rnn is tanh in a and missing in b": (LSTM, {}, {"emitted": missing}),
-    "the candidate and the output of rnn is tanh in a and ReLU in b": (LSTM, {}, {"candidate": relu, "emitted": relu}),
-}
 PRODUCT, STATE = "product with the state", "state before the product"
-GRUS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    f"reset gate of rnn multiplies the {PRODUCT} in a and the {STATE} in b": ({}, {"resets_state": True}),
-    f"reset gate of rnn multiplies the {STATE} in a and the {PRODUCT} in b": ({"resets_state": True}, {}),
-    "update gate of rnn is the share of the old state in a and of the candidate in b": ({}, {"takes": True}),
-    "update gate of rnn is the share of the candidate in a and of the old state in b": ({"takes": True}, {}),
+FUNCTIONS: dict[str, tuple[Weights, dict[str, Any], dict[str, Any]]] = {
+    f"function of the gates of rnn is {LOGISTIC} in a and {SLOPED}6 in b": (LSTM, {}, {"squash": hard(1 / 6)}),
+    f"function of the gates of rnn is {LOGISTIC} in a and tanh in b": (GRU, {}, {"squash": np.tanh}),
+    f"function of the gates of rnn is {SLOPED}5 in a and {LOGISTIC} in b": (GRU, {"squash": hard(0.2)}, {}),
+    "function of the candidate of rnn is tanh in a and ReLU in b": (GRU, {}, {"candidate": relu}),
+    "function of the candidate of rnn is ReLU in a and tanh in b": (RNN, {"candidate": relu}, {}),
+    "function of the output of rnn is tanh in a and missing in b": (LSTM, {}, {"emitted": missing}),
+    "function of the candidate and the output of rnn is tanh in a and ReLU in b": (
+        *(LSTM, {}, {"candidate": relu, "emitted": relu}),
+    ),
+    f"reset gate of rnn multiplies the {PRODUCT} in a and the {STATE} in b": (GRU, {}, {"resets_state": True}),
+    f"reset gate of rnn multiplies the {STATE} in a and the {PRODUCT} in b": (GRU, {"resets_state": True}, {}),
+    "update gate of rnn is the share of the old state in a and of the candidate in b": (GRU, {}, {"takes": True}),
+    "update gate of rnn is the share of the candidate in a and of the old state in b": (GRU, {"takes": True}, {}),
 }
 
 
@@ -235,13 +239,8 @@ GRUS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_functions_of_a_cell_are_named(text: str) -> None:
     weights, *options = FUNCTIONS[text]
     a, b = (run(weights, X, REAL, **each) for each in options)
-    assert named(site(a, b, torch(weights))) == [("activation", f"the function of {text}")]
-
-
-@pytest.mark.parametrize("text", GRUS)
-def test_forms_of_a_gru_are_named(text: str) -> None:
-    a, b = (run(GRU, X, REAL, **each) for each in GRUS[text])
-    assert named(site(a, b, torch(GRU))) == [("recurrence", f"the {text}")]
+    cause = "activation" if text.startswith("function") else "recurrence"
+    assert named(site(a, b, torch(weights))) == [(cause, f"the {text}")]
 
 
 # What differs around the cells
@@ -320,22 +319,24 @@ def test_layers_of_one_direction_are_named() -> None:
     assert named(site(a, b, torch(first, second))) == [("missing-bias", text)]
 
 
-def pooled(name: str, cells: Sequence[Weights]) -> np.ndarray:
-    return POOLS[name](layers(cells, X), REAL)[:, None]
-
-
 LAST, FIRST = "the last state forward and the first one backward", "the vector of the last token"
 
 
-def test_pooled_states_are_recognised_whatever_returns_them() -> None:
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_pooled_states_are_recognised_whatever_returns_them(count: int) -> None:
     """A module that reads packed texts returns no tensor of positions."""
-    cells = CELLS["LSTM"]
-    options: dict[str, Any] = {"key": "head:input#0"}
-    at = site(pooled(LAST, cells), pooled(FIRST, cells), torch(*cells), **options)
-    assert named(at) == [("pooling", f"the pooled vector is {LAST} in a and {FIRST} in b")]
-    b = pooled(LAST, [without(cell, "bias") for cell in cells])
-    wanted = [("missing-bias", "b adds the bias of the state alone in rnn")]
-    assert named(site(pooled(LAST, cells), b, torch(*cells), **options)) == wanted
+    cells, others = CELLS["LSTM"], [without(cell, "bias") for cell in CELLS["LSTM"]]
+    x, real = RANDOM.normal(size=(count, 5, 3)), np.arange(5) < np.array([4, 5, 2, 5, 3])[:count, None]
+    a, other, b = (
+        POOLS[pool](layers(weights, x, real), real)[:, None]
+        for pool, weights in ((LAST, cells), (FIRST, cells), (LAST, others))
+    )
+    before = {"table": x[:, :2], "rnn:input": x}
+    for its, wanted in (
+        (other, ("pooling", f"the pooled vector is {LAST} in a and {FIRST} in b")),
+        (b, ("missing-bias", "b adds the bias of the state alone in rnn")),
+    ):
+        assert named(site(a, its, torch(*cells), real=real, before=before, key="head:input#0")) == [wanted]
 
 
 # Weights of b with other values
@@ -397,35 +398,25 @@ def test_changes_that_few_texts_show_are_found() -> None:
     """The fourth text alone has padding, and tokens after the first twelve count."""
     x, real = RANDOM.normal(size=(5, 15, 3)), np.ones((5, 15), bool)
     real[3, 5:] = False
-    batch = TokenBatch(np.ones(real.shape, int), real.astype(int))
     mine, its = CELLS["RNN"], [without(cell, "bias") for cell in CELLS["RNN"]]
-    a, b = layers(mine, x, real), layers(its, x, real | True)
-    at = site(a, b, torch(*mine), x, real=real)
-    first, second = (replace(side, batch=batch) for side in at.recordings)
-    assert sorted(named(replace(at, recordings=(first, second)))) == [
-        IGNORES,
-        ("missing-bias", "b adds the bias of the state alone in rnn"),
-    ]
+    at = site(layers(mine, x, real), layers(its, x, real | True), torch(*mine), x, real)
+    assert sorted(named(at)) == [IGNORES, ("missing-bias", "b adds the bias of the state alone in rnn")]
 
 
 @pytest.mark.parametrize("weights", [LSTM, GRU, RNN], ids=LETTERS)
 def test_nothing_is_named_where_b_computes_something_else(weights: Weights) -> None:
     a = run(weights, X, REAL)
-    for b in (np.sin(a), RANDOM.normal(size=a.shape)):
-        assert Recurrent().explain(site(a, b, torch(weights))) == []
+    assert Recurrent().explain(site(a, np.sin(a), torch(weights))) == []
 
 
-A, B = run(LSTM, X, REAL), run(LSTM, X, REAL, backward=True)
+A, B, HELD = run(LSTM, X, REAL), run(LSTM, X, REAL, backward=True), torch(LSTM)
 OTHERS: dict[str, dict[str, Any]] = {
     "another function": {"a": A + 0.01 * X[..., :1]},
-    "weights of another module": {"held": {f"other.{name}": values for name, values in torch(LSTM).items()}},
-    "a module whose path begins alike": {
-        "held": {name.replace("rnn", "rnns"): values for name, values in torch(LSTM).items()}
-    },
-    "a further weight": {"held": {**torch(LSTM), "rnn.further": np.ones(5)}},
-    "a further matrix": {"held": {**torch(LSTM), "rnn.further": np.ones((5, 4))}},
-    "three biases": {"held": {**torch(LSTM), "rnn.further": np.ones(4 * SIZE)}},
-    "biases alone": {"held": {name: values for name, values in torch(LSTM).items() if "bias" in name}},
+    "weights of another module": {"held": {name.replace("rnn", "rnns"): values for name, values in HELD.items()}},
+    "a further weight": {"held": {**HELD, "rnn.further": np.ones(5)}},
+    "a further matrix": {"held": {**HELD, "rnn.further": np.ones((5, 4))}},
+    "three biases": {"held": {**HELD, "rnn.further": np.ones(4 * SIZE)}},
+    "biases alone": {"held": {name: values for name, values in HELD.items() if "bias" in name}},
     "matrices of another size": {"held": torch(EVEN["LSTM"][0])},
     "another input": {"x": X + 0.1},
     "an input of fewer tokens": {"x": X[:, :4]},
@@ -434,13 +425,24 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
 def test_nothing_is_named_where_a_computes_no_recurrence(options: dict[str, Any]) -> None:
-    assert Recurrent().explain(site(**{"a": A, "b": B, "held": torch(LSTM), **options})) == []
+    assert Recurrent().explain(site(**{"a": A, "b": B, "held": HELD, **options})) == []
+
+
+def test_a_bias_of_one_of_two_layers_alone_is_no_recurrence() -> None:
+    cells = [without(cell, *BIASES) for cell in (CELLS["GRU"][0], EVEN["GRU"][0])]
+    held = {name: values for name, values in torch(*cells).items() if "bias" not in name}
+    a, b = (run(cells[1], run(cells[0], X, REAL, backward=back), REAL, backward=back) for back in (False, True))
+    assert named(site(a, b, held)) == BACKWARD
+    assert Recurrent().explain(site(a, b, {**held, "rnn.bias": np.ones(3 * SIZE)})) == []
 
 
 def test_the_module_may_be_inside_of_the_one_that_ends_the_site() -> None:
     """Each returns the same tensor, and the outer one reads another."""
     own = Tensor("rnn:output#0", "rnn", "output", 0, (), 1.0, A)
-    at = module_site(
-        A, B, {"rnn:input": X, "outer:input": 2 * X}, key="outer:output#0", held_a=torch(LSTM), others=[own]
-    )
-    assert named(at) == BACKWARD
+    before = {"outer:input": 2 * X, "rnn:input": X}
+    assert named(site(A, B, HELD, before=before, key="outer:output#0", others=[own])) == BACKWARD
+
+
+def test_the_whole_model_may_be_a_recurrence() -> None:
+    ((cause, _),) = named(site(A, B, HELD, before={":input": X}, key=":output#0"))
+    assert cause == "recurrence"
