@@ -32,7 +32,7 @@ GROUPS: Final = (
     (BIASES, " in the biases"),
 )
 
-#: The functions that models have in place of tanh.
+#: The functions that models have for candidates and outputs, tanh as a rule.
 CANDIDATES: Final = tuple(
     function
     for function in ACTIVATIONS
