@@ -23,6 +23,7 @@ __all__ = [
     "Running",
     "Tensor",
     "caller_of",
+    "contains",
     "ends_of",
     "layer_at",
     "layer_spans",
@@ -188,6 +189,11 @@ def ends_of(points: Iterable[Point | Tensor]) -> dict[str, float]:
         if point.side != INPUT and point.key != FINAL:
             ended.setdefault(point.path, float(point.time))
     return ended
+
+
+def contains(path: str, inner: str) -> bool:
+    """Return whether a module is the other one, or contains it."""
+    return not path or inner == path or any(inner.startswith(path + mark) for mark in MARKS)
 
 
 def caller_of(path: str, ended: Mapping[str, float]) -> str:

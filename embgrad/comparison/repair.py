@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -254,22 +255,20 @@ def _in_range(recording: Recording, tensor: Tensor, values: np.ndarray) -> Tenso
         least, most = _range_of(function)
         inside = (own >= least) & (own <= most)
         if inside.mean() < INSIDE and least <= reached.min() and reached.max() <= most:
-            found = (it for it in _later(recording, tensor) if _equals(function.apply(own), it.values[real]))
+            made = function.apply(tensor.values.astype(np.float64))
+            found = (it for it in _later(recording, tensor) if difference(made, it.values, real) <= REPAIRED)
             later = next(found, None)
             if later is not None:
                 return later
     return None
 
 
+@cache
 def _range_of(function: Activation) -> tuple[float, float]:
     """Return the least and the largest value of a function, with a margin for rounding; infinite where it grows on."""
     values = function.apply(np.linspace(-FAR, FAR, 20001))
     least, most = float(values.min()) - REPAIRED, float(values.max()) + REPAIRED
     return (-np.inf if least < -FAR / 2 else least), (np.inf if most > FAR / 2 else most)
-
-
-def _equals(first: np.ndarray, second: np.ndarray) -> bool:
-    return float(np.linalg.norm(second - first)) <= REPAIRED * float(np.linalg.norm(first))
 
 
 def _behind(pair: Pair, arrived: np.ndarray, leader: Recording, follower: Recording, most: float) -> Tensor | None:

@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.comparison.bisection_records import Step, Suspect
 from embgrad.comparison.examine import gradient_limit, unreached_points
 from embgrad.comparison.inspection import Inspection
-from embgrad.comparison.recording import FINAL, MARKS, HeldWeight, Tensor, ends_of
+from embgrad.comparison.recording import FINAL, HeldWeight, Tensor, contains, ends_of
 from embgrad.comparison.sites import Pair, difference
 from embgrad.comparison.weights import Match
 from embgrad.errors import NoGradientError, ObjectiveError
@@ -225,7 +225,7 @@ class Track:
         around = (
             path
             for path in self._ends[0]
-            if _contains(path, tensor.path) and _contains(path, "" if last is None else last.path)
+            if contains(path, tensor.path) and contains(path, "" if last is None else last.path)
         )
         return max(around, key=len, default="") or None
 
@@ -280,7 +280,7 @@ class Track:
                     return first.path
             agreeing.add(first.path)
         taking = [other.path for other in self._same(tensor, INPUT, tensor.time)]
-        return next((path for path in reversed(taking) if not any(_contains(path, inner) for inner in agreeing)), None)
+        return next((path for path in reversed(taking) if not any(contains(path, inner) for inner in agreeing)), None)
 
     def _of_role(self, number: int) -> str | None:
         """Return the path of the layer whose output is the first one with a role at or after a point; None behind the layers."""
@@ -383,8 +383,3 @@ class Track:
     def _same_framework(self) -> bool:
         a, b = (side.live.bound.backend.name if side.live else side.label for side in (self.a, self.b))
         return a == b
-
-
-def _contains(path: str, inner: str) -> bool:
-    """Return whether a module is the other one, or contains it."""
-    return not path or inner == path or any(inner.startswith(path + mark) for mark in MARKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from embgrad.comparison.hypotheses.site import Explanation, Site, Values, together
 from embgrad.comparison.hypotheses.sources import NEAR, most_off
 
-__all__ = ["Change", "Places", "explained_by_changes"]
+__all__ = ["Change", "Places", "explained_by_changes", "with_fields"]
 
 #: The most changes of a reference that are found at one site, and how many of the nearest have further ones added to them.
 MOST_CHANGES: Final = 3
@@ -36,6 +37,11 @@ class Change(NamedTuple):
     cause: str
     sentence: str
     apply: Callable[[Any], Any]
+
+
+def with_fields(**fields: Any) -> Callable[[Any], Any]:
+    """Return the function that returns a dataclass with other values of some fields."""
+    return lambda own: replace(own, **fields)
 
 
 class Places(Protocol):

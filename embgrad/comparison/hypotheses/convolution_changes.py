@@ -6,11 +6,11 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.changes import Change, explained_by_changes
+from embgrad.comparison.hypotheses.changes import Change, explained_by_changes, with_fields
 from embgrad.comparison.hypotheses.convolution import PADDINGS, Convolution, Convolutions
 from embgrad.comparison.hypotheses.convolution_fit import DILATIONS, Fit, array_of, fits
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, GELUS, IDENTITY
@@ -112,10 +112,6 @@ def _changed(
 _Changes = Iterator[tuple[str, str, Callable[[Convolution], Convolution]]]
 
 
-def _with(**fields: Any) -> Callable[[Convolution], Convolution]:
-    return lambda own: replace(own, **fields)
-
-
 def _of_kernels(place: str, every: Sequence[Convolution]) -> _Changes:
     """Yield changes of kernels and biases, as they are stored."""
     sentence = f"b reads the taps of the kernel of {place} from the last to the first"
@@ -136,7 +132,7 @@ def _of_activations(place: str, every: Sequence[Convolution], may_lack: bool) ->
         if other != own and (may_lack or IDENTITY not in (other, own)):
             cause = "gelu" if {other, own} <= set(GELUS) else "activation"
             sentence = f"the activation of {place} is {own.name} in a and {other.name} in b"
-            yield cause, sentence, _with(activation=other)
+            yield cause, sentence, with_fields(activation=other)
 
 
 def _of_functions(place: str, every: Sequence[Convolution]) -> _Changes:
@@ -145,22 +141,22 @@ def _of_functions(place: str, every: Sequence[Convolution]) -> _Changes:
     same = {name for name in SETTINGS if len({getattr(it, name) for it in every}) == 1}
     for padding in PADDINGS if "padding" in same else ():
         if padding != own.padding:
-            yield "convolution", f"{place} {own.padding} in a and {padding} in b", _with(padding=padding)
+            yield "convolution", f"{place} {own.padding} in a and {padding} in b", with_fields(padding=padding)
     for dilation in DILATIONS if "dilation" in same else ():
         if dilation != own.dilation:
             sentence = f"the dilation of {place} is {own.dilation} in a and {dilation} in b"
-            yield "convolution", sentence, _with(dilation=dilation)
+            yield "convolution", sentence, with_fields(dilation=dilation)
     if "masked" in same:
         sides = ("a", "b") if own.masked else ("b", "a")
         sentence = f"{sides[0]} sets the inputs of {place} to zero at padding tokens, and {sides[1]} does not"
-        yield "mask-ignored", sentence, _with(masked=not own.masked)
+        yield "mask-ignored", sentence, with_fields(masked=not own.masked)
     for pool in POOLS if own.pool and "pool" in same else ():
         if pool != own.pool:
-            yield "pooling", f"the pooled vector of {place} is {own.pool} in a and {pool} in b", _with(pool=pool)
+            yield "pooling", f"the pooled vector of {place} is {own.pool} in a and {pool} in b", with_fields(pool=pool)
     if own.pool and "pools_first" in same:
         sides = ("behind", "before") if own.pools_first else ("before", "behind")
         sentence = f"the activation of {place} comes {sides[0]} the pooling in a and {sides[1]} it in b"
-        yield "pooling", sentence, _with(pools_first=not own.pools_first)
+        yield "pooling", sentence, with_fields(pools_first=not own.pools_first)
 
 
 def _of_order(names: Sequence[str], sizes: Sequence[int]) -> Iterator[Change]:
@@ -187,23 +183,23 @@ def _of_others(names: Sequence[str], layers: Sequence[Convolution]) -> Iterator[
         others = {part: getattr(layers[second], part) for part in parts}
         if all(getattr(layers[first], part).shape == values.shape for part, values in others.items()):
             sentence = f"{names[first]} has the {' and the '.join(parts)} of {names[second]} in b"
-            yield Change("swapped-weights", sentence, functools.partial(_changed, frozenset([first]), _with(**others)))
+            yield Change(
+                "swapped-weights", sentence, functools.partial(_changed, frozenset([first]), with_fields(**others))
+            )
 
 
 def _of_values(site: Site, fit: Fit) -> Iterator[Change]:
     """Yield the changes by b's weights that differ from their partners."""
-    matches = {match.a: match for match in site.matching.different}
-    others = {weight.name: weight for weight in site.recordings[1].weights}
     for number, held in enumerate(fit.held):
         for weight in held:
-            match = None if weight is None else matches.get(weight.name)
-            if weight is None or match is None:
+            other, match = (None, None) if weight is None else site.partners.get(weight.name, (None, None))
+            if weight is None or other is None or match is None or match.is_equal:
                 continue
             mine = weight.get()
-            for _, _, its in layouts(mine, others[match.b].get()):
+            for _, _, its in layouts(mine, other.get()):
                 values = its.reshape(mine.shape)
                 field = (
                     {"bias": values.astype(np.float64)} if values.ndim == 1 else {"kernel": array_of(values, fit.axes)}
                 )
-                function = functools.partial(_changed, frozenset([number]), _with(**field))
+                function = functools.partial(_changed, frozenset([number]), with_fields(**field))
                 yield Change(cause_of(match), f"b has {weight.name} {match.as_object}", function)

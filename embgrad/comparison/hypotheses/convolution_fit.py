@@ -14,7 +14,7 @@ from embgrad.comparison.hypotheses.convolution import PADDINGS, Convolution, Con
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY
 from embgrad.comparison.hypotheses.site import Site, Values
 from embgrad.comparison.hypotheses.sources import Source, most_off, relative, sources
-from embgrad.comparison.recording import HeldWeight
+from embgrad.comparison.recording import HeldWeight, contains
 from embgrad.model_points.points import INPUT
 
 __all__ = ["DILATIONS", "Fit", "array_of", "fits"]
@@ -131,7 +131,7 @@ def _candidates(site: Site, *, is_pooled: bool) -> Iterator[tuple[Held, ...]]:
     if is_pooled and kernels:
         yield tuple((kernel, _bias_of(kernel, weights)) for kernel in kernels)
     for kernel in () if is_pooled else kernels:
-        if kernel.layer == site.layer and (not site.is_output or kernel.module.startswith(site.path)):
+        if kernel.layer == site.layer and (not site.is_output or contains(site.path, kernel.module)):
             yield ((kernel, _bias_of(kernel, weights)),)
 
 

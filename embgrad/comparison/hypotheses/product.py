@@ -138,7 +138,6 @@ def _factors(site: Site) -> Iterator[Factors]:
 def _activated(site: Site) -> Iterator[Factors]:
     """Yield the factors of a product of which a's output is an activation."""
     wanted = site.rows(site.a)
-    partners = _partners(site)
     near = [before for before in site.before if before.values.shape == site.a.shape][:MOST_PRODUCTS]
     for product in near:
         values = site.rows(product.values)
@@ -153,14 +152,8 @@ def _activated(site: Site) -> Iterator[Factors]:
             for matrix in _oriented(weights[0].get(), site, x.shape[1]):
                 bias = (values - x @ matrix.T).mean(0)
                 if np.linalg.norm(values - x @ matrix.T - bias) <= NEAR * np.linalg.norm(values):
-                    other, match = partners.get(weights[0].name, (None, None))
+                    other, match = site.partners.get(weights[0].name, (None, None))
                     yield Factors(entry, matrix, bias, weights[0], other, match, activation=activation)
-
-
-def _partners(site: Site) -> dict[str, tuple[HeldWeight, Match]]:
-    """Return b's partners of a's weights, with how they relate, by a's names."""
-    others = {weight.name: weight for weight in site.recordings[1].weights}
-    return {match.a: (others[match.b], match) for match in site.matching.matches}
 
 
 def _candidates(site: Site) -> Iterator[tuple[Before, HeldWeight, HeldWeight | None, Match | None]]:
@@ -169,11 +162,10 @@ def _candidates(site: Site) -> Iterator[tuple[Before, HeldWeight, HeldWeight | N
         if matrices:
             yield from ((entry, *held) for held in matrices)
             return
-    partners = _partners(site)
     for before in site.before[:MOST_FACTORS]:
         for weight in _tables(site, 0):
             if before.values.shape[-1] in weight.shape and site.a.shape[-1] in weight.shape:
-                yield before, weight, *partners.get(weight.name, (None, None))
+                yield before, weight, *site.partners.get(weight.name, (None, None))
 
 
 def _tables(site: Site, side: int) -> list[HeldWeight]:
@@ -277,7 +269,7 @@ def _of_norm_input(site: Site, factors: Factors) -> Iterator[Explanation]:
 def _of_other_heads(site: Site, factors: Factors) -> Iterator[Explanation]:
     """Yield the explanations by a head that shares the table in one model alone."""
     own, alone_a = factors.weight.name, set(site.matching.alone_a)
-    partners = {other.name: name for name, (other, _) in _partners(site).items()}
+    partners = {other.name: name for name, (other, _) in site.partners.items()}
     for weight in _tables(site, 1):
         if partners.get(weight.name) == own:
             continue

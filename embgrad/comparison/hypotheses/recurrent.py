@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from embgrad.comparison.hypotheses.changes import explained_by_changes
 from embgrad.comparison.hypotheses.recurrent_changes import changes_of
-from embgrad.comparison.hypotheses.recurrent_fit import Few, fits
+from embgrad.comparison.hypotheses.recurrent_fit import fits
 from embgrad.comparison.hypotheses.site import Explanation, Site
 
 __all__ = ["Recurrent"]
@@ -32,4 +32,4 @@ class Recurrent:
         fit = next(fits(site), None)
         if fit is None:
             return []
-        return explained_by_changes(site, fit.recurrence, list(changes_of(site, fit)), Few(fit), fit.path)
+        return explained_by_changes(site, fit.recurrence, list(changes_of(site, fit)), fit, fit.path)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.changes import Change
+from embgrad.comparison.hypotheses.changes import Change, with_fields
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, Activation
 from embgrad.comparison.hypotheses.pooling import POOLS
 from embgrad.comparison.hypotheses.product import cause_of
@@ -103,7 +103,7 @@ def _of_the_whole(path: str, recurrence: Recurrence) -> Iterator[Change]:
     )
     for pool in POOLS if recurrence.pool else ():
         sentence = f"the pooled vector is {recurrence.pool} in a and {pool} in b"
-        yield Change("pooling", sentence, functools.partial(replace, pool=pool))
+        yield Change("pooling", sentence, with_fields(pool=pool))
     every = range(len(recurrence.layers))
     widths = {cell.entry.shape[0] for cell in recurrence.cells}
     for number in every if len(every) > 1 and len(widths) == 1 else ():
@@ -121,7 +121,7 @@ def _of_the_whole(path: str, recurrence: Recurrence) -> Iterator[Change]:
     for joined in itertools.chain(*(ways for ways in JOINED if recurrence.joined in ways)):
         if joined != recurrence.joined:
             sentence = f"the outputs of both directions of {path} are {recurrence.joined} in a and {joined} in b"
-            yield Change("recurrence", sentence, functools.partial(replace, joined=joined))
+            yield Change("recurrence", sentence, with_fields(joined=joined))
     for chosen in [every, *([number] for number in every)] if len(every) > 1 else [every]:
         where = "" if len(chosen) == len(every) else f" in layer {chosen[0]}"
         yield Change(
@@ -183,11 +183,7 @@ def _of_function(what: str, place: str, others: Sequence[Activation], own: Activ
     for other in others:
         if other.name != own.name:
             sentence = f"the function of {what} of {place} is {own.name} in a and {other.name} in b"
-            yield "activation", sentence, _with(dict.fromkeys(fields, other))
-
-
-def _with(fields: Mapping[str, Any]) -> Function:
-    return lambda cell: replace(cell, **fields)
+            yield "activation", sentence, with_fields(**dict.fromkeys(fields, other))
 
 
 def _backward(cell: Cell) -> Cell:
@@ -253,7 +249,8 @@ def _reshaped_by_feature(values: np.ndarray) -> np.ndarray:
 def _relaid(part: str, stored: tuple[int, ...], function: Callable[[np.ndarray], np.ndarray], cell: Cell) -> Cell:
     """Return a cell with a function of a matrix whose gates are in the order of the weights."""
     values = function(getattr(cell, part)[:, np.argsort(stored)])
-    return _with({part: values[:, list(stored)]})(cell)
+    changed: Cell = with_fields(**{part: values[:, list(stored)]})(cell)
+    return changed
 
 
 def _of_orders(place: str, kind: str, stored: tuple[int, ...]) -> _Changes:
@@ -271,21 +268,14 @@ def _of_orders(place: str, kind: str, stored: tuple[int, ...]) -> _Changes:
 
 def _of_values(site: Site, fit: Fit) -> Iterator[Change]:
     """Yield the changes by b's weights that differ from their partners."""
-    matches = {match.a: match for match in site.matching.matches if not match.is_equal}
-    others = {weight.name: weight for weight in site.recordings[1].weights}
     for number, slot in enumerate(fit.slots):
         for index, weight in enumerate(slot.weights):
-            match = matches.get(weight.name)
-            if match is None:
+            partner, match = site.partners.get(weight.name, (None, None))
+            if partner is None or match is None or match.is_equal:
                 continue
-            for other in slot.others(index, others[match.b].get()):
+            for other in slot.others(index, partner.get()):
                 cell = other.cell(fit.order)
-                parts = (*MATRICES, *BIASES)[index : index + 1] if index < 2 else BIASES
-                function = functools.partial(
-                    _changed, frozenset([number]), functools.partial(_with_arrays, cell, parts)
-                )
+                parts = MATRICES[index : index + 1] or BIASES
+                arrays = {part: getattr(cell, part) for part in parts}
+                function = functools.partial(_changed, frozenset([number]), with_fields(**arrays))
                 yield Change(cause_of(match), f"b has {weight.name} {match.as_object}", function)
-
-
-def _with_arrays(other: Cell, parts: tuple[str, ...], cell: Cell) -> Cell:
-    return _with({part: getattr(other, part) for part in parts})(cell)

@@ -14,10 +14,10 @@ from embgrad.comparison.hypotheses.pooling import POOLS
 from embgrad.comparison.hypotheses.recurrence import GATES, TANH, Cell, Recurrence
 from embgrad.comparison.hypotheses.site import Before, Site, Values
 from embgrad.comparison.hypotheses.sources import most_off, relative
-from embgrad.comparison.recording import MARKS, HeldWeight
+from embgrad.comparison.recording import HeldWeight, contains
 from embgrad.comparison.weight_values import layouts
 
-__all__ = ["SQUASHES", "Few", "Fit", "Slot", "fits"]
+__all__ = ["SQUASHES", "Fit", "Slot", "fits"]
 
 #: The most examples and tokens by which recurrences are told apart first.
 EXAMPLES: Final = 2
@@ -89,74 +89,72 @@ class Fit:
     order: tuple[int, ...]
     recurrence: Recurrence
 
-    def outputs(self, recurrence: Recurrence, x: np.ndarray, real: np.ndarray | None = None) -> np.ndarray:
-        """Return the site's outputs by a recurrence, (example, position, feature), for inputs at some real positions."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            return recurrence.run(x, self.real if real is None else real)
-
-
-class Few:
-    """The first examples of a batch, padding among them where there is some, and their first tokens where later ones do not
-    count: by these recurrences are told apart.
-    """
-
-    def __init__(self, fit: Fit) -> None:
-        self.fit = fit
-        padded = np.flatnonzero(~fit.real.all(1))
-        self.count = max(EXAMPLES, int(padded[0]) + 1 if len(padded) and padded[0] < 2 * EXAMPLES else 0)
-
     def off(self, recurrence: Recurrence, wanted: np.ndarray) -> float:
-        """Return the relative L2 of a recurrence's outputs against those of a site, (example, position, feature)."""
-        fit = self.fit
-        at = (slice(self.count), slice(None if recurrence.needs_all_tokens else TOKENS))
-        real = fit.real[at]
-        found = fit.outputs(recurrence, fit.entry.values[at], real)
-        return relative(found, wanted[: self.count]) if recurrence.pool else relative(found[real], wanted[at][real])
+        """Return the relative L2 of a recurrence's outputs in a few places against a site's, (example, position, feature).
+
+        The places are the first examples, padding among them where there is some, and the first tokens where later ones do
+        not count.
+        """
+        padded = np.flatnonzero(~self.real.all(1))
+        count = max(EXAMPLES, int(padded[0]) + 1 if len(padded) and padded[0] < 2 * EXAMPLES else 0)
+        at = (slice(count), slice(None if recurrence.needs_all_tokens else TOKENS))
+        found, real = _run(recurrence, self.entry.values[at], self.real[at]), self.real[at]
+        return relative(found, wanted[:count]) if recurrence.pool else relative(found[real], wanted[at][real])
 
     def outputs(self, recurrence: Recurrence, at: Values) -> np.ndarray:
         """Return a recurrence's outputs in a pass whose values at points a function returns."""
-        return self.fit.outputs(recurrence, at(self.fit.entry.name))
+        return _run(recurrence, at(self.entry.name), self.real)
 
     def inputs(self, recurrence: Recurrence) -> tuple[str, ...]:
         """Return the name of the point that a recurrence reads."""
-        return (self.fit.entry.name,)
+        return (self.entry.name,)
+
+
+def _run(recurrence: Recurrence, x: np.ndarray, real: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return recurrence.run(x, real)
 
 
 def fits(site: Site) -> Iterator[Fit]:
     """Yield the recurrences that reproduce the reference's output."""
     real, most = site.recordings[0].batch.real, most_off(site)
-    for path, entry, is_pooled in _modules(site, real):
-        for slots, order, recurrence in _candidates(site, path, entry.values.shape[-1], site.a.shape[-1]):
+    for path, held, entry, is_pooled in _modules(site, real):
+        for slots, order, recurrence in _candidates(held, entry.values.shape[-1], site.a.shape[-1]):
             fit = Fit(path, entry, real, slots, order, recurrence)
             if is_pooled:
-                outputs = fit.outputs(recurrence, entry.values)
+                outputs = _run(recurrence, entry.values, real)
                 pools = (replace(recurrence, pool=name) for name in POOLS)
                 found = (it for it in pools if site.off(it.pooled(outputs, real), from_a=True) <= most)
                 yield from (replace(fit, recurrence=it) for it in itertools.islice(found, 1))
-            elif (
-                Few(fit).off(recurrence, site.a) <= most >= site.off(fit.outputs(recurrence, entry.values), from_a=True)
-            ):
+            elif fit.off(recurrence, site.a) <= most >= site.off(_run(recurrence, entry.values, real), from_a=True):
                 yield fit
 
 
-def _modules(site: Site, real: np.ndarray) -> Iterator[tuple[str, Before, bool]]:
-    """Yield the modules of a that may be recurrent, with the tensor that they read, and whether the site pools their outputs.
+def _modules(site: Site, real: np.ndarray) -> Iterator[tuple[str, Sequence[HeldWeight], Before, bool]]:
+    """Yield the modules of a that may be recurrent: the path, the weights, a tensor that they may read, and whether the site
+    pools their outputs.
 
     Some return no tensor of positions, such as one of packed texts.
     """
     for path, entry in site.modules:
         if entry.values.shape[:2] == real.shape == site.a.shape[:2]:
-            yield path, entry, False
+            yield path, _held(site, path), entry, False
     paths = dict.fromkeys(weight.module for weight in site.recordings[0].weights if len(weight.shape) > 1)
     for path in paths if site.a.shape[1] == 1 < real.shape[1] else ():
-        yield from ((path, before, True) for before in site.before if before.values.shape[:2] == real.shape)
+        held = _held(site, path)
+        if sum(len(weight.shape) > 1 for weight in held) > 1:  # so that a deep model's single matrices cost nothing
+            yield from ((path, held, before, True) for before in site.before if before.values.shape[:2] == real.shape)
+
+
+def _held(site: Site, path: str) -> Sequence[HeldWeight]:
+    """Return the weights of a module of a and of those in it."""
+    return [weight for weight in site.recordings[0].weights if contains(path, weight.module)]
 
 
 def _candidates(
-    site: Site, path: str, inputs: int, features: int
+    held: Sequence[HeldWeight], inputs: int, features: int
 ) -> Iterator[tuple[tuple[Slot, ...], tuple[int, ...], Recurrence]]:
     """Yield the recurrences that the weights of a module may be, with these and the order of their gates."""
-    held = [weight for weight in site.recordings[0].weights if _is_within(weight.module, path)]
     for directions, joined in ((1, "side by side"), (2, "side by side"), (2, "summed"), (2, "averaged")):
         size = features // directions if joined == "side by side" else features
         for kind, turned in itertools.product(GATES, (False, True)):
@@ -171,10 +169,6 @@ def _candidates(
                     ]
                     layers = tuple(tuple(cells[at : at + directions]) for at in range(0, len(cells), directions))
                     yield slots, order, Recurrence(layers, masked, joined)
-
-
-def _is_within(module: str, path: str) -> bool:
-    return module == path or not path or any(module.startswith(path + mark) for mark in MARKS)
 
 
 def _slots(

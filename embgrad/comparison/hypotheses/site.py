@@ -158,17 +158,17 @@ class Site:
 
     def held_by(self, path: str) -> Mapping[str, tuple[HeldWeight, HeldWeight | None, Match | None]]:
         """Return the weights of a module of a, by name, with b's partner and how the two match; None where b has none."""
-        others = {weight.name: weight for weight in self.recordings[1].weights}
-        matches = {match.a: match for match in self.matching.matches}
         return {
-            weight.name: (
-                weight,
-                others[matches[weight.name].b] if weight.name in matches else None,
-                matches.get(weight.name),
-            )
+            weight.name: (weight, *self.partners.get(weight.name, (None, None)))
             for weight in self.recordings[0].weights
             if weight.module == path
         }
+
+    @cached_property
+    def partners(self) -> Mapping[str, tuple[HeldWeight, Match]]:
+        """b's partners of a's weights, with how the two match, by a's names."""
+        others = {weight.name: weight for weight in self.recordings[1].weights}
+        return {match.a: (others[match.b], match) for match in self.matching.matches}
 
     def differing_by(self, path: str) -> list[tuple[HeldWeight, HeldWeight, Match]]:
         """Return the weights of a module of a that differ from their partners, with these and how the two match."""

@@ -11,7 +11,8 @@ import pytest
 
 from embgrad.comparison.bisect import _half, _notes, _randomness, _unreached, _weight, _weights
 from embgrad.comparison.bisection_records import Suspect
-from embgrad.comparison.track import Divergence, _contains
+from embgrad.comparison.recording import contains
+from embgrad.comparison.track import Divergence
 from embgrad.errors import EmbgradError
 from tests.unit.comparison.recorded import recording, tensor
 
@@ -117,4 +118,4 @@ def test_a_gradient_of_one_model_alone_is_said() -> None:
     ],
 )
 def test_a_module_contains_itself_and_those_below(path: str, inner: str, wanted: bool) -> None:
-    assert _contains(path, inner) is wanted
+    assert contains(path, inner) is wanted
