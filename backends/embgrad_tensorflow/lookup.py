@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +17,7 @@ from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 from tensorflow.python.ops import gen_array_ops, gen_resource_variable_ops, handle_data_util
 
-from embgrad.backend import PassRecorder, Way, layout_of
+from embgrad.backend import PassRecorder, Way
 from embgrad.errors import UnsupportedError
 from embgrad.toolkit import Interception
 from embgrad_tensorflow.onehot import ByTensor, OneHots, attribute, is_identity
@@ -49,6 +49,10 @@ FUNCTIONS: Final[Mapping[str, Interception]] = {
     "ResourceGatherNd": Interception(lambda: gen_resource_variable_ops, "resource_gather_nd"),
 }
 
+#: The messages with the number of a table's rows: TensorFlow's of `tf.raw_ops`, which are not intercepted, and that of the
+#: assertion by which Hugging Face's models check ids before the lookup.
+BOUND: Final = re.compile(r"(?:is not in \[0, |input dimension \()(\d+)\)")
+
 #: Called by `tf.custom_gradient`, which records another gradient for an identity's result.
 _recorded: Final = Interception(lambda: record, "record_operation")
 
@@ -73,7 +77,6 @@ class Watcher:
         tables: what names the tables.
         computing: the floating-point dtypes into which what depends on a point is cast.
         recomputed: whether a part of the model ran unrecorded, to be run again in the pullback (`tf.recompute_grad`).
-        unusable: what the batch's ids were looked up in that no table is multiplied by, in words.
     """
 
     def __init__(
@@ -87,7 +90,6 @@ class Watcher:
         self.written: list[Any] = []
         self.recomputed = False
         self.computing: set[Any] = set()
-        self.unusable: list[str] = []
         self._failure: BaseException | None = None
         self._failed: list[tuple[str, Sequence[Any]]] = []
         self.tables = tables
@@ -104,8 +106,6 @@ class Watcher:
         self._handlers[SPARSE_PRODUCT] = self._multiply_sparse
         weighs = points is not None and watch.needs_modules
         self._products = Products(watch, tables, points.replace, self._handle, self._one_hots) if weighs else None
-        self._comparisons = Comparisons()
-        self._handlers |= dict.fromkeys(COMPARISONS, self._comparisons.record)
 
     @contextlib.contextmanager
     def watching(self, *, is_graph: bool = False) -> Iterator[None]:
@@ -123,10 +123,7 @@ class Watcher:
             if any(isinstance(cause, tf.errors.InvalidArgumentError) for cause in _chain(error)):
                 for operation, operands in self._failed:
                     self._see(operation, operands)  # raises BatchError for an index outside
-                for handle, indices, shape in self._comparisons.find_failed(
-                    self.tables, self.watch.batch.ids, str(error)
-                ):
-                    self._record_lookup(handle, indices, shape, rows=None)  # likewise
+                self._expect_inside(map(int, BOUND.findall(str(error))))
             raise
         finally:
             op_callbacks.remove_op_callback(self._observe)
@@ -173,6 +170,15 @@ class Watcher:
         handle = None if isinstance(source, tf.Tensor) else handle_of(source)
         operands = [source if handle is None else handle, *others]
         return run() if arguments.get("batch_dims") else self.perform(operation, operands, run)
+
+    def _expect_inside(self, lengths: Iterable[int]) -> None:
+        """Raise BatchError where an id of the batch is outside a table of one of these lengths."""
+        ids = self.watch.batch.ids
+        for length in lengths:
+            tables = self.tables.with_rows(length)
+            if tables and ids.max() >= length:
+                handle = handle_of(tables[0]) if len(tables) == 1 else None
+                self._record_lookup(handle, ids, tuple(map(int, tables[0].shape)), rows=None)
 
     def _is_active(self) -> bool:
         return depth() == self._depth and not (self.points is not None and self.points.working)
@@ -286,21 +292,12 @@ class Watcher:
             selected = _select(operation, operands)
             if selected is not None:
                 self._report_other(operation, operands[0], selected, axis)
-        elif indices is not None and rows is not None and self._is_identity(operands[0]):
-            self._one_hots.record(rows, indices)
-            if layout_of(indices, self.watch.batch.ids) is not None:
-                table = f"{self.tables.path(self._handle(operands[0]))!r}, of shape {shape} and dtype {dtype.name}"
-                self.unusable.append(
-                    f"they look up rows of the identity matrix, {table}, and the rows are multiplied by no table"
-                )
+        elif (
+            indices is not None and rows is not None and self._handle(operands[0]) is None and is_identity(operands[0])
+        ):
+            self._report_other(f"{operation}; the rows are one-hot: use tf.one_hot", operands[0], indices, 0)
         elif indices is not None:
             self._record_lookup(self._handle(operands[0]), indices, shape, rows)
-
-    def _is_identity(self, operand: Any) -> bool:
-        """Return whether a table is the identity matrix, and none that is learned."""
-        handle = self._handle(operand)
-        table = operand if handle is None else self.tables.find_fixed(handle)
-        return table is not None and is_identity(table)
 
     def _record_lookup(
         self, handle: Any, indices: np.ndarray, shape: tuple[int, ...], rows: Any, *, sliced: bool = False
@@ -373,54 +370,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-# Assertions of the model on its ids, which fail before the lookup would
-
-
-#: The operations that compare numbers, with the index of the smaller operand, and the number that makes the larger one a number
-#: of rows.
-COMPARISONS: Final = {"Less": (0, 0), "LessEqual": (0, 1), "Greater": (1, 0), "GreaterEqual": (1, 1)}
-
-
-#: The message of TensorFlow about an index outside a table where `tf.raw_ops` look it up, which is not intercepted.
-BOUND: Final = re.compile(r"is not in \[0, (\d+)\)")
-
-
-class Comparisons:
-    """The comparisons of whole numbers with a single one that a forward pass makes, as assertions on ids do."""
-
-    def __init__(self) -> None:
-        self._made: list[tuple[Any, Any, int]] = []
-
-    def record(self, name: str, inputs: Sequence[Any], *_: Any) -> None:
-        """Record one comparison."""
-        index, more = COMPARISONS[name]
-        smaller, larger = inputs[index], inputs[1 - index]
-        if smaller.dtype.is_integer and larger.shape.rank == 0:
-            self._made.append((smaller, larger, more))
-
-    def find_failed(
-        self, tables: Tables, ids: np.ndarray, message: str
-    ) -> Iterator[tuple[Any, np.ndarray, tuple[int, ...]]]:
-        """Yield the lookups that an error may have kept the model from, because an index is outside a table.
-
-        Each is the variable of the table (None where several have as many rows), the indices and the table's shape.
-
-        Args:
-            tables: the model's.
-            ids: the batch's.
-            message: the error's.
-        """
-        made = [(np.asarray(smaller), int(larger) + more) for smaller, larger, more in reversed(self._made)]
-        for indices, rows in [*made, *((ids, int(rows)) for rows in BOUND.findall(message))]:
-            fitting = tables.with_rows(rows)
-            if not fitting or not (indices >= rows).any():
-                continue
-            if indices.size == 1 and indices.max() == ids.max():  # an assertion on the largest id
-                indices = ids
-            handle = handle_of(fitting[0]) if len(fitting) == 1 else None
-            yield handle, indices, tuple(map(int, fitting[0].shape))
 
 
 # Replacing results of operations

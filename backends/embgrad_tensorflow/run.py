@@ -355,8 +355,7 @@ def _resolve(watcher: Watcher) -> dict[str, str]:
     """Return the keys of the requested points; warn of graphs whose lookups cannot be seen."""
     hint = closed_graphs(watcher)
     if not hint:
-        uses = "; ".join(dict.fromkeys(watcher.unusable))
-        return watcher.watch.resolve(f"The ids were used otherwise: {uses}" if uses else "")
+        return watcher.watch.resolve()
     try:
         chosen = watcher.watch.resolve(hint)
     except PointNotReachedError as error:

@@ -227,12 +227,6 @@ class Tables:
         node = None if handle is None else self._nodes.get(id(handle))
         return None if node is None else keras_layers.padding_row(node.owner)
 
-    def find_fixed(self, handle: Any) -> Any:
-        """Return the variable of a handle where itself says that it is not learned; else None."""
-        self.path(handle)
-        node = self._nodes.get(id(handle))
-        return None if node is None or node.value.trainable or is_keras(node.owner) else node.value
-
     def variables(self, path: str) -> list[Any]:
         """Return the variables whose tables go by that path."""
         if not self._nodes:
