@@ -76,14 +76,14 @@ def expect_tokens(there: bool) -> None:
         )
 
 
-def pad(encoded: Sequence[Encoded], padding: Padding, least: int = 0) -> TokenBatch:
-    """Return the examples as one batch, padded to the longest example and to at least `least` positions.
+def pad(encoded: Sequence[Encoded], padding: Padding) -> TokenBatch:
+    """Return the examples as one batch, padded to the longest.
 
     Raises:
         BatchError: there is no token at all.
     """
     lengths = np.array([len(example.ids) for example in encoded])
-    longest = max(least, int(lengths.max()))
+    longest = int(lengths.max())
     expect_tokens(longest > 0)
     columns, gaps = np.arange(longest), (longest - lengths)[:, None]
     real = columns >= gaps if padding.side == "left" else columns < longest - gaps

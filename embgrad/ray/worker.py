@@ -31,6 +31,7 @@ from embgrad.errors import (
 )
 from embgrad.inputs.tfhub import is_preprocessor
 from embgrad.objectives.objectives import Objective, Scalar, as_objective
+from embgrad.ray.alone import Verdict, compare_alone
 from embgrad.ray.columns import (
     Block,
     Columns,
@@ -45,7 +46,6 @@ from embgrad.ray.settings import Job
 from embgrad.ray.tally import Total, tally_of
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.streaming.attributions import attributions_of
-from embgrad.streaming.padding_invariance import Verdict, compare_alone
 
 __all__ = ["GradientWorker", "TableWorker", "expect_same_weights"]
 
@@ -107,17 +107,17 @@ class Worker:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             result = self._gradients(block)
+        if result.values.ndim != 3 or result.values.shape[:2] != block.batch.shape:
+            raise PointError(
+                f"the point {self._job.point!r} has the shape {result.values.shape}: expected (example, position, dim), with "
+                f"{block.batch.shape} examples and positions"
+            )
         if self._differs_alone(block, result):
             self._by_length = True  # from now on only rows of one length share a batch
             yield from self._results(block, chosen)
             return
         for warning in caught:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-        if result.values.ndim != 3 or result.values.shape[:2] != block.batch.shape:
-            raise PointError(
-                f"the point {self._job.point!r} has the shape {result.values.shape}: expected (example, position, dim), with "
-                f"{block.batch.shape} examples and positions"
-            )
         if not self._weights_checked and self._job.run is not None:  # now: a model may create weights in its first pass
             expect_same_weights(self._job.run, self._model)
             self._weights_checked = True
@@ -146,15 +146,14 @@ class Worker:
         conclusive = 0
         for row in shortest[: ROWS_RUN_ALONE if check_others else int(padded and not self._padding_checked)]:
             verdict = self._alone(block, int(row), result)
-            difference = None if verdict is None else verdict.difference
-            if padded and (verdict is None or difference is not None):
+            if padded and (verdict is None or verdict.difference is not None):
                 return True
-            if difference is not None:
+            if verdict is not None and verdict.difference is not None:
                 raise UnsupportedError(
-                    f"{block.name(int(row))} has other results alone than beside rows of its length: at {difference.name!r} "
-                    f"their relative difference is {difference.size:.2g}, and rounding explains {difference.limit:.2g}. Ray "
-                    "decides which rows share a batch: use a model, an objective and changes in which rows do not interact (as "
-                    "they do by batch statistics and maxima over a batch), or pass batch_size=1"
+                    f"{block.name(int(row))} has other results alone than beside rows of its length: at "
+                    f"{self._job.point!r} their relative difference is {verdict.difference:.2g}, and rounding explains "
+                    f"{verdict.limit:.2g}. Ray decides which rows share a batch: use a model, an objective and changes in which "
+                    "rows do not interact (as they do by batch statistics and maxima over a batch), or pass batch_size=1"
                 )
             if verdict is not None and verdict.conclusive:
                 conclusive += 1
@@ -168,19 +167,12 @@ class Worker:
         Where the model accepts only one number of rows, the row is run with copies of itself. Returns None where it accepts
         neither.
         """
-        point = self._job.point
         for count in dict.fromkeys((1, len(block.examples))):
             try:
                 alone = self._gradients(block.take(np.full(count, row)), check=False)
             except errors_of_model():  # of the model; if the row is at fault, it is named later
                 continue
-            return compare_alone(
-                {point: result},
-                {point: alone},
-                (row, 0),
-                "right",
-                lambda: {point: self._gradients(block, check=False)},
-            )
+            return compare_alone(result, alone, row, lambda: self._gradients(block, check=False))
         return None
 
     def _gradients(self, block: Block, *, check: bool = True) -> EmbeddingGradients:

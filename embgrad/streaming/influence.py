@@ -43,7 +43,6 @@ def influence(
     tokenizer: Any = None,
     max_length: int | None = None,
     batch_size: int | None = None,
-    window: int | None = None,
     at: str = WORD,
     call: Call | None = None,
     progress: Progress | bool | None = None,
@@ -67,7 +66,7 @@ def influence(
         rates: the learning rate of each checkpoint; None for 1 each.
         top: how many proponents and opponents of each test example are kept; None for all training examples in order.
         tokens: how many tokens of each kept score are kept, those with the largest parts of it, see `Influence`; None for none.
-        tokenizer: as in `embgrad.stream`, likewise `max_length`, `batch_size`, `window`, `call` and `progress`, which is of the
+        tokenizer: as in `embgrad.stream`, likewise `max_length`, `batch_size`, `call` and `progress`, which is of the
             training examples of the first checkpoint.
         at: the lookup whose table is meant.
 
@@ -92,7 +91,7 @@ def influence(
                     "pass a list"
                 )
     options = {"tokenizer": tokenizer, "max_length": max_length, "batch_size": batch_size}
-    options |= {"window": window, "at": at, "call": call}
+    options |= {"at": at, "call": call}
     indices = [_index(each, test, test_objective, options) for each in models]
     highest, lowest = Best(top, 1), Best(top, -1)
     count, provenance = 0, dict[str, Any]()

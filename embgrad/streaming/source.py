@@ -14,7 +14,7 @@ import numpy as np
 from embgrad.errors import BatchError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import is_text
-from embgrad.inputs.collate import Encoded, Padding, pad
+from embgrad.inputs.collate import Padding, pad
 from embgrad.inputs.conventions import as_batch, batch_of
 from embgrad.inputs.encode import as_example, encode_examples, padding_of, warn_of_doubled
 from embgrad.inputs.fast_tokenizers import apart
@@ -33,7 +33,6 @@ class Portion:
         start: the number of the first example in the source.
         count: the number of examples.
         batch: the examples; None where they are skipped.
-        texts: with a tokenizer, each example before padding.
         labels: the labels, where the source has them.
         digest: the digest of the source from its beginning up to the end of this portion; "" where it is not requested.
     """
@@ -42,7 +41,6 @@ class Portion:
     start: int
     count: int
     batch: TokenBatch | None = None
-    texts: Sequence[Encoded] = ()
     labels: Sequence[Any] | None = None
     digest: str = ""
 
@@ -50,6 +48,11 @@ class Portion:
     def examples(self) -> np.ndarray:
         """The numbers of the examples in the source."""
         return np.arange(self.start, self.start + self.count)
+
+    @property
+    def last(self) -> int:
+        """The number of the last example in the source."""
+        return self.start + self.count - 1
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class Source:
             if hasattr(error, "add_note"):  # Python 3.11
                 error.add_note(f"while encoding {span}")
             raise
-        return Portion(number, start, len(texts), pad(examples, self.padding), examples, item_labels, digest)
+        return Portion(number, start, len(texts), pad(examples, self.padding), item_labels, digest)
 
     def _batches(self, items: Iterator[Any], skipped: int) -> Generator[Portion, None, None]:
         hasher = hashlib.sha256()
@@ -160,7 +163,7 @@ class Source:
             if self.labelled:
                 labels = _check_labels(labels, len(batch), number)
             digest = self._digest(hasher, [batch, labels], f"batch {number} of the source and its labels")
-            yield Portion(number, start, len(batch), None if number < skipped else batch, (), labels, digest)
+            yield Portion(number, start, len(batch), None if number < skipped else batch, labels, digest)
             start += len(batch)
 
     def _split_item(self, item: Any, number: int) -> tuple[Any, Any]:

@@ -33,7 +33,6 @@ from embgrad.streaming.folder import StreamFolder, open_stream, table_of
 from embgrad.streaming.manifest import KEEP
 from embgrad.streaming.objectives import Labelled, Objectives, PerBatch
 from embgrad.streaming.run import Plan, State, results_of
-from embgrad.streaming.sorting import expect_window
 from embgrad.streaming.source import Source
 from embgrad.streaming.tables import TabularResults
 from embgrad.streaming.totals import Total
@@ -53,7 +52,6 @@ def stream(
     tokenizer: Any = None,
     max_length: int | None = None,
     batch_size: int | None = None,
-    window: int | None = None,
     at: str | Sequence[str] = WORD,
     call: Call | None = None,
     training: bool = False,
@@ -91,13 +89,8 @@ def stream(
         tokenizer: see `embgrad.encode`, likewise `max_length`.
         batch_size: for texts, the number of texts in a result, 32 by default; the last result may have fewer. For batches,
             the largest number of examples that are run at once.
-        window: the number of consecutive texts (1,024, for example) that are sorted by length and run in batches of similar
-            length. The results are those of the same batches in the same order, with each example's numbers equal up to
-            rounding. At masked positions that were not run, values and activations are zeros. The results of one window are
-            held in memory. Not available with `split`, `training` or a Scalar objective, where results depend on the other
-            examples of a batch, nor for models whose results depend on padding; one example is run alone to check this.
         override: as in `gradients`; arrays broadcast to each batch and must not have an example axis. Likewise `add`.
-        ahead: the number of batches (windows) that are read ahead of the consumer; 0 reads on request, without a thread.
+        ahead: the number of batches that are read ahead of the consumer; 0 reads on request, without a thread.
             With `training` it is 0, since a source that runs the same model would at times find it in training mode.
         progress: a function of (examples done, total number of examples, or None where it is not known); or True for a line
             on stderr where that is a terminal.
@@ -127,7 +120,7 @@ def stream(
     """
     folder = None if to is None else check_path(to, "to")
     objectives = Objectives(objective)
-    window, ahead = count_or_none(window, "window"), _expect_ahead(ahead)
+    ahead = _expect_ahead(ahead)
     max_length = count_or_none(max_length, "max_length")
     size = count_or_none(batch_size, "batch_size")
     options = check_options(
@@ -152,9 +145,7 @@ def stream(
     reader = Source(
         source, tokenizer, max_length, size or BATCH_SIZE, objectives.labelled, None if folder is None else update
     )
-    if window is not None:
-        expect_window(options, reader, objective)
-    plan = Plan(bound, options, reader, objectives, size, window, 0 if training else ahead, keep, run_id=run_id)
+    plan = Plan(bound, options, reader, objectives, size, 0 if training else ahead, keep, run_id=run_id)
     if chosen is not None:
         plan = replace(plan, method=chosen, compute=partial(attributions_of, chosen, tokenizer))
     return Stream(plan, folder, progress)

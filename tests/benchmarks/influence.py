@@ -66,7 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             objective,
             tokenizer=tokenizer,
             batch_size=64,
-            window=1024,
             **kept,
         )
 

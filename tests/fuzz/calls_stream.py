@@ -1,4 +1,4 @@
-"""Calls of `stream`: in memory, to a folder, interrupted and resumed, in windows, and as tables."""
+"""Calls of `stream`: in memory, to a folder, interrupted and resumed, and as tables."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ def stream(draw: Draw, framework: str) -> Case:
     source: Any = list(zip(texts, labels.tolist(), strict=True)) if labelled else texts
     objective = embgrad.Labelled(embgrad.CrossEntropy) if labelled else embgrad.CrossEntropy(labels)
     options: dict[str, Any] = {"batch_size": size, "ahead": draw.choice([0, 1, 2]), "tokenizer": tokenizer}
-    if draw.chance(0.3):
-        options["window"] = draw.integer(1, 8)
     keep = draw.choice(["all", "all", "saliency", "table"])
     options |= {"keep": keep, "run_id": "fuzz"}
     to, stop = draw.chance(0.5), draw.integer(0, 3)
@@ -62,10 +60,6 @@ def stream(draw: Draw, framework: str) -> Case:
             if keep == "saliency":
                 expect_close(mine.norm[theirs.real], theirs.saliency()[theirs.real], 1e-9, "norm")
                 expect_equal(mine.ids, theirs.ids, "ids")
-            elif "window" in options:
-                expect_close(mine.values[theirs.real], theirs.values[theirs.real], 1e-9, "values")
-                expect_equal(mine.ids, theirs.ids, "ids")
-                expect_close(mine.objective, theirs.objective, 1e-9, "objective")
             else:
                 for name in ("values", "activations", "objective", "ids", "mask"):
                     expect_equal(getattr(mine, name), getattr(theirs, name), name)
@@ -89,11 +83,9 @@ def _broken(draw: Draw, world: World, texts: list[str], tokenizer: Any) -> Case:
         "keep": draw.choice(["some", None, 3]),
         "ahead": draw.choice([-1, 0.5, "2", None, True]),
         "batch_size": draw.choice([0, -1, "x", 1.5]),
-        "window": draw.choice([0, "x", 2.5]),
         "tokenizer": draw.choice([3, "bert", lambda *_: nonsense(draw)]),
         "at": draw.choice(["wrod", [], 3]),
         "to": draw.choice([__file__]),
-        "split": None,
         "source": draw.choice([3, None, [3], [b"x"], [None], [["a", "b", "c"]], [0.5]]),
         "objective": draw.choice(
             [embgrad.CrossEntropy([0] * (len(texts) + 1)), embgrad.Labelled, 3, None, nonsense(draw)]
@@ -105,8 +97,6 @@ def _broken(draw: Draw, world: World, texts: list[str], tokenizer: Any) -> Case:
     arguments: list[Any] = [world.model, texts, embgrad.Sum()]
     if kind in ("source", "objective"):
         arguments[1 if kind == "source" else 2] = wrong[kind]
-    elif kind == "split":
-        options |= {"split": True, "window": 4}
     elif kind != "Labelled":
         options[kind] = wrong[kind]
 

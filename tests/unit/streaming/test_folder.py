@@ -125,9 +125,7 @@ def test_the_sum_of_a_folder_equals_that_of_its_stream(tmp_path: Path) -> None:
         embgrad.open_stream(tmp_path / "saliency").table()
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"keep": "saliency"}, {"keep": "table"}, {"window": 7}, {"at": ["word", "block"]}]
-)
+@pytest.mark.parametrize("options", [{}, {"keep": "saliency"}, {"keep": "table"}, {"at": ["word", "block"]}])
 @pytest.mark.parametrize("stops", [[1], [3], [5, 1, 4], [12]])
 def test_an_interrupted_run_ends_in_the_same_bytes(tmp_path: Path, options: dict[str, Any], stops: list[int]) -> None:
     whole = run(tmp_path / "whole", **options)

@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 
 import embgrad
-from embgrad.errors import EmbgradError, FileFormatError, UnsupportedError
+from embgrad.errors import EmbgradError, FileFormatError
 from embgrad.testing.reference import ReferenceModel
 from tests.unit.streaming.test_folder import begin, files
 from tests.unit.streams import (
@@ -41,8 +41,6 @@ pytestmark = pytest.mark.usefixtures("small_shards")
         ),
         ({"pads": "zero"}, "another run: pads was 'keep' and is 'zero'. Pass the same"),
         ({"batch_size": 3}, "another run: batch_size was 2 and is 3"),
-        ({"window": 8, "split": True}, None),
-        ({"window": 8}, "another run: window was None and is 8"),
         ({"keep": "saliency"}, "another run: keep was 'all' and is 'saliency'"),
         ({"at": ["word"]}, "another run: at was"),
         ({"at": "block"}, r"another run: at was \['word'\] and is \['block'\]"),
@@ -51,10 +49,10 @@ pytestmark = pytest.mark.usefixtures("small_shards")
         ({"call": lambda model, inputs: model(**inputs), "run_id": "a"}, "another run: call was None"),
     ],
 )
-def test_another_run_is_refused(tmp_path: Path, options: dict[str, Any], message: str | None) -> None:
+def test_another_run_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     begin(1, tmp_path)
     before = files(tmp_path)
-    with pytest.raises(FileFormatError if message else UnsupportedError, match=message or "split"):
+    with pytest.raises(FileFormatError, match=message):
         run(tmp_path, **options)
     assert files(tmp_path) == before
     run(tmp_path).finish()

@@ -1,4 +1,4 @@
-"""The parts of a stream by themselves: groups by length, sums of tables, items computed ahead, digests, what is refused."""
+"""The parts of a stream by themselves: sums of tables, items computed ahead, digests, what is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,81 +18,14 @@ from hypothesis import strategies as st
 import embgrad
 from embgrad.common.safetensors import read_tensors, write_tensors
 from embgrad.errors import EmbgradError, FileFormatError, UnsupportedError
-from embgrad.inputs.collate import Encoded, Padding, pad
 from embgrad.results.row_sparse import RowSparse
-from embgrad.streaming.buckets import _stack, group_portions, per_window, restore
 from embgrad.streaming.digest import digest_of
 from embgrad.streaming.manifest import _SHARD
-from embgrad.streaming.padding_invariance import NOISE, _least
 from embgrad.streaming.prefetch import Ahead
-from embgrad.streaming.sorting import expect_sortable
-from embgrad.streaming.source import Portion
 from embgrad.streaming.totals import Total, load_tables, save_tables
 from embgrad.streaming.writer import _lock, _Pending, _text_bytes, _unlock, changes_between
 from tests.unit.refusals import refused
 from tests.unit.streams import model, texts, tokenizer
-
-
-def portions_of(lengths: list[int], size: int, skipped: int = -1) -> Iterator[Portion]:
-    for number, start in enumerate(range(0, len(lengths), size)):
-        texts = [
-            Encoded([1 + start + row] * n, None, None, None, 0) for row, n in enumerate(lengths[start : start + size])
-        ]
-        batch = None if number == skipped else pad(texts, Padding())
-        yield Portion(number, start, len(texts), batch, texts)
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=25), st.integers(1, 4), st.integers(1, 9), st.integers(0, 4))
-def test_groups_hold_each_example_once_and_are_sorted_by_length(
-    lengths: list[int], size: int, window: int, finished: int
-) -> None:
-    groups = list(group_portions(portions_of(lengths, size), size, window, Padding(), finished))
-    numbers = [portion.number for group in groups for portion in group.portions]
-    assert numbers == list(range(-(-len(lengths) // size)))
-    for group in groups[:-1]:
-        assert len(group.portions) == per_window(window, size) == -(-window // size)
-    for group in groups:
-        members = [member for piece in group.pieces for member in piece.members]
-        every = [(index, row) for index, portion in enumerate(group.portions) for row in range(portion.count)]
-        run = [*map(len, (group.portions[index].texts[row].ids for index, row in members))]
-        assert len({*members}) == len(members)
-        assert {*members} <= {*every}
-        assert run == sorted(run)
-        assert {(index, row) for index, row in every if group.portions[index].number >= finished} <= {*members}
-        for piece in group.pieces:
-            assert len(piece.members) <= size
-            assert any(group.portions[index].number >= finished for index, _ in piece.members)
-            ids = [group.portions[index].texts[row].ids for index, row in piece.members]
-            assert [row[real].tolist() for row, real in zip(piece.batch.ids, piece.batch.real, strict=True)] == ids
-        if not finished:
-            assert {*members} == {*every}
-            assert [len(piece.members) for piece in group.pieces[:-1]] == [size] * (len(group.pieces) - 1)
-
-
-def test_without_a_window_each_portion_is_run_as_it_is() -> None:
-    groups = list(group_portions(portions_of([3, 1, 2, 4, 5, 6], 2, skipped=1), 2, None, Padding(), 0))
-    assert [len(group.pieces) for group in groups] == [1, 0, 1]
-    assert groups[2].pieces[0].members == ((0, 0), (0, 1))
-    assert groups[2].pieces[0].batch is groups[2].portions[0].batch
-    assert [len(group.pieces) for group in group_portions(portions_of([3] * 6, 2), 2, None, Padding(), 2)] == [0, 0, 1]
-    (skipped,) = group_portions(portions_of([3] * 6, 2, skipped=2), 2, 6, Padding(), 0)
-    assert skipped.pieces == ()
-    assert len(skipped.portions) == 3
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_rows_are_brought_to_the_length_of_their_batch_at_the_side_of_the_padding(side: str) -> None:
-    arrays = [np.arange(1.0, 7).reshape(3, 2), np.arange(1.0, 11).reshape(5, 2)]
-    for length in (2, 3, 4, 7):
-        found = _stack(arrays, length, side)
-        assert found.shape == (2, length, 2)
-        for row, array in zip(found, arrays, strict=True):
-            common = min(length, len(array))
-            kept, rest = (
-                (row[length - common :], row[: length - common]) if side == "left" else (row[:common], row[common:])
-            )
-            np.testing.assert_array_equal(kept, array[-common:] if side == "left" else array[:common])
-            assert not rest.any()
 
 
 @given(st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=6, unique=True), min_size=1, max_size=6))
@@ -230,26 +162,11 @@ def test_values_that_differ_have_digests_that_differ() -> None:
     assert digest_of(np.float64(1.5)) == digest_of(1.5)
 
 
-def test_only_columns_of_a_batch_padded_on_the_left_cannot_be_sorted() -> None:
-    for position, side in ((None, "left"), (-1, "left"), (0, "right"), ([1, 2], "right"), ([-1, -2], "left")):
-        expect_sortable(embgrad.Logit(0, position=position), side)
-    expect_sortable(lambda outputs: outputs, "left")
-    for position in (0, 1, [-1, 0]):
-        with refused(embgrad.errors.ObjectiveError, "is a column of a batch, which holds another token"):
-            expect_sortable(embgrad.Logit(0, position=position), "left")
-
-
 def test_arrays_with_an_axis_of_examples_do_not_apply_to_many_batches() -> None:
     from embgrad.streaming.broadcast import for_all_batches
 
     with refused(UnsupportedError, "add['word'] has the shape (2, 1, 3), which seems to have an example axis"):
         for_all_batches(SimpleNamespace(changes={"add": {"word": np.zeros((2, 1, 3))}}))  # type: ignore[arg-type]
-
-
-def test_gradients_whose_rounding_would_exceed_the_limit_are_compared_by_a_larger_norm() -> None:
-    result: Any = SimpleNamespace(objective=np.array([8.0, -20.0]), activations=np.array([[[3.0, 4.0]], [[0.0, 0.0]]]))
-    assert _least(result, 0, 0.5) == pytest.approx(NOISE * 20 / (0.5 * 5))
-    assert _least(result, 1, 0.5) == 0.0
 
 
 def test_a_batch_has_32_examples_unless_another_size_is_named() -> None:
@@ -265,29 +182,6 @@ def test_a_batch_has_32_examples_unless_another_size_is_named() -> None:
 def test_one_batch_is_no_source(source: Any) -> None:
     with refused(embgrad.errors.BatchError, "the source is one batch, a ", "embgrad.gradients takes one batch"):
         list(embgrad.stream(model(), source, embgrad.Logit(0)))
-
-
-@pytest.mark.parametrize("masked", [True, False])
-def test_a_portion_gets_the_mask_of_its_own_batch_and_the_largest_leak_of_its_pieces(masked: bool) -> None:
-    lengths = [3, 1, 2, 4] if masked else [2, 2, 2, 2]
-    (group,) = group_portions(portions_of(lengths, 4), 2, 4, Padding())
-    results = [
-        {"word": replace(embgrad.gradients(model(), piece.batch, embgrad.Logit(0)), pad_leak=leak)}
-        for piece, leak in zip(group.pieces, (0.5, 0.25), strict=True)
-    ]
-    found = restore(group, results, 0, {"word": True}, {"class": "Logit"}, 4, Padding())["word"]
-    others = [{"word": replace(result["word"], mask=None)} for result in results]  # as of a lookup of other indices
-    assert restore(group, others, 0, {"word": True}, {"class": "Logit"}, 4, Padding())["word"].mask is None
-    batch = group.portions[0].batch
-    assert batch is not None
-    whole = embgrad.gradients(model(), batch, embgrad.Logit(0))
-    assert found.pad_leak == 0.5
-    assert (found.mask is None) == (batch.mask is None)
-    if batch.mask is not None:
-        np.testing.assert_array_equal(found.mask, batch.mask)
-    np.testing.assert_allclose(found.values, whole.values, rtol=1e-5)
-    np.testing.assert_array_equal(found.ids, whole.ids)
-    np.testing.assert_allclose(found.objective, whole.objective, rtol=1e-5)
 
 
 def test_a_shard_holds_a_countable_number_of_results() -> None:

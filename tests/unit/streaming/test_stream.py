@@ -1,4 +1,4 @@
-"""Streams: the results of `gradients`, batch by batch, whatever is read ahead, sorted by length or cut."""
+"""Streams: the results of `gradients`, batch by batch, whatever is read ahead or cut."""
 
 from __future__ import annotations
 
@@ -122,6 +122,27 @@ def test_options_of_gradients_are_respected() -> None:
     assert split.tables is not None
 
 
+@pytest.mark.parametrize("option", ["add", "override"])
+def test_arrays_with_an_entry_for_each_example_are_refused(option: str) -> None:
+    def pooling(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+        return self.module("pooled", Tensor.tanh, lookup(self["E"], input_ids).sum(1)) @ self["W"]
+
+    weights = {name: parameter.value for name, parameter in model().parameters.items()}
+
+    def pooled(array: np.ndarray) -> list[Any]:
+        built, options = ReferenceModel(pooling, weights, ["pooled"]), {option: {"pooled": array}}
+        given = ["ab", "cd", "ef", "gh"]
+        return list(
+            embgrad.stream(built, given, embgrad.Logit(0), tokenizer=tokenizer, batch_size=2, at="pooled", **options)
+        )
+
+    for wrong in (np.ones((2, DIM)), np.ones((4, DIM))):
+        with pytest.raises(UnsupportedError, match=r"an entry for each example, but it is for many batches"):
+            pooled(wrong)
+    for right in (np.ones(DIM), np.ones((1, DIM))):
+        assert len(pooled(right)) == 2
+
+
 def test_pairs_and_files_of_every_kind(tmp_path: Path) -> None:
     [pairs] = stream([("ab", "c"), "de"], embgrad.Logit(0))
     assert pairs.ids.tolist() == [[1, 3, 4, 2, 5, 2], [1, 6, 7, 2, 0, 0]]
@@ -176,10 +197,9 @@ def test_progress_of_sources_of_known_and_unknown_length() -> None:
         assert reported == [(0, total), (2, total), (4, total), (5, total)]
 
 
-@pytest.mark.parametrize("window", [None, 16])
-def test_the_sum_of_a_stream_is_the_table_of_all_examples(window: int | None) -> None:
+def test_the_sum_of_a_stream_is_the_table_of_all_examples() -> None:
     whole = embgrad.gradients(model(), texts(23), embgrad.CrossEntropy(labels(23)), tokenizer=tokenizer).table()
-    actual = stream(rows(23), batch_size=4, window=window).table()
+    actual = stream(rows(23), batch_size=4).table()
     assert actual.values.dtype == np.float32
     np.testing.assert_allclose(actual.to_dense(), whole.to_dense(), rtol=1e-5, atol=1e-6)
     assert list(stream(rows(5), at=["word"]).table()) == ["word"]
@@ -356,7 +376,6 @@ def test_functions_that_return_no_objective_are_refused() -> None:
         ({"ahead": -1}, BatchError, "ahead is -1: expected a whole number, 0 for no thread"),
         ({"ahead": 1.5}, BatchError, "ahead is 1.5: expected a whole number"),
         ({"ahead": True}, BatchError, "ahead is True: expected a whole number"),
-        ({"window": 0}, BatchError, "window is 0"),
         ({"batch_size": 1.5}, BatchError, "batch_size is 1.5"),
         ({"pads": "zeros"}, BatchError, "Did you mean 'zero'"),
         ({"at": ""}, PointError, "at is ''"),
