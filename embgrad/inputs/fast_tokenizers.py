@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -15,7 +14,6 @@ from embgrad.errors import BatchError
 from embgrad.inputs.collate import Encoded, Padding
 
 __all__ = [
-    "apart",
     "description_of",
     "padding_of_huggingface",
     "padding_of_tokenizers",
@@ -27,7 +25,7 @@ __all__ = [
 #: The tokens used as padding where a tokenizer declares none.
 PADS: Final = ("[PAD]", "<pad>")
 
-#: A lock, held while a tokenizer's settings are changed: several streams may share a tokenizer.
+#: A lock, held while a tokenizer's settings are changed: several threads may share a tokenizer.
 _setting: Final = threading.RLock()
 
 
@@ -53,25 +51,6 @@ def padding_of_tokenizers(tokenizer: Any) -> Padding:
         if token_id is not None:
             return Padding(id=int(token_id), token=token)
     return Padding()
-
-
-def apart(tokenizer: Any) -> Any:
-    """Return a copy of the tokenizer for use in another thread, so that settings changed by one user do not affect the other.
-
-    Tokenizers of other libraries are returned as they are, and so are those that cannot be copied because some of their
-    components are written in Python.
-    """
-    inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if not hasattr(inner, "encode_batch") or not hasattr(inner, "to_str"):
-        return tokenizer
-    inner_copy = _copy(inner)
-    if inner_copy is None:
-        return tokenizer
-    if inner is tokenizer:
-        return inner_copy
-    outer_copy = copy.copy(tokenizer)
-    outer_copy._tokenizer = inner_copy
-    return outer_copy if outer_copy.backend_tokenizer is inner_copy else tokenizer
 
 
 def description_of(tokenizer: Any) -> str | None:

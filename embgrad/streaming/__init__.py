@@ -1,1 +1,1 @@
-"""The parts of `embgrad.stream`: reading a source ahead, batches by length, folders of shards."""
+"""The parts of `embgrad.stream`: sources, runs, folders of shards."""

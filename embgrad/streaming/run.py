@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Generator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ from embgrad.objectives.objectives import as_objective
 from embgrad.streaming.folder import read_shard
 from embgrad.streaming.manifest import Manifest
 from embgrad.streaming.objectives import Objectives
-from embgrad.streaming.prefetch import Ahead
 from embgrad.streaming.run_identity import identity, weights_digest
 from embgrad.streaming.source import Portion, Source
 from embgrad.streaming.totals import Total
@@ -44,7 +42,6 @@ class State:
         totals: the sums of table gradients, by the names of the points, where they are requested.
         report: the function that receives the progress.
         examples: the number of examples that are done.
-        reader: the thread that reads the source; None where the consumer's own thread reads it.
         weights_recorded: whether the weights behind the written results are recorded.
     """
 
@@ -53,7 +50,6 @@ class State:
     totals: dict[str, Total] = field(default_factory=dict)
     report: Progress = lambda done, total: None
     examples: int = 0
-    reader: threading.Thread | None = None
     weights_recorded: bool = False
 
 
@@ -75,7 +71,6 @@ class Plan:
     source: Source
     objectives: Objectives
     size: int | None
-    ahead: int
     keep: str
     method: Method | None = None
     run_id: str | None = None
@@ -102,8 +97,7 @@ def results_of(plan: Plan, state: State) -> Generator[Any, None, None]:
     writer, report = state.writer, state.report
     manifest = None if writer is None else writer.manifest
     finished = 0 if manifest is None else manifest.results
-    portions = Ahead(plan.source.portions(finished), plan.ahead)
-    state.reader = portions.thread
+    portions = plan.source.portions(finished)
     try:
         report(0, plan.total)
         if writer is not None and manifest is not None:

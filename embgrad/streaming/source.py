@@ -17,9 +17,7 @@ from embgrad.inputs.checks import is_text
 from embgrad.inputs.collate import Padding, pad
 from embgrad.inputs.conventions import as_batch, batch_of
 from embgrad.inputs.encode import as_example, encode_examples, padding_of, warn_of_doubled
-from embgrad.inputs.fast_tokenizers import apart
 from embgrad.streaming.digest import UnreadableError
-from embgrad.toolkit.rng import user_code_beside
 
 __all__ = ["Portion", "Source"]
 
@@ -85,7 +83,6 @@ class Source:
                 f"max_length is {brief(self.max_length)}, but there is no tokenizer to apply it: pass tokenizer=..., or omit "
                 "max_length"
             )
-        object.__setattr__(self, "tokenizer", apart(self.tokenizer))  # a copy, since another thread uses it
         padding = Padding() if self.tokenizer is None else padding_of(self.tokenizer)
         object.__setattr__(self, "padding", padding)
 
@@ -107,10 +104,7 @@ class Source:
         """
         items = iter(self.items)
         try:
-            user_items = _as_user_code(items)
-            yield from (
-                self._batches(user_items, skipped) if self.tokenizer is None else self._texts(user_items, skipped)
-            )
+            yield from self._batches(items, skipped) if self.tokenizer is None else self._texts(items, skipped)
         finally:
             if isinstance(items, GeneratorType):  # the user closes files
                 items.close()
@@ -156,8 +150,6 @@ class Source:
             inputs, labels = self._split_item(item, number)
             try:
                 batch = as_batch(inputs)
-                if batch.extras:
-                    batch = batch.replace(extras={name: _copy(value) for name, value in batch.extras.items()})
             except BatchError as error:
                 raise BatchError(f"batch {number} of the source: {error.message}") from error
             if self.labelled:
@@ -190,17 +182,6 @@ class Source:
         return str(hasher.hexdigest())
 
 
-def _as_user_code(items: Iterator[Any]) -> Iterator[Any]:
-    """Yield the items, marking the source's code as user code, which may advance random generators during a forward pass."""
-    while True:
-        with user_code_beside():
-            try:
-                item = next(items)
-            except StopIteration:
-                return
-        yield item
-
-
 def _check_labels(labels: Any, count: int, number: int) -> Sequence[Any]:
     try:
         entries = labels if isinstance(labels, (list, tuple)) else list(labels)
@@ -210,11 +191,11 @@ def _check_labels(labels: Any, count: int, number: int) -> Sequence[Any]:
         raise BatchError(
             f"the labels of batch {number} of the source are {brief(labels)}: expected {count}, one an example"
         )
-    return [_copy(label) for label in entries]
+    return entries
 
 
 def _copy(value: Any) -> Any:
-    """Return a copy of a label or of an extra input, since the source may reuse the memory before the value is used."""
+    """Return a copy of a label, since the source may reuse its memory for the next text of the same batch."""
     if value is None or isinstance(value, (str, bytes, int, float, complex, np.generic)):
         return value
     try:

@@ -1,4 +1,4 @@
-"""Gradients of a source of any length: an iterator of results that reads ahead in bounded memory and can be resumed."""
+"""Gradients of a source of any length: an iterator of results in bounded memory, which can be resumed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
 from embgrad.common.text import visible
 from embgrad.engine.options import check_options, expect_one_name
-from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean
+from embgrad.errors import EmbgradError, brief, did_you_mean
 from embgrad.model_points.points import WORD
 from embgrad.objectives.objectives import Sum, as_objective
 from embgrad.streaming.attributions import attributions_of, expect_of_attributions, method_from
@@ -62,7 +62,6 @@ def stream(
     edit: Mapping[str, Callable[[np.ndarray], np.ndarray | None]] | None = None,
     check: bool = False,
     compile: bool = False,
-    ahead: int = 2,
     progress: Progress | bool | None = None,
     to: str | os.PathLike[str] | None = None,
     run_id: str | None = None,
@@ -73,9 +72,9 @@ def stream(
 
     With `method` each result is an `Attribution`, as `attribute` returns it.
 
-    The source is read and texts are encoded in a separate thread, a few batches ahead. The thread ends with the stream: at the
-    end of the source, at an error, when the stream is closed (`with` closes it) or no longer referenced. An error of the source
-    or of the tokenizer is raised unchanged, after the results before it.
+    The source is read when a result is asked for, one batch at a time. A generator is closed with the stream: at its end, at an
+    error, when the stream is closed (`with` closes it) or no longer referenced. An error of the source or of the tokenizer is
+    raised unchanged, after the results before it.
 
     Args:
         model: as in `gradients`, likewise `at`, `call`, `training`, `pads`, `split`, `edit`, `check` and `compile`.
@@ -90,8 +89,6 @@ def stream(
         batch_size: for texts, the number of texts in a result, 32 by default; the last result may have fewer. For batches,
             the largest number of examples that are run at once.
         override: as in `gradients`; arrays broadcast to each batch and must not have an example axis. Likewise `add`.
-        ahead: the number of batches that are read ahead of the consumer; 0 reads on request, without a thread.
-            With `training` it is 0, since a source that runs the same model would at times find it in training mode.
         progress: a function of (examples done, total number of examples, or None where it is not known); or True for a line
             on stderr where that is a terminal.
         to: a folder, in which the results are written as safetensors files with a manifest. A run that was interrupted, in
@@ -120,7 +117,6 @@ def stream(
     """
     folder = None if to is None else check_path(to, "to")
     objectives = Objectives(objective)
-    ahead = _expect_ahead(ahead)
     max_length = count_or_none(max_length, "max_length")
     size = count_or_none(batch_size, "batch_size")
     options = check_options(
@@ -145,7 +141,7 @@ def stream(
     reader = Source(
         source, tokenizer, max_length, size or BATCH_SIZE, objectives.labelled, None if folder is None else update
     )
-    plan = Plan(bound, options, reader, objectives, size, 0 if training else ahead, keep, run_id=run_id)
+    plan = Plan(bound, options, reader, objectives, size, keep, run_id=run_id)
     if chosen is not None:
         plan = replace(plan, method=chosen, compute=partial(attributions_of, chosen, tokenizer))
     return Stream(plan, folder, progress)
@@ -225,7 +221,7 @@ class Stream(TabularResults, Iterator[Any]):
             self.close()
 
     def close(self) -> None:
-        """End the thread, write finished results, and release the folder. A closed stream yields no more results.
+        """Write finished results, and release the folder. A closed stream yields no more results.
 
         While another thread waits for a result, this call waits for it.
         """
@@ -234,7 +230,7 @@ class Stream(TabularResults, Iterator[Any]):
         if os.getpid() != self._process:
             self._ended = True  # a copy in a forked process, where no other thread exists that could release the lock
             return
-        with self._exclusive("closed", closing=True):
+        with self._exclusive("closed"):
             if not self._ended:
                 self._ended = True
                 self._end()
@@ -328,7 +324,7 @@ class Stream(TabularResults, Iterator[Any]):
                 raise
 
     def _expect_own_process(self) -> None:
-        """Check that the stream is not a copy in a forked process, which has no reading thread and must not write the folder.
+        """Check that the stream is not a copy in a forked process, which shares the source with it and must not write the folder.
 
         Raises:
             EmbgradError: this is such a copy, of a stream that has begun or that writes.
@@ -340,24 +336,19 @@ class Stream(TabularResults, Iterator[Any]):
             )
 
     @contextlib.contextmanager
-    def _exclusive(self, what: str, *, closing: bool = False) -> Iterator[None]:
+    def _exclusive(self, what: str) -> Iterator[None]:
         """Hold the lock, so that no other thread takes a result or closes the stream.
 
         Raises:
             EmbgradError: the call comes from code that runs to compute a result, and would wait for itself.
         """
-        in_reader = threading.current_thread() is self._state.reader
-        acquired = self._lock.acquire(blocking=not in_reader)
-        try:
-            if not acquired or self._busy or (in_reader and not closing):
+        with self._lock:
+            if self._busy:
                 raise EmbgradError(
                     f"the stream is {what} from within the model, the objective, the source or the progress function that it "
                     "calls for a result. Do so in the code that iterates over it; to stop from within, raise an exception"
                 )
             yield
-        finally:
-            if acquired:
-                self._lock.release()
 
 
 # Checks
@@ -367,9 +358,3 @@ def _expect_keep(keep: Any) -> None:
     if not isinstance(keep, str) or keep not in KEEP:
         expected = " or ".join(map(repr, KEEP))
         raise EmbgradError(f"keep is {brief(keep)}: expected {expected}.{did_you_mean(str(keep), KEEP)}")
-
-
-def _expect_ahead(ahead: Any) -> int:
-    if isinstance(ahead, bool) or not isinstance(ahead, (int, np.integer)) or ahead < 0:
-        raise BatchError(f"ahead is {brief(ahead)}: expected a whole number, 0 for no thread")
-    return int(ahead)

@@ -170,7 +170,7 @@ def _stream(arguments: Asked, **options: Any) -> Any:
 
 def _stream_left(arguments: Asked) -> Any:
     objective = embgrad.PerBatch(lambda batch: _ReportingObjective(arguments.labels))
-    with embgrad.stream(arguments.model, iter([arguments.batch] * 4), objective, ahead=1) as results:
+    with embgrad.stream(arguments.model, iter([arguments.batch] * 4), objective) as results:
         return next(results)
 
 

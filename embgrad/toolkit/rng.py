@@ -9,50 +9,17 @@ import random
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 __all__ = [
-    "Beside",
     "SharedGenerator",
     "draw_states",
     "is_generator",
     "preserve_generators",
     "states_of",
-    "user_code_beside",
 ]
-
-#: How many times user code has started, and has ended, that may run concurrently with a pass in another thread.
-_beside: Final = [0, 0]
-_counting: Final = threading.Lock()
-
-
-@contextlib.contextmanager
-def user_code_beside() -> Iterator[None]:
-    """Mark that user code runs, possibly concurrently with a pass; a shared generator is then not restored after the pass.
-
-    Otherwise restoring it would make the user's code draw the same random numbers again.
-    """
-    with _counting:
-        _beside[0] += 1
-    try:
-        yield
-    finally:
-        with _counting:
-            _beside[1] += 1
-
-
-class Beside:
-    """A monitor of whether user code marked by `user_code_beside` has run since the monitor was created."""
-
-    def __init__(self) -> None:
-        self._first = tuple(_beside)
-
-    @property
-    def ran(self) -> bool:
-        """Return whether user code has run since then, or was already running."""
-        return self._first[0] != self._first[1] or tuple(_beside) != self._first
 
 
 def draw_states() -> Hashable:
@@ -117,10 +84,7 @@ class SharedGenerator:
         self.local = threading.local()
 
     def preserve(self) -> AbstractContextManager[Any]:
-        """Restore the generator's state on exit, unless another thread ran user code in the meantime.
-
-        After such code, for example a stream's source, restoring the state would make it draw the same numbers again.
-        """
+        """Restore the generator's state on exit, see `for_user_code`."""
         return _Kept(self)
 
     @contextlib.contextmanager
@@ -153,12 +117,10 @@ class _Kept:
         self._generator = generator
 
     def __enter__(self) -> None:
-        self._beside = Beside()
         self.state = self._generator.read()
         local = self._generator.local
         self._outer, local.kept = getattr(local, "kept", None), self
 
     def __exit__(self, *exc_info: object) -> None:
         self._generator.local.kept = self._outer
-        if not self._beside.ran:
-            self._generator.write(self.state)
+        self._generator.write(self.state)

@@ -27,7 +27,7 @@ def stream(draw: Draw, framework: str) -> Case:
     labelled = draw.chance(0.4)
     source: Any = list(zip(texts, labels.tolist(), strict=True)) if labelled else texts
     objective = embgrad.Labelled(embgrad.CrossEntropy) if labelled else embgrad.CrossEntropy(labels)
-    options: dict[str, Any] = {"batch_size": size, "ahead": draw.choice([0, 1, 2]), "tokenizer": tokenizer}
+    options: dict[str, Any] = {"batch_size": size, "tokenizer": tokenizer}
     keep = draw.choice(["all", "all", "saliency", "table"])
     options |= {"keep": keep, "run_id": "fuzz"}
     to, stop = draw.chance(0.5), draw.integer(0, 3)
@@ -81,7 +81,6 @@ def _until(source: Any, stop: int) -> Any:
 def _broken(draw: Draw, world: World, texts: list[str], tokenizer: Any) -> Case:
     wrong: dict[str, Any] = {
         "keep": draw.choice(["some", None, 3]),
-        "ahead": draw.choice([-1, 0.5, "2", None, True]),
         "batch_size": draw.choice([0, -1, "x", 1.5]),
         "tokenizer": draw.choice([3, "bert", lambda *_: nonsense(draw)]),
         "at": draw.choice(["wrod", [], 3]),

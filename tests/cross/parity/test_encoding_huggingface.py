@@ -150,7 +150,7 @@ def test_gpt2_gives_the_same_as_with_its_own_tokenizer() -> None:
 
 @pytest.mark.parametrize("anew", [False, True])
 def test_a_loop_may_use_the_tokenizer_of_its_stream(wordpiece: Tokenizer, anew: bool) -> None:
-    """The stream reads ahead in a thread, with settings of its own, also where the loop sets the tokenizer up anew."""
+    """Each batch is encoded with the stream's own settings, also where the loop sets the tokenizer up anew."""
     tokenizer = wrapped(wordpiece)
     settings: dict[str, Any] = {"truncation": True, "max_length": 4} if anew else {}
     random = np.random.default_rng(0)
@@ -165,7 +165,6 @@ def test_a_loop_may_use_the_tokenizer_of_its_stream(wordpiece: Tokenizer, anew: 
         lambda out: out[:, 0, 0],
         tokenizer=tokenizer,
         batch_size=5,
-        ahead=8,
         call=lambda module, inputs: module(inputs["input_ids"]),
     ) as results:
         for result in results:

@@ -184,16 +184,6 @@ def test_another_tokenizer_is_another_run(tmp_path: Path, first: Any, second: An
     run(tmp_path, tokenizer=first()).finish()
 
 
-def test_a_stream_copies_its_tokenizer(tmp_path: Path) -> None:
-    shared = _trained()
-    with run(tmp_path, tokenizer=shared, ahead=0) as parts:
-        next(parts)
-        shared.enable_truncation(2)
-        actual = [result.ids.shape[1] for result in parts]
-    assert max(actual) > 2
-    assert shared.truncation is not None
-
-
 @pytest.mark.parametrize("keep", ["all", "saliency", "table"])
 def test_weights_that_change_meanwhile_are_refused(tmp_path: Path, keep: str) -> None:
     given = model()

@@ -1,11 +1,9 @@
-"""The parts of a stream by themselves: sums of tables, items computed ahead, digests, what is refused."""
+"""The parts of a stream by themselves: sums of tables, digests, what is refused."""
 
 from __future__ import annotations
 
 import json
 import os
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +19,6 @@ from embgrad.errors import EmbgradError, FileFormatError, UnsupportedError
 from embgrad.results.row_sparse import RowSparse
 from embgrad.streaming.digest import digest_of
 from embgrad.streaming.manifest import _SHARD
-from embgrad.streaming.prefetch import Ahead
 from embgrad.streaming.totals import Total, load_tables, save_tables
 from embgrad.streaming.writer import _lock, _Pending, _text_bytes, _unlock, changes_between
 from tests.unit.refusals import refused
@@ -115,31 +112,6 @@ def test_tables_that_were_changed_are_refused(tmp_path: Path, change: Any, messa
     write_tensors(tmp_path / "a", arrays, {"embgrad-tables": json.dumps(header)})
     with refused(FileFormatError, "holds no tables as embgrad writes them", message):
         load_tables(tmp_path / "a")
-
-
-@pytest.mark.parametrize("size", [0, 1, 3])
-def test_items_are_computed_in_order_and_no_more_than_asked_for_ahead(size: int) -> None:
-    made: list[int] = []
-    reached = threading.Event()
-
-    def items() -> Iterator[int]:
-        for number in range(10):
-            made.append(number)
-            if number == size:  # the one that waits for room
-                reached.set()
-            yield number
-
-    ahead: Ahead[int] = Ahead(items(), size)  # type: ignore[arg-type]
-    assert (ahead.thread is None) == (size == 0)
-    if size:
-        assert reached.wait(10)
-        assert made == list(range(size + 1))
-    assert list(ahead) == list(range(10))
-    with pytest.raises(StopIteration):
-        next(ahead)
-    ahead.close()
-    if ahead.thread is not None:
-        assert not ahead.thread.is_alive()
 
 
 def test_values_that_differ_have_digests_that_differ() -> None:

@@ -1,4 +1,4 @@
-"""Streams: the results of `gradients`, batch by batch, whatever is read ahead or cut."""
+"""Streams: the results of `gradients`, batch by batch, from sources of every form."""
 
 from __future__ import annotations
 
@@ -40,8 +40,6 @@ from tests.unit.streams import (
     tokenizer,
 )
 
-pytestmark = pytest.mark.usefixtures("no_thread_left")
-
 
 def stream(source: Any, objective: Any = LABELLED, **options: Any) -> embgrad.results.Stream:
     return embgrad.stream(model(), source, objective, **{"tokenizer": tokenizer, **options})
@@ -64,10 +62,9 @@ class Pieces:
         return [tokenizer(token)[1] if len(token) == 1 else 1 for token in tokens]
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_each_result_equals_that_of_gradients(ahead: int) -> None:
-    expect_same(by_hand(23, 5), stream(rows(23), batch_size=5, ahead=ahead))
-    expect_same(by_hand(23, 5), stream(texts(23), embgrad.CrossEntropy(labels(23)), batch_size=5, ahead=ahead))
+def test_each_result_equals_that_of_gradients() -> None:
+    expect_same(by_hand(23, 5), stream(rows(23), batch_size=5))
+    expect_same(by_hand(23, 5), stream(texts(23), embgrad.CrossEntropy(labels(23)), batch_size=5))
 
 
 def test_an_objective_for_each_batch_receives_the_batch() -> None:
@@ -251,10 +248,9 @@ def _scaled(self: Any, input_ids: np.ndarray, scale: Any = 1.0) -> Tensor:
     return (lookup(self["E"], input_ids).sum(1) * Tensor(np.asarray(scale, "float32")[..., None])) @ self["W"]
 
 
-@pytest.mark.parametrize("ahead", [0, 3])
 @pytest.mark.parametrize("container", [np.array, list])
 @pytest.mark.parametrize("refilled", ["labels", "extras", "texts"])
-def test_a_source_may_reuse_its_memory(refilled: str, container: Any, ahead: int) -> None:
+def test_a_source_may_reuse_its_memory(refilled: str, container: Any) -> None:
     def source(copied: Any) -> Iterator[Any]:
         memory = container([0, 0])
         for number in range(6):
@@ -263,9 +259,9 @@ def test_a_source_may_reuse_its_memory(refilled: str, container: Any, ahead: int
             batch = {"input_ids": [[3, 4], [5, 6]], **({"scale": value} if refilled == "extras" else {})}
             yield batch if refilled == "extras" else ("ab" if refilled == "texts" else batch, value)
 
-    def numbers(copied: Any, ahead: int) -> list[list[float]]:
+    def numbers(copied: Any) -> list[list[float]]:
         objective: Any = embgrad.Logit(0) if refilled == "extras" else LABELLED
-        options: dict[str, Any] = {"ahead": ahead}
+        options: dict[str, Any] = {}
         if refilled == "texts":
             objective = embgrad.Labelled(lambda labels: embgrad.CrossEntropy([int(label[0]) for label in labels]))
             options.update(tokenizer=tokenizer, batch_size=3)
@@ -273,7 +269,7 @@ def test_a_source_may_reuse_its_memory(refilled: str, container: Any, ahead: int
             g.objective.tolist() for g in embgrad.stream(with_forward(_scaled), source(copied), objective, **options)
         ]
 
-    assert numbers(lambda memory: memory, ahead) == numbers(container, 0)
+    assert numbers(lambda memory: memory) == numbers(container)
 
 
 @pytest.mark.parametrize("written", [False, True])
@@ -285,7 +281,7 @@ def test_a_table_that_is_resized_meanwhile_has_no_sum(written: bool, tmp_path: P
             table = growing.parameters["E"]
             table.value = np.concatenate([table.value, table.value[:1]])
 
-    options: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 2, "ahead": 0, "progress": grow}
+    options: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 2, "progress": grow}
     run = embgrad.stream(growing, rows(4), LABELLED, to=tmp_path if written else None, **options)
     message = (
         r"the sum so far is of a table of shape \(40, 4\), and the next gradient of one of \(41, 4\): expected gradients of "
@@ -373,9 +369,6 @@ def test_functions_that_return_no_objective_are_refused() -> None:
     ("options", "error", "message"),
     [
         ({"keep": "al"}, EmbgradError, "keep is 'al': expected 'all' or 'saliency' or 'table'.*mean 'all'"),
-        ({"ahead": -1}, BatchError, "ahead is -1: expected a whole number, 0 for no thread"),
-        ({"ahead": 1.5}, BatchError, "ahead is 1.5: expected a whole number"),
-        ({"ahead": True}, BatchError, "ahead is True: expected a whole number"),
         ({"batch_size": 1.5}, BatchError, "batch_size is 1.5"),
         ({"pads": "zeros"}, BatchError, "Did you mean 'zero'"),
         ({"at": ""}, PointError, "at is ''"),
