@@ -31,7 +31,6 @@ __getattr__, __dir__, __all__ = _attach(
         "results.token_attribution": ["TokenAttribution"],
         "results.word_means": ["WordMean", "WordMeans"],
         "display.lines": ["TokenMatrix"],
-        "streaming.saliencies": ["Saliencies"],
         "streaming.stream": ["Stream", "StreamFolder"],
     },
 )

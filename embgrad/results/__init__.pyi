@@ -26,7 +26,6 @@ from embgrad.results.spans import Span
 from embgrad.results.substitutions import Substitution, Substitutions
 from embgrad.results.token_attribution import TokenAttribution
 from embgrad.results.word_means import WordMean, WordMeans
-from embgrad.streaming.saliencies import Saliencies
 from embgrad.streaming.stream import Stream, StreamFolder
 
 __all__ = [
@@ -52,7 +51,6 @@ __all__ = [
     "PortReport",
     "PortWeights",
     "RowSparse",
-    "Saliencies",
     "Search",
     "SettingDifference",
     "Slope",

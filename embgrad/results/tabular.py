@@ -179,7 +179,7 @@ class Tabular(ABC):
 
 
 class TabularGradients(ABC):
-    """A base class of gradients, and of what is kept of them, with a saliency for each token or word."""
+    """A base class of gradients, with a saliency for each token or word."""
 
     @abstractmethod
     def _columns(self, by: str, special: bool, kind: str = "norm") -> Columns:

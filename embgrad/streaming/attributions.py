@@ -37,8 +37,11 @@ def attributions_of(method: Method, tokenizer: Any, question: Question, size: in
         return {name: attribute_by(passes, method, tokenizer)}
 
 
-def expect_of_attributions(options: GradientOptions, others: Sequence[str] = ()) -> None:
+def expect_of_attributions(options: GradientOptions, others: Sequence[str] = (), asked: str = "method") -> None:
     """Check that no option is set that is of gradients alone; `others` are options, as written, that are as well.
+
+    Args:
+        asked: the option that asks for attributions.
 
     Raises:
         UnsupportedError: an option is set.
@@ -46,4 +49,4 @@ def expect_of_attributions(options: GradientOptions, others: Sequence[str] = ())
     flags = [f"{name}=True" for name in ("split", "check", "compile") if getattr(options, name)]
     changes = [name for name, values in options.changes.items() if values]
     for option in (*flags, *changes, *others):
-        raise UnsupportedError(f"{option} is for gradients, and method computes attributions: omit one of the two")
+        raise UnsupportedError(f"{option} is for gradients, and {asked} computes attributions: omit one of the two")

@@ -15,14 +15,13 @@ from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.io import load
 from embgrad.results.row_sparse import RowSparse
 from embgrad.streaming.manifest import Manifest, Shard, file_digest, read_manifest
-from embgrad.streaming.saliencies import Saliencies, load_saliencies
 from embgrad.streaming.tables import TabularResults
 from embgrad.streaming.totals import Total, load_tables
 
 __all__ = ["Kept", "StreamFolder", "open_stream", "read_shard", "table_of", "tables_of"]
 
 #: The stored results of one batch, by the names of the points.
-Kept = Mapping[str, EmbeddingGradients] | Mapping[str, Saliencies] | Mapping[str, Attribution]
+Kept = Mapping[str, EmbeddingGradients] | Mapping[str, Attribution]
 
 
 def open_stream(folder: str | os.PathLike[str]) -> StreamFolder:
@@ -102,16 +101,13 @@ class StreamFolder(TabularResults):
         The sum is computed in float64, shard by shard.
 
         Raises:
-            EmbgradError: the folder was written with keep="saliency" or holds attributions, or no result is finished.
+            EmbgradError: the folder holds attributions, or no result is finished.
             PointError: a point is not a lookup.
         """
         if self._manifest.of_attributions:
             raise EmbgradError(
-                "the folder holds attributions, which have no table gradients: expected a folder that was written without method"
-            )
-        if self.keep == "saliency":
-            raise EmbgradError(
-                "the folder keeps saliencies alone: expected keep='table' or keep='all' for table gradients"
+                "the folder holds attributions, which have no table gradients: expected a folder that was written with "
+                "keep='table' or 'all', and no method"
             )
         if self.keep == "table":
             totals = tables_of(self.folder, self._manifest)
@@ -190,10 +186,13 @@ def read_shard(folder: Path, manifest: Manifest, shard: Shard) -> list[Any]:
         FileFormatError: the shard is missing, does not match the manifest, or is broken.
     """
     path = _check_file(folder, shard)
-    is_whole = manifest.keep == "all" or manifest.of_attributions
-    contents: Any = load(path) if is_whole else load_saliencies(path)
+    contents: Any = load(path)
     expected = [f"{number} {name}" for number in range(shard.results) for name in manifest.names]
-    if not isinstance(contents, Mapping) or list(contents) != expected:
+    if (
+        not isinstance(contents, Mapping)
+        or list(contents) != expected
+        or any(isinstance(result, Attribution) != manifest.of_attributions for result in contents.values())
+    ):
         raise FileFormatError(
             f"{path} holds other results than the manifest says: expected {len(expected)}; fetch it again"
         )

@@ -97,9 +97,9 @@ def stream(
         run_id: with `to` a text that identifies the run's functions and objects of your own classes: the objective, `call`, and
             others. What they compute cannot be compared, so that a call that has any needs this, and a new text whenever they
             change.
-        keep: the part of each result that is stored and yielded: "all"; "saliency" for an `embgrad.results.Saliencies`, one
-            number a position; "table" for the sum of all table gradients alone, see `Stream.table`. With `method` "saliency" is
-            the attribution without its `values`, and there is no "table".
+        keep: the part of each result that is stored and yielded: "all"; "saliency" for an attribution without its `values`, one
+            number a position, by `method`, or by the method "saliency", the gradient's length; "table" for the sum of all table
+            gradients alone, see `Stream.table`, without `method`.
         method: an attribution method, or its name, see `attribute`; None for gradients. Only `at`, one point, and `pads` of the
             options of `gradients` go with it. An example has the same scores in any batch, up to rounding, sampled methods
             included: their draws depend on the seed and the example's own ids. For batches without `tokenizer`, `batch_size`
@@ -131,10 +131,12 @@ def stream(
         compile=compile,
     )
     _expect_keep(keep)
+    asked = "method" if method is not None else "keep='saliency'"
+    method = "saliency" if keep == "saliency" and method is None else method
     chosen = None if method is None else method_from(method)
     if chosen is not None:
         expect_one_name(at, "make a stream for each point")
-        expect_of_attributions(options, ["keep='table'"] if keep == "table" else [])
+        expect_of_attributions(options, ["keep='table'"] if keep == "table" else [], asked)
     of_all = as_objective(Sum() if objectives.fixed is None else objectives.fixed)
     bound, options = bind(model, call), for_all_batches(options)
     options.expect_supported(bound, of_all)
@@ -205,7 +207,7 @@ class Stream(TabularResults, Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        """Return the next result: of `gradients` or `attribute`, a dict with `at=[...]`, or `Saliencies`."""
+        """Return the next result: of `gradients` or `attribute`, or a dict with `at=[...]`."""
         if self._plan.keep == "table":
             raise EmbgradError("keep='table' keeps no result of a batch: expected .table(), or keep='all'")
         return self._next()
@@ -269,13 +271,11 @@ class Stream(TabularResults, Iterator[Any]):
         The sum is computed in float64. With `to` and keep="table" an interrupted sum continues where it stopped.
 
         Raises:
-            EmbgradError: keep="saliency" or a method was given, or results were taken from a stream that does not write them.
+            EmbgradError: a method or keep="saliency" was given, or results were taken from a stream that does not write them.
             PointError: a point is not a lookup.
         """
         if self._plan.method is not None:
-            raise EmbgradError("attributions have no table gradients: expected a stream without method")
-        if self._plan.keep == "saliency":
-            raise EmbgradError("keep='saliency' keeps no table gradients: expected keep='table' or keep='all'")
+            raise EmbgradError("attributions have no table gradients: expected keep='table' or 'all', and no method")
         if self._to is not None:
             return self.finish().table()
         self._expect_unread("sum", "table()")

@@ -17,7 +17,6 @@ from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.io import save
 from embgrad.streaming.folder import read_shard, tables_of
 from embgrad.streaming.manifest import NAME, Manifest, Shard, file_digest, read_manifest, write_manifest
-from embgrad.streaming.saliencies import Saliencies, save_saliencies
 from embgrad.streaming.totals import Total, save_tables
 
 __all__ = ["Writer", "changes_between", "select_stored"]
@@ -36,9 +35,7 @@ FIRST: Final = re.compile(r"shard-0{8}-[0-9]{6,}\.safetensors")
 
 def select_stored(keep: str, result: EmbeddingGradients | Attribution) -> Any:
     """Return the part of a result that is stored."""
-    if isinstance(result, Attribution):
-        return replace(result, values=None) if keep == "saliency" else result
-    return Saliencies.of(result) if keep == "saliency" else result
+    return replace(result, values=None) if keep == "saliency" and isinstance(result, Attribution) else result
 
 
 @dataclass(frozen=True)
@@ -231,10 +228,7 @@ class Writer:
         named = {
             f"{number} {name}": part for number, stored in enumerate(pending.stored) for name, part in stored.items()
         }
-        if self.manifest.keep == "all" or self.manifest.of_attributions:
-            save(named, path, durable=True)
-        else:
-            save_saliencies(named, path, durable=True)
+        save(named, path, durable=True)
 
     def _commit(self, manifest: Manifest, pending: _Pending) -> None:
         write_manifest(self.folder, manifest)
@@ -277,8 +271,6 @@ def changes_between(former: Mapping[str, Any], current: Mapping[str, Any], above
 
 
 def _array_bytes(part: Any) -> int:
-    if isinstance(part, Saliencies):
-        return part.nbytes
     if isinstance(part, Attribution):
         return int(sum(array.nbytes for array in (part.values, part.scores) if array is not None))
     arrays = [part.values, part.activations, part.before]

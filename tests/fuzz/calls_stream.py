@@ -58,7 +58,7 @@ def stream(draw: Draw, framework: str) -> Case:
         expect_equal(len(actual), len(whole), "the number of results")
         for mine, theirs in zip(actual, whole, strict=True):
             if keep == "saliency":
-                expect_close(mine.norm[theirs.real], theirs.saliency()[theirs.real], 1e-9, "norm")
+                expect_close(mine.scores[theirs.real], theirs.saliency()[theirs.real], 1e-9, "scores")
                 expect_equal(mine.ids, theirs.ids, "ids")
             else:
                 for name in ("values", "activations", "objective", "ids", "mask"):

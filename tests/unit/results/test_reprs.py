@@ -60,4 +60,4 @@ def test_a_stream_says_what_it_yields() -> None:
     stream = run(None, at=["word", "block"])
     next(stream)
     assert expect_short(stream) == "Stream(gradients at 'word', 'block', keep='all', 2 examples done)"
-    assert expect_short(next(run(None, keep="saliency"))).startswith("Saliencies(2 × ")
+    assert expect_short(next(run(None, keep="saliency"))).startswith("Attribution(2 × ")

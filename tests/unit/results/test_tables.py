@@ -13,7 +13,7 @@ import pytest
 
 import embgrad
 from embgrad.errors import BatchError, EmbgradError
-from embgrad.results import Attributions, PairAttribution, Saliencies
+from embgrad.results import Attributions, PairAttribution
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.attribution.models import linear
 from tests.unit.inputs.test_offsets import wordpiece
@@ -138,24 +138,22 @@ def test_without_tokens_or_offsets_the_columns_are_there_and_empty() -> None:
 def test_gradients_have_their_saliency_of_either_kind() -> None:
     values = np.random.default_rng(1).normal(size=(*BATCH.shape, 2))
     g = gradients(values)
-    for made in (g, Saliencies.of(g)):
-        for kind in ("norm", "dot"):
-            table = made.to_pandas(kind=kind)
-            assert table["score"].tolist() == g.saliency(kind)[BATCH.real].tolist()
-            assert without_missing(table[["example", "position", "token", "word"]]) == [row[:4] for row in TOKENS]
-            assert made.to_arrow(kind=kind)["score"].to_pylist() == table["score"].tolist()
-            words = [word.saliency for example in g.words(kind) for word in example]
-            np.testing.assert_allclose(made.to_pandas(kind=kind, by="words")["score"], words, rtol=1e-14)
+    for kind in ("norm", "dot"):
+        table = g.to_pandas(kind=kind)
+        assert table["score"].tolist() == g.saliency(kind)[BATCH.real].tolist()
+        assert without_missing(table[["example", "position", "token", "word"]]) == [row[:4] for row in TOKENS]
+        assert g.to_arrow(kind=kind)["score"].to_pylist() == table["score"].tolist()
+        words = [word.saliency for example in g.words(kind) for word in example]
+        np.testing.assert_allclose(g.to_pandas(kind=kind, by="words")["score"], words, rtol=1e-14)
     assert g.to_pandas()["score"].tolist() == pytest.approx(np.linalg.norm(values, axis=-1)[BATCH.real])
     with refused(EmbgradError, "kind is 'nrom': expected 'norm' or 'dot'. Did you mean 'norm'?"):
-        Saliencies.of(g).to_pandas(kind="nrom")
+        g.to_pandas(kind="nrom")
 
 
 def test_points_without_a_vector_for_each_token_have_no_table() -> None:
     g = replace(gradients(np.ones(2)), values=np.ones((2, 2)), activations=np.ones((2, 2)))
-    for made in (g, Saliencies.of(g)):
-        with refused(EmbgradError, "the point 'word' has the shape (2,) without its last axis: expected (2, 7)"):
-            made.to_pandas()
+    with refused(EmbgradError, "the point 'word' has the shape (2,) without its last axis: expected (2, 7)"):
+        g.to_pandas()
 
 
 def test_several_methods_are_told_apart_by_a_first_column() -> None:

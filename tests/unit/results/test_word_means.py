@@ -8,7 +8,7 @@ import pytest
 
 import embgrad
 from embgrad.errors import BatchError, EmbgradError
-from embgrad.results import Saliencies, WordMeans
+from embgrad.results import WordMeans
 from embgrad.results.tabular import text_column
 from embgrad.results.word_means import quantiles_of_t, word_means
 from tests.unit.inputs.test_offsets import wordpiece
@@ -78,19 +78,18 @@ def test_rare_words_are_left_out_and_a_word_alone_has_no_interval() -> None:
     assert attribution_of(batch).by_word(min_count=9).to_arrow().num_rows == 0
 
 
-def test_gradients_and_what_is_kept_of_them_have_the_means_of_their_words() -> None:
+def test_gradients_have_the_means_of_their_words() -> None:
     g = gradients(np.random.default_rng(1).normal(size=(*BATCH.shape, 2)))
     for kind in ("norm", "dot"):
         rows = g.to_pandas(kind=kind, by="words", special=False)
-        for made in (g, Saliencies.of(g)):
-            expect_as_pandas(made.by_word(kind=kind), rows)
+        expect_as_pandas(g.by_word(kind=kind), rows)
 
 
 def test_a_stream_has_the_means_of_all_of_its_results() -> None:
     options = {"tokenizer": Pieces(list), "batch_size": 4}
     rows = list(zip(texts(COUNT), labels(COUNT), strict=True))
     tables = embgrad.stream(model(), rows, LABELLED, **options).to_pandas(by="words", special=False)
-    made = embgrad.stream(model(), rows, LABELLED, **options, keep="saliency").by_word(min_count=2)
+    made = embgrad.stream(model(), rows, LABELLED, **options).by_word(min_count=2)
     joined = pd.concat(tables)
     joined = joined[joined.groupby("word")["score"].transform("count") >= 2]
     expect_as_pandas(made, joined)

@@ -68,8 +68,8 @@ def expect_same(expected: Any, actual: Any) -> None:
         assert list(expected) == list(actual)
         for name in expected:
             expect_same(expected[name], actual[name])
-    elif isinstance(expected, embgrad.results.Saliencies):
-        for name in ("norm", "dot", "objective", "ids", "mask"):
+    elif isinstance(expected, embgrad.results.Attribution):
+        for name in ("scores", "objective", "ids", "mask"):
             array, same = getattr(expected, name), getattr(actual, name)
             assert (array.dtype, array.shape, array.tobytes()) == (same.dtype, same.shape, same.tobytes())
         assert (expected.tokens, dict(expected.provenance)) == (actual.tokens, dict(actual.provenance))
@@ -121,7 +121,9 @@ def test_the_sum_of_a_folder_equals_that_of_its_stream(tmp_path: Path) -> None:
     with pytest.raises(EmbgradError, match=r"call \.table\(\)"):
         list(embgrad.open_stream(tmp_path / "table"))
     run(tmp_path / "saliency", keep="saliency").finish()
-    with pytest.raises(EmbgradError, match="keeps saliencies alone"):
+    with pytest.raises(
+        EmbgradError, match="the folder holds attributions, which have no table gradients: expected a folder"
+    ):
         embgrad.open_stream(tmp_path / "saliency").table()
 
 

@@ -166,12 +166,6 @@ def test_shards_of_other_content_are_refused(tmp_path: Path, keep: str) -> None:
             "0 wood",
             r"\.safetensors holds other results than the manifest says: expected 3; fetch",
         ),
-        (
-            "saliency",
-            '"format": 1',
-            '"format": 2',
-            r"\.safetensors holds no saliencies as embgrad writes them: it is of another format; write it again",
-        ),
     ],
 )
 def test_the_message_says_what_is_wrong_with_a_shard(

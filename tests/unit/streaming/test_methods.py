@@ -110,6 +110,11 @@ def test_a_folder_of_gradients_has_no_method(tmp_path: Path) -> None:
             "keep='table' is for gradients, and method computes attributions: omit one",
         ),
         ({"check": True}, UnsupportedError, "check=True is for gradients, and method computes attributions"),
+        (
+            {"method": None, "keep": "saliency", "split": True},
+            UnsupportedError,
+            "split=True is for gradients, and keep='saliency' computes attributions: omit one of the two",
+        ),
         ({"add": {"word": np.zeros(4)}}, UnsupportedError, "add is for gradients"),
         (
             {"at": ["word", "block"]},
@@ -134,7 +139,9 @@ def test_a_scalar_objective_is_refused() -> None:
 
 
 def test_attributions_have_no_table(tmp_path: Path) -> None:
-    with pytest.raises(EmbgradError, match="attributions have no table gradients: expected a stream without method"):
+    with pytest.raises(
+        EmbgradError, match="attributions have no table gradients: expected keep='table' or 'all', and no method"
+    ):
         streamed("saliency").table()
     folder = streamed("saliency", to=tmp_path).finish()
     with pytest.raises(EmbgradError, match="the folder holds attributions, which have no table gradients"):

@@ -223,25 +223,11 @@ def test_a_sum_without_results_already_taken_is_refused() -> None:
 
 def test_saliencies_are_those_of_the_results() -> None:
     for saved, full in zip(stream(rows(5), batch_size=3, keep="saliency"), by_hand(5, 3), strict=True):
-        assert isinstance(saved, embgrad.results.Saliencies)
-        for name in ("norm", "dot"):
-            np.testing.assert_array_equal(getattr(saved, name), full.saliency(name))
-        shape = " × ".join(map(str, full.ids.shape))
-        norm = f"{np.linalg.norm(saved.norm):.4g}"
-        model_name = full.provenance["model"]
-        assert repr(saved) == f"Saliencies({shape}, at 'word' of {model_name} (reference), norm {norm})"
+        assert isinstance(saved, embgrad.results.Attribution)
+        assert saved.values is None
+        np.testing.assert_allclose(saved.scores[saved.real], full.saliency("norm")[full.real], rtol=1e-6)
         for name in ("objective", "ids", "real"):
             np.testing.assert_array_equal(getattr(saved, name), getattr(full, name))
-
-
-def test_all_positions_of_saliencies_without_a_mask_are_real() -> None:
-    batch = embgrad.TokenBatch([[1, 2], [1, 4]], tokens=[["[CLS]", "a"], ["[CLS]", "b"]])
-    saved = embgrad.results.Saliencies.of(embgrad.gradients(model(), batch, embgrad.Sum()))
-    assert saved.mask is None
-    np.testing.assert_array_equal(saved.real, [[True, True], [True, True]])
-    means = {word.word: word.mean for word in saved.by_word(special=True)}
-    assert means == pytest.approx({"[CLS]": saved.norm[:, 0].mean(), "a": saved.norm[0, 1], "b": saved.norm[1, 1]})
-    assert sorted(saved.by_word().words) == ["a", "b"]
 
 
 def _scaled(self: Any, input_ids: np.ndarray, scale: Any = 1.0) -> Tensor:
@@ -387,7 +373,9 @@ def test_results_that_are_not_kept_cannot_be_asked_for() -> None:
     with pytest.raises(EmbgradError, match=r"keeps no result of a batch: expected \.table\(\)"):
         next(stream(texts(2), embgrad.Sum(), keep="table"))
     run = stream(texts(2), embgrad.Sum(), keep="saliency")
-    with pytest.raises(EmbgradError, match="keep='saliency' keeps no table gradients"):
+    with pytest.raises(
+        EmbgradError, match="attributions have no table gradients: expected keep='table' or 'all', and no method"
+    ):
         run.table()
     with pytest.raises(EmbgradError, match="since to was not given: pass to=folder"):
         run.finish()

@@ -28,7 +28,7 @@ def test_the_tables_of_a_stream_are_that_of_one_batch_cut_after_each_result() ->
     assert [table["example"].unique().tolist() for table in tables[:2]] == [[0, 1], [2, 3]]
     expected = whole(kind="dot")
     pd.testing.assert_frame_equal(pd.concat(tables, ignore_index=True), expected, rtol=1e-5)
-    reader = run(None, keep="saliency").to_arrow(kind="dot")
+    reader = run(None).to_arrow(kind="dot")
     assert isinstance(reader, pa.RecordBatchReader)
     read = reader.read_all()
     assert read["example"].to_pylist() == expected["example"].tolist()
