@@ -14,9 +14,11 @@ from embgrad.comparison.hypotheses.changes import Change, explained_by_changes, 
 from embgrad.comparison.hypotheses.convolution import PADDINGS, Convolution, Convolutions
 from embgrad.comparison.hypotheses.convolution_fit import DILATIONS, Fit, array_of, fits
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, GELUS, IDENTITY
+from embgrad.comparison.hypotheses.layer_sources import branches
 from embgrad.comparison.hypotheses.pooling import POOLS
 from embgrad.comparison.hypotheses.product import cause_of
 from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.hypotheses.sources import NEAR, most_off
 from embgrad.comparison.weight_values import layouts
 
 __all__ = ["Convolving"]
@@ -36,6 +38,7 @@ class Convolving:
 
     causes = (
         "convolution",
+        "gate-swapped",
         "permuted-weight",
         "transposed-weight",
         "swapped-weights",
@@ -57,7 +60,18 @@ class Convolving:
         changes = list(_changes_of(site, fit, may_lack_activation=len(starts) == 1))
         setting = _joined(_names(fit))
         searches = (explained_by_changes(site, it, changes, fit, setting, further=len(changes)) for it in starts)
-        return next(filter(None, searches), [])
+        return list(_of_branches(site, fit, setting)) or next(filter(None, searches), [])
+
+
+def _of_branches(site: Site, fit: Fit, setting: str) -> Iterator[Explanation]:
+    """Yield the explanation by the other half of the tensor of which the convolutions of a read one half."""
+    for branch in branches(site) if fit.entry.label else ():
+        predicted = fit.convolutions.run(branch.values, fit.real)
+        if branch.name == fit.entry.name and site.off(predicted) <= max(NEAR, most_off(site)):
+            other = replace(fit, entry=branch)
+            compute = functools.partial(other.outputs, fit.convolutions)
+            texts = (fit.entry.text, branch.text)
+            yield Explanation("gate-swapped", f"{setting} reads", texts, predicted, compute, branch.names)
 
 
 def _starts(site: Site, fit: Fit) -> list[Convolutions]:

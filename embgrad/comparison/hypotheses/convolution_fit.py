@@ -12,8 +12,9 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.convolution import PADDINGS, Convolution, Convolutions
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY
+from embgrad.comparison.hypotheses.layer_sources import branches
 from embgrad.comparison.hypotheses.site import Site, Values
-from embgrad.comparison.hypotheses.sources import Source, most_off, relative, sources
+from embgrad.comparison.hypotheses.sources import NEAR, Source, most_off, relative, sources
 from embgrad.comparison.recording import HeldWeight, contains
 from embgrad.model_points.points import INPUT
 
@@ -121,7 +122,18 @@ def _entries(site: Site, held: Sequence[Held]) -> list[Source]:
     shape = site.recordings[0].batch.shape
     inputs = {f"{kernel.module}:{INPUT}" for kernel, _ in held}
     own = [Source(it.name, it.values) for it in site.before if it.name in inputs and it.values.shape[:2] == shape]
-    return own[:1] or [source for source in sources(site) if source.values.shape[:2] == shape]
+    return [_as_shared(site, entry) for entry in own[:1]] or [
+        source for source in sources(site) if source.values.shape[:2] == shape
+    ]
+
+
+def _as_shared(site: Site, entry: Source) -> Source:
+    """Return a tensor that both models have, or a half of one, in place of one with the same values at tokens.
+
+    What the port does at padding is known of the former alone.
+    """
+    same = (it for it in branches(site) if relative(site.rows(it.values), site.rows(entry.values)) <= NEAR)
+    return next(same, entry) if entry.values.shape == site.a.shape else entry
 
 
 def _candidates(site: Site, *, is_pooled: bool) -> Iterator[tuple[Held, ...]]:

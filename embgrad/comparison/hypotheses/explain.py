@@ -20,6 +20,7 @@ from embgrad.comparison.hypotheses.norm import Norm, NormOfSum
 from embgrad.comparison.hypotheses.pooling import Pooling
 from embgrad.comparison.hypotheses.product import Product
 from embgrad.comparison.hypotheses.recurrent import Recurrent
+from embgrad.comparison.hypotheses.selective_scan import SelectiveScan
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.hypotheses.skipped import Skipped
 from embgrad.comparison.hypotheses.terms import OtherTerm
@@ -72,6 +73,7 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     AttentivePooling(),
     Gate(),
     Recurrent(),
+    SelectiveScan(),
     Convolving(),
     AttentionCore(),
     Experts(),
@@ -80,8 +82,9 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
 )
 
 
-#: The hypotheses whose search takes long.
+#: The hypotheses whose search takes long, and the share of a difference that is left where they are not tested.
 SEARCHING: Final = (AttentionCore, Experts)
+NEXT_TO_NOTHING: Final = 1e-4
 
 
 def explain(site: Site, hypotheses: Sequence[Hypothesis] = HYPOTHESES) -> Explanation | None:
@@ -113,7 +116,10 @@ def _seen_before(site: Site, hypotheses: Sequence[Hypothesis]) -> Iterator[Expla
 def _explain(site: Site, hypotheses: Sequence[Hypothesis]) -> Explanation | None:
     best: tuple[float, Explanation, Hypothesis] | None = None
     for hypothesis in hypotheses:
-        if best is not None and best[0] <= max(site.floor, EXACT):
+        enough = max(site.floor, EXACT)
+        if isinstance(hypothesis, SEARCHING):
+            enough = max(enough, min(FLOORS * site.floor, NEXT_TO_NOTHING * site.difference))
+        if best is not None and best[0] <= enough:
             break
         for explanation in hypothesis.explain(site):
             left = site.off(explanation.predicted)

@@ -307,3 +307,43 @@ def test_kernels_of_one_module_are_named_by_themselves() -> None:
 @pytest.mark.parametrize("b", [A**2 + A, A + 1e-3 * RANDOM.normal(size=A.shape), RANDOM.normal(size=A.shape)])
 def test_nothing_else_is_named(b: np.ndarray) -> None:
     assert not Convolving().explain(text_site(A, b))
+
+
+KERNEL = RANDOM.normal(size=(3, 12))
+HALVES = np.concatenate([X, RANDOM.normal(size=X.shape)], -1)
+
+
+def depthwise(x: np.ndarray, ends: tuple[int, int] = (2, 0)) -> np.ndarray:
+    return convolve(x, KERNEL[:, None] * np.eye(12), np.zeros(12), ends)
+
+
+@pytest.mark.parametrize(
+    ("b", "cause", "text"),
+    [
+        (
+            depthwise(HALVES[..., 12:]),
+            "gate-swapped",
+            "mixer.conv reads the first half of in in a and the second half of in in b",
+        ),
+        (
+            depthwise(X, (1, 1)),
+            "convolution",
+            "mixer.conv pads texts in front alone in a and pads texts at both ends to outputs of their length in b",
+        ),
+    ],
+)
+def test_a_half_of_what_both_models_have_is_read(b: np.ndarray, cause: str, text: str) -> None:
+    before = {"mixer.conv:input": X * REAL[..., None], "mixer.in": HALVES}  # the port sets nothing to zero at padding
+    held = {"mixer.conv.weight": KERNEL.T[:, None]}
+    a = depthwise(X)
+    found = named(module_site(a, b, before, key="mixer.narrow:input#0", held_a=held, alone=["mixer.conv:input"]))
+    assert (found.cause, found.text, found.inputs) == (cause, text, ("mixer.in",))
+    assert cause in Convolving.causes
+
+
+def test_nothing_is_said_of_a_tensor_that_is_no_other_half() -> None:
+    other = np.random.default_rng(1).normal(size=X.shape)
+    before = {"mixer.conv:input": X, "mixer.in": HALVES, "mixer.z": other}
+    held = {"mixer.conv.weight": KERNEL.T[:, None]}
+    further = {"key": "mixer.narrow:input#0", "held_a": held, "alone": ["mixer.conv:input"]}
+    assert Convolving().explain(module_site(depthwise(X), depthwise(other), before, **further)) == []

@@ -74,6 +74,21 @@ def test_no_other_hypothesis_is_tried_where_one_is_exact(left: float, floor: flo
     assert second.sites == asked
 
 
+@pytest.mark.parametrize(
+    ("left", "floor", "asked"), [(9e-6, 1e-6, 0), (1.1e-5, 1e-6, 1), (0.9e-4, 5e-5, 0), (1.1e-4, 5e-5, 1)]
+)
+def test_no_search_begins_where_next_to_nothing_is_left(
+    left: float, floor: float, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Searching(Leaving):
+        pass
+
+    monkeypatch.setattr("embgrad.comparison.hypotheses.explain.SEARCHING", (Searching,))
+    other, second = Leaving(), Searching(0.0)
+    explain(site(floor), (Leaving(left), other, second))
+    assert (other.sites, second.sites) == (1, asked)
+
+
 def test_what_explains_a_site_is_remembered() -> None:
     first, second = Leaving(0.04), Leaving(0.3)
     at = site()
