@@ -78,6 +78,13 @@ def test_the_scale_of_the_scores_is_named() -> None:
     expect_exact(at, found)
 
 
+def test_scores_whose_exponential_is_infinite_are_weighed() -> None:
+    large = 1000 + SCORES
+    at = module_site(weighed(MINE), weighed(OTHERS["the same at each token"]), {"score": large, "states": STATES})
+    found = best(at, AttentivePooling().explain(at))
+    assert found.text == f"the vectors are weighed by {TOKENS} in a and the same at each token in b"
+
+
 def test_other_vectors_are_named() -> None:
     at = site(weighed(MINE, WORDS))
     found = best(at, AttentivePooling().explain(at))
