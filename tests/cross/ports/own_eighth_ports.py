@@ -153,7 +153,8 @@ _FAULTS: Final = (
     planted("tf-fnet", "absolute-for-real", "", "fourier", part="absolute"),
     planted("tf-fnet", "features-alone", "", "fourier", axes="features"),
     planted("tf-fnet", "positions-alone-in-one", "", "fourier", axes="positions", layers=(1,)),
-    planted("tf-fnet", "unitary-transform", "", "fourier", unit=True),
+    # "Multiplied by 0.044" has a name, which was overlooked when this fault was listed without one.
+    planted("tf-fnet", "unitary-transform", "residual-scale", "fourier", unit=True, may_be_unnamed=True),
     planted("tf-fnet", "norms-before", "norm-order", "fourier|output|layer", pre_norm=True),
     planted("tf-fnet", "epsilon-of-keras", EPSILON, NORM, eps=1e-3),
     planted("tf-fnet", "types-ignored", "types-ignored", "embeddings", types=False),
