@@ -303,15 +303,12 @@ def _with_one_schema(rows: Any, job: Job) -> tuple[Any, Tally]:
     tally, schemas = tally_with_schemas(rows, job)
     if not schemas:  # there are no rows
         return rows, tally
-    schema = unify([("a block of the dataset", block_schema) for block_schema in schemas])
+    schema = unify(schemas)
     expect_parquet(schema)
     if len(schemas) == 1:
         return rows, tally
 
-    def conform_block(block: pa.Table) -> pa.Table:
-        return conform(block, schema, "the dataset")
-
-    rows = rows.map_batches(conform_block, batch_format="pyarrow", batch_size=None)
+    rows = rows.map_batches(conform, fn_args=(schema,), batch_format="pyarrow", batch_size=None)
     return rows, tally_with_schemas(rows, job)[0]  # again: raises for values that the wider type cannot hold
 
 

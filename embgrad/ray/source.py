@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import re
 import sys
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -33,9 +33,6 @@ __all__ = [
     "readable",
     "unify",
 ]
-
-#: The deepest nesting of lists and objects, which Arrow's files can hold.
-DEEPEST: Final = 100
 
 #: The beginning of the text that Ray appends to the message of an error in a task.
 ADDED = r"\nFailed to [^\n]+ after \d+/\d+ attempts"
@@ -157,11 +154,11 @@ def _json_lines(paths: list[str]) -> Any:
         return ray.data.read_datasource(Lines(paths, json_table))
 
     def types(content: bytes, path: str) -> pa.Table:
-        return pa.table({"path": [path], "schema": [json_table(content, path).schema.serialize().to_pybytes()]})
+        return pa.table({"schema": [json_table(content, path).schema.serialize().to_pybytes()]})
 
     rows = ray.data.read_datasource(Lines(paths, types)).iter_rows()
-    schema = unify(sorted((row["path"], pa.ipc.read_schema(pa.py_buffer(row["schema"]))) for row in rows))
-    return ray.data.read_datasource(Lines(paths, lambda *file: conform(json_table(*file), schema, file[1])))
+    schema = unify([pa.ipc.read_schema(pa.py_buffer(row["schema"])) for row in rows])
+    return ray.data.read_datasource(Lines(paths, lambda *file: conform(json_table(*file), schema)))
 
 
 #: The functions that read files, by the suffix of the name.
@@ -177,101 +174,64 @@ READERS: Final[Mapping[str, Callable[[list[str]], Any]]] = {
 def json_table(content: bytes, path: str) -> pa.Table:
     """Return the rows of a file with one object a line, or of a file that is one list of objects.
 
-    Python reads the objects, and not Arrow, which rounds long numbers, takes texts for times and names no line.
+    Python reads the objects, and not Arrow, which rounds long numbers and takes texts for times.
 
     Args:
         path: the file's name in messages.
 
     Raises:
-        FileFormatError: a line is not an object, or the values of a column are of incompatible types.
+        FileFormatError: a line is not an object, or Arrow cannot hold the values.
     """
-    lines = [(f"{path}, line {number}", line) for number, line in text_lines(content, path)[0]]
-    if lines and lines[0][1].lstrip().startswith("["):
-        entries = _parse(path, content.removeprefix(MARK).decode())
-        rows = {f"{path}, object {number}": entry for number, entry in enumerate(entries, 1)}
-    else:
-        rows = {where: _parse(where, line) for where, line in lines}
-    for where, row in rows.items():
-        if not isinstance(row, dict):
-            raise FileFormatError(f'{where} is {brief(row)}: expected an object, such as {{"text": "a sentence"}}')
-    columns: dict[str, pa.Array] = {}
-    for name in dict.fromkeys(name for row in rows.values() for name in row):
-        values = [row.get(name) for row in rows.values()]
-        columns[name] = column = _column(values)
-        if isinstance(column, Exception):
-            first = bisect_left(
-                range(len(values)), True, key=lambda last: isinstance(_column(values[: last + 1]), Exception)
-            )
-            raise FileFormatError(
-                f"{list(rows)[first]} holds {brief(values[first])} in the column {name!r}, which does not fit into Arrow beside "
-                f"those before ({column}): expected one type on all lines, and whole numbers of 64 bits; write others as text"
-            )
+    lines, where, rows = text_lines(content, path)[0], path, []
+    try:
+        if lines and lines[0][1].lstrip().startswith("["):
+            rows = [_object(row) for row in json.loads(content.removeprefix(MARK))]
+        else:
+            for number, line in lines:
+                where = f"{path}, line {number}"
+                rows.append(_object(json.loads(line)))
+        columns = {}
+        for name in dict.fromkeys(name for row in rows for name in row):
+            where = f"the column {name!r} of {path}"
+            columns[name] = column = pa.array([row.get(name) for row in rows])
+            pa.ipc.read_schema(
+                pa.schema({name: column.type}).serialize()
+            )  # raises for deep lists, which Arrow cannot send
+    except (ValueError, RecursionError, OverflowError, OSError, pa.ArrowException) as error:
+        raise FileFormatError(
+            f"{where} cannot be read as JSON ({brief(str(error), 200)}): expected an object a line, with {ONE_TYPE[9:]}"
+        ) from None
     return pa.table(columns)
 
 
-def _column(values: list[Any]) -> pa.Array | Exception:
-    """Return the values as a column, or the error by which Arrow refuses them."""
-    try:
-        return pa.array(values)
-    except (pa.ArrowException, OverflowError, UnicodeError) as error:
-        return error
+def _object(row: Any) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise ValueError(f"{brief(row)} is not an object")
+    return row
 
 
-def _parse(where: str, text: str) -> Any:
-    try:
-        value = json.loads(text, object_pairs_hook=_with_unique_names)
-        if text.count("[") + text.count("{") > DEEPEST and _depth(value) > DEEPEST:
-            raise RecursionError(f"lists and objects are nested more than {DEEPEST} deep")
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(
-            f"{where} is not valid JSON ({error}): {brief(text)}; expected an object a line"
-        ) from None
-    return value
-
-
-def _with_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError(f"an object has two values of one name, among {quote(name for name, _ in pairs)}")
-    return values
-
-
-def _depth(value: Any) -> int:
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return 0 if items is None else 1 + max(map(_depth, items), default=0)
-
-
-def unify(pieces: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
+def unify(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """Return the schema that holds the columns of all files or blocks.
 
     It has numbers in the wider type, nulls for missing columns, and lists for tensors where their types differ.
 
-    Args:
-        pieces: for each file or block, its name in messages and its schema.
-
     Raises:
         FileFormatError: the types of a column are incompatible, or two columns have the same name.
     """
-    common = pa.schema([])
-    types = [dict(zip(schema.names, schema.types, strict=True)) for _, schema in pieces]
-    same = {
-        name for name, dtype in (types[0] if types else {}).items() if all(other.get(name) == dtype for other in types)
-    }
-    for piece, schema in pieces:
-        narrow = pa.schema(
-            [(field.name, field.type if field.name in same else _as_lists(field.type)) for field in schema]
-        )
-        try:
-            wider = pa.unify_schemas([common, narrow], promote_options="permissive")
-            for field in (*common, *narrow):
-                if not _is_lossless(field.type, wider.field(field.name).type):
-                    raise pa.ArrowTypeError(
-                        f"{field.name} is {field.type}, and would be {wider.field(field.name).type}"
-                    )
-        except pa.ArrowException as error:
-            raise FileFormatError(f"the columns of {piece} do not fit those before ({error}): {ONE_TYPE}") from None
-        common = wider
-    return common
+    types = [dict(zip(schema.names, schema.types, strict=True)) for schema in schemas]
+    differ = {name for own in types for name, dtype in own.items() if any(other.get(name) != dtype for other in types)}
+    narrow = [
+        pa.schema([(field.name, _as_lists(field.type) if field.name in differ else field.type) for field in schema])
+        for schema in schemas
+    ]
+    try:
+        wider = pa.unify_schemas([pa.schema([]), *narrow], promote_options="permissive")
+        for field in itertools.chain(*narrow):
+            if not _is_lossless(field.type, wider.field(field.name).type):
+                raise pa.ArrowTypeError(f"{field.name} is {field.type}, and would be {wider.field(field.name).type}")
+    except pa.ArrowException as error:
+        raise FileFormatError(f"the columns of the files or blocks do not fit together ({error}): {ONE_TYPE}") from None
+    return wider
 
 
 def _is_lossless(dtype: pa.DataType, wider: pa.DataType) -> bool:
@@ -294,33 +254,22 @@ def _as_lists(dtype: pa.DataType) -> pa.DataType:
     return nested
 
 
-def conform(rows: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
-    """Return the rows with the columns of the schema.
-
-    Args:
-        rows: one of the files or blocks given to `unify`.
-        schema: the schema that `unify` returned.
-        what: the name of the file or block in messages.
+def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the rows with the columns of the schema that `unify` returned.
 
     Raises:
         FileFormatError: the column's type cannot hold a value.
     """
-    columns = []
-    for name, dtype in zip(schema.names, schema.types, strict=True):
-        if name not in rows.column_names:
-            columns.append(pa.nulls(rows.num_rows, dtype))
-            continue
-        column = rows.column(name)
-        try:
-            if column.type not in (dtype, _as_lists(column.type)):
-                column = pa.chunked_array([pa.array(python_values(rows, name), _as_lists(column.type))])
-            columns.append(column.cast(dtype))
-        except pa.ArrowException as error:
-            raise FileFormatError(
-                f"the column {name!r} of {what} is of the type {column.type}, and {dtype} elsewhere, which cannot hold all of "
-                f"its values ({error}): {ONE_TYPE}"
-            ) from None
-    return pa.table(columns, names=schema.names)
+    for number, field in enumerate(rows.schema):
+        lists = _as_lists(field.type)
+        if lists != field.type != schema.field(field.name).type:
+            rows = rows.set_column(number, field.name, pa.array(python_values(rows, field.name), lists))
+    try:
+        return pa.concat_tables([pa.Table.from_batches([], schema), rows], promote_options="permissive")
+    except pa.ArrowException as error:
+        raise FileFormatError(
+            f"a column's type in other files or blocks cannot hold a value ({error}): {ONE_TYPE}"
+        ) from None
 
 
 def expect_parquet(schema: pa.Schema) -> None:

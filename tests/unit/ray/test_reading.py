@@ -65,32 +65,25 @@ def test_objects_are_read_from_lines_or_a_list(tmp_path: Path) -> None:
     [
         (
             b'{"ids": [1]}\n{"ids": [1\n',
-            r"^a, line 2 is not valid JSON \(.*\): '{\"ids\": \[1'; expected an object a line",
+            r"^a, line 2 cannot be read as JSON \(.*\): expected an object a line, with ",
         ),
-        (b'{"ids": [1]}\n\n[1, 2]\n', r"^a, line 3 is \[1, 2\]: expected an object, such as"),
-        (b'{"ids": [1]}\n{"ids": "x"}\n', r"^a, line 2 holds 'x' in the column 'ids', which does not fit into Arrow"),
+        (b'{"ids": [1]}\n\n[1, 2]\n', r"^a, line 3 cannot be read as JSON \('\[1, 2\] is not an object'\)"),
         (
-            b'[{"ids": [1]}, {"ids": "x"}]',
-            r"^a, object 2 holds 'x' in the column 'ids', .*: expected one type on all lines",
+            b'{"ids": [1]}\n{"ids": "x"}\n',
+            r"^the column 'ids' of a cannot be read as JSON \('cannot mix.*one type in each column",
         ),
-        (b"[1, 2]", r"^a, object 1 is 1: expected an object, such as"),
-        (
-            b'{"k": 1}\n{"k": ' + b"[" * 100 + b"]" * 100 + b"}",
-            r"^a, line 2 is not valid JSON \(lists and objects are nested more than 100 deep\)",
-        ),
-        (b'{"k": ' * 30_000 + b"1" + b"}" * 30_000, "^a, line 1 is not valid JSON .*recursion"),
-        (b'[{"k":\n' + b"[" * 5000 + b"]" * 5000 + b"}]", "^a is not valid JSON .*recursion"),
-        (b'{"k": [1\n' * 200, "^a, line 1 is not valid JSON"),
-        (b'{"k": 1, "k": 2}', "^a, line 1 is not valid JSON .an object has two values of one name"),
+        (b'[{"ids": [1]}, {"ids": "x"}]', r"^the column 'ids' of a cannot be read as JSON \('cannot mix"),
+        (b"[1, 2]", r"^a cannot be read as JSON \('1 is not an object'\)"),
+        (b'{"k": 1}\nnull\n', r"^a, line 2 cannot be read as JSON \('None is not an object'\)"),
+        (b'{"k": ' + b"[" * 200 + b"]" * 200 + b"}", r"^the column 'k' of a cannot be read as JSON"),
+        (b'{"k": ' * 30_000 + b"1" + b"}" * 30_000, "^a, line 1 cannot be read as JSON .*recursion"),
+        (b'[{"k":\n' + b"[" * 5000 + b"]" * 5000 + b"}]", "^a cannot be read as JSON .*recursion"),
+        (b'{"k": [1\n' * 200, "^a, line 1 cannot be read as JSON"),
         (b'{"k": 1}\n{"k": "caf\xe9"}\n', r"^a, line 2: byte 0xe9 at position 11 is not UTF-8"),
         ('{"k": "é"}'.encode("utf-16"), "^a is UTF-16: expected UTF-8"),
-        (
-            b'{"k": 1}\n{"k": 18446744073709551615}',
-            "^a, line 2 holds 18446744073709551615 in the column 'k', which does not fit .*whole numbers of 64 bits",
-        ),
-        (b'[{"k": 1},\n{"k": [9223372036854775808]}]', r"^a, object 2 holds \[9223372036854775808\] in"),
-        (b'[{"k": 1}, {"k":\n-9223372036854775809\n}]', "^a, object 2 holds -9223372036854775809"),
-        (b'{"k": "\\ud800"}', r"^a, line 1 holds '\\ud800' in the column 'k'"),
+        (b'{"k": 1}\n{"k": 18446744073709551615}', "^the column 'k' of a cannot be read as JSON .*too large"),
+        (b'[{"k": 1},\n{"k": [9223372036854775808]}]', "^the column 'k' of a cannot be read as JSON"),
+        (b'{"k": "\\ud800"}', "^the column 'k' of a cannot be read as JSON .*surrogates"),
     ],
 )
 def test_other_lines_are_named(content: bytes, message: str) -> None:
@@ -177,13 +170,13 @@ def test_errors_in_files_are_extracted_from_those_of_ray(tmp_path: Path) -> None
     (tmp_path / "a.jsonl").write_text('{"ids": [1]}\n{"ids": [1\n')
     (tmp_path / "a.txt").write_bytes(b"film\ncaf\xe9 noir\n")
     for name, message in (
-        ("a.jsonl", "line 2 is not valid JSON"),
+        ("a.jsonl", "line 2 cannot be read as JSON"),
         ("a.txt", "line 2: byte 0xe9 at position 4 is not UTF-8"),
     ):
         with pytest.raises(FileFormatError, match=message) as caught, plain_errors():
             dataset_of(tmp_path / name).take_all()
         assert "Failed to" not in str(caught.value)  # what Ray says of it
-    with pytest.raises(FileFormatError, match=r"a\.jsonl, line 2 is not valid JSON") as caught:
+    with pytest.raises(FileFormatError, match=r"a\.jsonl, line 2 cannot be read as JSON") as caught:
         embgrad.ray.table(tmp_path / "a.jsonl", models.reference, embgrad.Sum(), ids="ids")
     assert "Failed to" not in str(caught.value)
 

@@ -137,9 +137,7 @@ def test_incompatible_types_are_refused(items: Items, tmp_path: Path) -> None:
         lines(rows, tmp_path / "b.jsonl"),
         lines([{**row, "mark": "x"} for row in rows], tmp_path / "c.jsonl"),
     ]
-    message = (
-        r"^the columns of \S*c.jsonl do not fit those before \(.*Field mark .*int64 vs string.*: expected values of one"
-    )
+    message = r"^the columns of the files or blocks do not fit together .*Field mark .*int64 vs string.*: expected values of one"
     for call in (embgrad.ray.gradients, embgrad.ray.table):
         with pytest.raises(FileFormatError, match=message):
             call(files, unbuilt, labelled, ids="ids_")
@@ -151,9 +149,7 @@ def test_incompatible_types_are_refused(items: Items, tmp_path: Path) -> None:
         ):
             embgrad.ray.write(given, unbuilt, labelled, tmp_path / "out", ids="ids_")
     blocks = ray.data.from_arrow([pa.Table.from_pylist([{**row, "mark": mark} for row in rows]) for mark in (1, "x")])
-    message = (
-        r"^the columns of a block of the dataset do not fit those before \(.*Field mark .*: expected values of one type"
-    )
+    message = r"^the columns of the files or blocks do not fit together \(.*Field mark .*: expected values of one type"
     with pytest.raises(FileFormatError, match=message):
         embgrad.ray.write(blocks, unbuilt, labelled, tmp_path / "out", ids="ids_")
 
@@ -161,11 +157,13 @@ def test_incompatible_types_are_refused(items: Items, tmp_path: Path) -> None:
 def test_whole_numbers_beyond_floats_are_refused(items: Items, tmp_path: Path) -> None:
     (row,) = items(1)
     files = [lines([{**row, "n": n}], tmp_path / name) for name, n in (("a.jsonl", 2**53 + 1), ("b.jsonl", 1.5))]
-    message = r"^the column 'n' of \S*a.jsonl is of the type int64, and double elsewhere, which cannot hold all of its values \("
+    message = (
+        r"^a column's type in other files or blocks cannot hold a value \(Integer value 9007199254740993 not in range"
+    )
     with pytest.raises(FileFormatError, match=message):
         embgrad.ray.write(files, unbuilt, labelled, tmp_path / "out", ids="ids_")
     blocks = ray.data.from_arrow([json_table(file.read_bytes(), "a") for file in files])
-    with pytest.raises(FileFormatError, match=r"^the column 'n' of the dataset is of the type int64, and double"):
+    with pytest.raises(FileFormatError, match=message):
         embgrad.ray.write(blocks, unbuilt, labelled, tmp_path / "out", ids="ids_")
     for file in files:
         pa.parquet.write_table(json_table(file.read_bytes(), "a"), file.with_suffix(".parquet"))
@@ -173,9 +171,7 @@ def test_whole_numbers_beyond_floats_are_refused(items: Items, tmp_path: Path) -
         embgrad.ray.write(tmp_path, unbuilt, labelled, tmp_path / "out", ids="ids_")
     in_one = ('{"n": 9007199254740993}\n{"n": 1.5}', '{"n": [{"m": [9007199254740993]}]}\n\n{"n": [{"m": [0.5]}]}')
     for content in in_one:
-        with pytest.raises(
-            FileFormatError, match=r"^a, line [23] holds .* in the column 'n', .*Integer value 9007199254740993"
-        ):
+        with pytest.raises(FileFormatError, match=r"^the column 'n' of a cannot be read as JSON .* 9007199254740993"):
             json_table(content.encode(), "a")
     table = json_table(b'{"n": 9007199254740992, "m": 9007199254740993}\n{"n": 0.1234567890123456789, "m": 1}', "a")
     assert table.to_pylist() == [{"n": 2.0**53, "m": 2**53 + 1}, {"n": 0.1234567890123456789, "m": 1}]
@@ -183,7 +179,7 @@ def test_whole_numbers_beyond_floats_are_refused(items: Items, tmp_path: Path) -
 
 def test_types_are_widened_where_no_value_changes() -> None:
     def together(*kinds: pa.DataType) -> pa.DataType:
-        return unify([(str(number), pa.schema([("n", kind)])) for number, kind in enumerate(kinds)]).field(0).type
+        return unify([pa.schema([("n", kind)]) for kind in kinds]).field(0).type
 
     assert together(pa.int32(), pa.int64(), pa.int8()) == pa.int64()
     assert together(pa.null(), pa.list_(pa.null()), pa.list_(pa.int8())) == pa.list_(pa.int8())
@@ -191,7 +187,8 @@ def test_types_are_widened_where_no_value_changes() -> None:
         for nested in (kinds, [pa.struct([("a", pa.list_(kind))]) for kind in kinds]):
             for order in (nested, nested[::-1]):
                 with pytest.raises(
-                    FileFormatError, match=r"^the columns of 1 do not fit those before \(.*\bn\b.*\): expected"
+                    FileFormatError,
+                    match=r"^the columns of the files or blocks do not fit together \(.*\bn\b.*\): expected",
                 ):
                     together(*order)
     assert unify([]) == pa.schema([])
@@ -201,10 +198,10 @@ def test_types_are_widened_where_no_value_changes() -> None:
     assert together(*tensors, pa.list_(pa.list_(pa.int16()))) == pa.list_(pa.list_(pa.int16()))
     values = np.arange(12, dtype=np.int8).reshape(2, 2, 3)
     rows = pa.table({"n": pa.FixedShapeTensorArray.from_numpy_ndarray(values)})
-    assert conform(rows, rows.schema, "it").equals(rows)
-    with pytest.raises(FileFormatError, match=r"^the column 'n' of it is of the type int64, and double elsewhere"):
-        conform(pa.table({"n": [2**53 + 1]}), pa.schema([("n", pa.float64())]), "it")
-    lists = conform(rows, pa.schema([("n", pa.list_(pa.list_(pa.float32())))]), "it")
+    assert conform(rows, rows.schema).equals(rows)
+    with pytest.raises(FileFormatError, match=r"^a column's type in other files or blocks cannot hold"):
+        conform(pa.table({"n": [2**53 + 1]}), pa.schema([("n", pa.float64())]))
+    lists = conform(rows, pa.schema([("n", pa.list_(pa.list_(pa.float32())))]))
     assert lists.to_pylist() == [{"n": item.tolist()} for item in values]
 
 
@@ -232,5 +229,5 @@ def test_two_columns_of_one_name_are_refused(items: Items, tmp_path: Path) -> No
     pa.parquet.write_table(table.append_column("text", table["text"]), tmp_path / "a.parquet")
     with pytest.raises(FileFormatError, match=r"a.parquet' cannot be read: .*text"):
         embgrad.ray.table(tmp_path / "a.parquet", unbuilt, labelled, ids="ids_")
-    with pytest.raises(FileFormatError, match=r"^the columns of it do not fit those before \(.*duplicate"):
-        unify([("it", pa.schema([("a", pa.int8()), ("a", pa.int8())]))])
+    with pytest.raises(FileFormatError, match=r"do not fit together \(.*duplicate"):
+        unify([pa.schema([("a", pa.int8()), ("a", pa.int8())])])
