@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -48,11 +48,9 @@ class Golden:
 
     Attributes:
         path: the file.
-        accept: how to accept an intended change, for the message; by default the call of `update`.
     """
 
     path: Path
-    accept: str = field(default="", repr=False)
 
     @property
     def exists(self) -> bool:
@@ -165,8 +163,7 @@ class Golden:
         yield self._advice("accept them")
 
     def _advice(self, what: str) -> str:
-        accept = self.accept or f"call embgrad.golden({str(self.path)!r}).update(results)"
-        return f"If these results are right, {what}: {accept}"
+        return f"If these results are right, {what}: call embgrad.golden({str(self.path)!r}).update(results)"
 
 
 def golden(path: str | os.PathLike[str]) -> Golden:

@@ -51,7 +51,6 @@ ALLOWED = {
     CORE / "results" / "faithfulness.py": {"matplotlib"},
     CORE / "results" / "table_file.py": {"pyarrow"},
     CORE / "results" / "tabular.py": {"pandas", "pyarrow"},
-    CORE / "pytest_plugin.py": {"pytest", "_embgrad_pytest"},
     **{CORE / "testing" / f"{name}.py": {"pytest"} for name in ("conformance", "examples")},
     **{path: {"pytest"} for path in (CORE / "testing").glob("checks_*.py")},
     BACKENDS / "embgrad_torch": {"torch", "transformers"},

@@ -28,7 +28,7 @@ ROOMS = (
     {"token_search"},
     {"methods", "metrics", "tables", "zoo"},
     {"doctor", "ray", "report"},
-    {"cli", "testing", "pytest_plugin"},
+    {"cli", "testing"},
 )
 #: The files of the package itself, which bring the rooms together.
 ENTRIES = {"__init__", "__main__"}
