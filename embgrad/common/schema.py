@@ -23,6 +23,7 @@ __all__ = [
     "expect_object",
     "list_of",
     "number",
+    "or_null",
     "whole",
 ]
 
@@ -63,6 +64,11 @@ def number(least: float, most: float = math.inf) -> Rule:
     """Return the rule for numbers from `least` to `most` that are finite as floats."""
     expected = f"a finite number of at least {least}" if most == math.inf else f"a number from {least} to {most}"
     return Rule(lambda value: type(value) in (int, float) and least <= value <= most and value < 2.0**1023, expected)
+
+
+def or_null(rule: Rule) -> Rule:
+    """Return the rule for null and for values that follow a rule."""
+    return Rule(lambda value: value is None or rule.accepts(value), f"{rule.expected} or null")
 
 
 def list_of(rule: Rule) -> Rule:

@@ -83,27 +83,6 @@ class Certificate:
         """Return the certificate as JSON-compatible values."""
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Certificate:
-        """Return the certificate from the output of `to_dict`; files of earlier versions lack the later fields.
-
-        Raises:
-            KeyError, TypeError: the mapping is not a certificate.
-        """
-        slopes = tuple(Slope(**fields) for fields in content["slopes"])
-        untested, why = content.get("untested", ()), content.get("unscattered")
-        if not isinstance(untested, (list, tuple)) or not all(type(example) is int for example in untested):
-            raise TypeError("the untested examples are not whole numbers")
-        if not isinstance(why, (str, type(None))):
-            raise TypeError("the reason in unscattered is not text")
-        figures = {name: content.get(name) for name in ("neighbours", "order", "padding")}
-        if not all(isinstance(figure, (int, float, type(None))) for figure in figures.values()):
-            raise TypeError("the difference of an example that was run again is not a number")
-        unrun = content.get("unrun", {})
-        if not isinstance(unrun, dict) or not all(isinstance(text, str) for entry in unrun.items() for text in entry):
-            raise TypeError("the tests that were not run are not texts by name")
-        return cls(slopes, content["scatter"], content["independence"], tuple(untested), why, **figures, unrun=unrun)
-
 
 def worst(certificates: Sequence[Certificate | None]) -> Certificate:
     """Combine the certificates of sub-batches into one: all slopes, and the largest value of each other measurement."""

@@ -20,11 +20,8 @@ from embgrad.results.schemas import SCHEMAS as OF_TEXTS
 
 __all__ = ["FORMAT", "Saved", "Stored", "plain", "read_results", "write_results"]
 
-#: The version of the file format; a reader refuses a later one. A single `EmbeddingGradients` is written as version 1, which
-#: every embgrad reads, and several as version 2; an `Attribution` takes version 3, in which each entry names its class, a
-#: `TokenAttribution` version 4, `Substitutions` and a `Search` version 5, a `PortReport` version 6, a
-#: `PairAttribution` version 7, and an `Influence` version 8, which have the same form.
-FORMAT: Final = 8
+#: The version of the file format; a reader refuses a later one.
+FORMAT: Final = 1
 
 #: The schemas by the names of the results' classes.
 SCHEMAS: Final[Mapping[str, Schema]] = {**OF_TEXTS, "PortReport": PORT_REPORT}
@@ -61,7 +58,6 @@ def write_results(named: Mapping[str, Any], path: object, *, single: bool, durab
     target = check_path(path)
     arrays: dict[str, np.ndarray] = {}
     entries = []
-    version = max(1 if single else 2, *(SCHEMAS[_kind(result)].version for result in named.values()))
     for number, (name, result) in enumerate(named.items()):
         schema = SCHEMAS[_kind(result)]
         result_arrays, entry = schema.arrays_of(result), _as_json(schema.entry_of(result), name)
@@ -71,11 +67,10 @@ def write_results(named: Mapping[str, Any], path: object, *, single: bool, durab
             where = "" if single else f" {brief(name)}"
             raise EmbgradError(f"the result{where} cannot be saved, since it {error}") from error
         arrays.update(result_arrays if single else {f"{number}.{key}": array for key, array in result_arrays.items()})
-        head = {} if single else {"name": name}
-        head |= {"class": _kind(result)} if version >= 3 else {}
-        entries.append(f"{json.dumps(head)[:-1]}, {entry[1:]}" if head else entry)
+        head = {"class": _kind(result)} if single else {"name": name, "class": _kind(result)}
+        entries.append(f"{json.dumps(head)[:-1]}, {entry[1:]}")
     text = f"{entries[0][1:]}" if single else f'"results": [{", ".join(entries)}]}}'
-    write_tensors(target, arrays, {"embgrad": f'{{"format": {version}, {text}'}, durable=durable)
+    write_tensors(target, arrays, {"embgrad": f'{{"format": {FORMAT}, {text}'}, durable=durable)
 
 
 class Saved:
@@ -109,10 +104,9 @@ def read_results(path: object) -> tuple[dict[str, Stored], bool]:
     arrays, metadata = read_tensors(file, _DTYPES)
     described = _describe(file, metadata)
     try:
-        version = described.pop("format")
-        if version == 2 or (version >= 3 and "results" in described):
-            return _several(arrays, described, version), False
-        return {"": _store(arrays, described, version)}, True
+        if "results" in described:
+            return _several(arrays, described), False
+        return {"": _store(arrays, described)}, True
     except SchemaError as error:
         raise FileFormatError(f"{file} {error}; write or fetch it again") from error
 
@@ -164,10 +158,10 @@ def _describe(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         raise FileFormatError(
             f"{path} has format {brief(version)}, and this embgrad reads up to {FORMAT}: install a newer embgrad"
         )
-    return dict(described)
+    return {name: value for name, value in described.items() if name != "format"}
 
 
-def _several(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any], version: int) -> dict[str, Stored]:
+def _several(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> dict[str, Stored]:
     entries = described.get("results")
     if not isinstance(entries, list) or not entries or set(described) != {"results"}:
         raise SchemaError(f"lists no results: {EXPECTED}")
@@ -185,14 +179,14 @@ def _several(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any], ver
         if not isinstance(name, str) or name in results:
             raise SchemaError(f"names a result {brief(name)}: expected names that are text, each once")
         try:
-            results[name] = _store(group, entry, version)
+            results[name] = _store(group, entry)
         except SchemaError as error:
             raise SchemaError(f"at {brief(name)} {error}") from error
     return results
 
 
-def _store(arrays: Mapping[str, np.ndarray], entry: dict[str, Any], version: int) -> Stored:
-    kind = entry.pop("class", None) if version >= 3 else "EmbeddingGradients"
+def _store(arrays: Mapping[str, np.ndarray], entry: dict[str, Any]) -> Stored:
+    kind = entry.pop("class", None)
     if not isinstance(kind, str) or kind not in SCHEMAS:
         raise SchemaError(f"holds a result of the class {brief(kind)}: expected {quote(SCHEMAS)}")
     return Stored(kind, SCHEMAS[kind].fields_of(arrays, entry))

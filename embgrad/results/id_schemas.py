@@ -78,7 +78,6 @@ SUBSTITUTIONS: Final = _NamedSchema(
         "mask": Array("example position", "int64", 0, 1, optional=True),
     },
     {"tokens": tokens_of("original"), "names": _names, "provenance": _goal},
-    version=5,
     rules=(_expect_scores_of_ids,),
 )
 
@@ -201,7 +200,6 @@ SEARCH: Final = _SearchSchema(
         "texts": _texts_of_search("texts"),
         "provenance": _stopping_rule,
     },
-    version=5,
 )
 
 # Influence
@@ -235,6 +233,5 @@ INFLUENCE: Final = _NamedSchema(
         **{f"{kind}_terms": Array(f"example top {kind}_token", optional=True) for kind in ("proponent", "opponent")},
     },
     {"count": _count, "names": _names, "provenance": provenance_of},
-    version=8,
     rules=(_expect_terms,),
 )

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.common.schema import FLAG, TEXT, Array, Rule, SchemaError, expect_object, list_of, number, whole
+from embgrad.common.schema import FLAG, TEXT, Array, Rule, SchemaError, expect_object, list_of, number, or_null, whole
 from embgrad.errors import brief
 from embgrad.results.port_records import Cause, PortPoint, PortWeights, SettingDifference, WeightPair
 from embgrad.results.schema import Arrays, Fields, Schema
@@ -144,7 +144,7 @@ PORT_REPORT: Final = _PortSchema(
     {f"{kind}.{name}": Array(kind, optional=True) for kind, names in FIGURES.items() for name in names},
     {
         "agrees": _field("agrees", FLAG),
-        "first": _field("first", Rule(lambda value: value is None or isinstance(value, str), "text or null")),
+        "first": _field("first", or_null(TEXT)),
         "causes": _records("cause", Cause, CAUSE),
         "unexplained": _field("unexplained", NAMES),
         "settings": _records("setting", SettingDifference, SETTING),
@@ -159,6 +159,5 @@ PORT_REPORT: Final = _PortSchema(
         "notes": _field("notes", NAMES),
         "seconds": _seconds,
     },
-    version=6,
     rules=(_expect_no_negative,),
 )

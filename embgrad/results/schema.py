@@ -36,15 +36,11 @@ class Schema:
         arrays: its arrays, by their names in a file.
         entry: by name the fields that are not arrays, each with a function of the stored value and of the arrays that returns the
             value, checked.
-        version: the version of the format that the class takes at least.
-        optional: the names of those fields that a file may lack.
         rules: functions of the arrays that raise SchemaError where they do not fit together.
     """
 
     arrays: Mapping[str, Array]
     entry: Mapping[str, Callable[[Any, Arrays], Any]]
-    version: int
-    optional: tuple[str, ...] = ()
     rules: tuple[Callable[[Arrays], None], ...] = ()
 
     def arrays_of(self, result: Any) -> dict[str, np.ndarray]:
@@ -63,13 +59,13 @@ class Schema:
         Raises:
             SchemaError: they are not what the class stores.
         """
-        expect_names("fields", entry, self.entry, self.optional)
+        expect_names("fields", entry, self.entry)
         expect_arrays(arrays, self.arrays)
         for rule in self.rules:
             rule(arrays)
         return {
             **{ATTRIBUTES.get(name, name): arrays.get(name) for name in self.arrays},
-            **{name: checked(entry.get(name), arrays) for name, checked in self.entry.items()},
+            **{name: checked(entry[name], arrays) for name, checked in self.entry.items()},
         }
 
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.common.schema import Array, SchemaError, number, whole
+from embgrad.common.schema import OBJECT, TEXT, Array, Rule, SchemaError, expect_object, list_of, number, or_null, whole
 from embgrad.errors import brief
-from embgrad.results.certificate import Certificate
+from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.id_schemas import INFLUENCE, SEARCH, SUBSTITUTIONS
 from embgrad.results.row_sparse import RowSparse
 from embgrad.results.schema import (
@@ -32,6 +32,20 @@ __all__ = ["GRADIENTS", "SCHEMAS"]
 
 #: The integers that fit into a float.
 INTEGER: Final = whole(-(2**1023), 2**1023)
+
+#: The fields of a certificate and of its slopes.
+FIGURE: Final = Rule(lambda value: isinstance(value, float) or INTEGER.accepts(value), "a number")
+SLOPE: Final = {
+    "direction": TEXT,
+    **dict.fromkeys(("expected", "found", "uncertainty", "tolerance"), FIGURE),
+}
+CERTIFICATE: Final = {
+    "slopes": list_of(OBJECT),
+    **dict.fromkeys(("scatter", "independence", "neighbours", "order", "padding"), or_null(FIGURE)),
+    "untested": list_of(whole(0)),
+    "unscattered": or_null(TEXT),
+    "unrun": Rule(lambda value: isinstance(value, dict) and all(map(TEXT.accepts, value.values())), "texts by test"),
+}
 
 
 # Gradients
@@ -122,18 +136,14 @@ def _tables(
 def _certificate(certificate: Any, _: Arrays) -> Certificate | None:
     if certificate is None:
         return None
-    figures = ("expected", "found", "uncertainty", "tolerance")
     try:
-        slopes, rest = certificate["slopes"], (certificate["scatter"], certificate["independence"])
-        numbers = [slope[name] for slope in slopes for name in figures] + [
-            figure for figure in rest if figure is not None
-        ]
-        are_numbers = all(isinstance(figure, float) or INTEGER.accepts(figure) for figure in numbers)
-        if not are_numbers or not all(isinstance(slope["direction"], str) for slope in slopes):
-            raise TypeError("a measurement is not a number, or a direction is not text")
-        return Certificate.from_dict(certificate)
-    except (KeyError, TypeError) as error:
-        raise SchemaError(f"holds an invalid certificate: {error!r}; {EXPECTED}") from error
+        expect_object("certificate", certificate, CERTIFICATE)
+        for slope in certificate["slopes"]:
+            expect_object("slope", slope, SLOPE)
+    except SchemaError as error:
+        raise SchemaError(f"holds an invalid certificate, which {error}") from error
+    slopes = tuple(Slope(**slope) for slope in certificate["slopes"])
+    return Certificate(**{**certificate, "slopes": slopes, "untested": tuple(certificate["untested"])})
 
 
 GRADIENTS: Final = _GradientSchema(
@@ -151,8 +161,6 @@ GRADIENTS: Final = _GradientSchema(
         "provenance": provenance_of,
         "certificate": _certificate,
     },
-    version=1,
-    optional=("certificate",),
     rules=(_expect_values_at_positions,),
 )
 
@@ -171,7 +179,6 @@ ATTRIBUTION: Final = Schema(
         **OFFSETS,
     },
     {"tokens": tokens_of(), "texts": texts_of, "provenance": provenance_of_method},
-    version=3,
 )
 
 
@@ -253,7 +260,6 @@ TOKEN_ATTRIBUTION: Final = Schema(
         "texts": texts_of,
         "provenance": provenance_of_method,
     },
-    version=4,
     rules=(_expect_outputs,),
 )
 
@@ -313,7 +319,6 @@ PAIR_ATTRIBUTION: Final = _PairSchema(
         **_arrays_of_pair("b"),
     },
     {side: _side(side) for side in "ab"},
-    version=7,
 )
 
 

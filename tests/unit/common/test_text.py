@@ -148,7 +148,15 @@ def test_errors_print_hostile_text(text: str, tmp_path: Path) -> None:
 @every
 def test_errors_on_files_print_hostile_text(text: str, tmp_path: Path) -> None:
     path = tmp_path / "g.safetensors"
-    plain = {"format": 1, "tokens": None, "vocab": None, "pad_leak": 0.0, "provenance": {}}
+    plain = {
+        "format": 1,
+        "class": "EmbeddingGradients",
+        "tokens": None,
+        "vocab": None,
+        "pad_leak": 0.0,
+        "provenance": {},
+        "certificate": None,
+    }
     array = np.zeros((1, 1, 1), np.float32)
     sound = {"values": array, "activations": array, "objective": np.zeros(1), "ids": np.zeros((1, 1), np.int64)}
     name = text.encode("utf-8", "replace").decode() or "x"
@@ -161,7 +169,7 @@ def test_errors_on_files_print_hostile_text(text: str, tmp_path: Path) -> None:
         (sound, {**plain, "tokens": text}),
         (sound, {**plain, "provenance": text}),
         (sound, {**plain, "provenance": {"backend": [text]}}),
-        (sound, {"format": 2, "results": [{"name": [text]}]}),
+        (sound, {"format": 1, "results": [{"name": [text]}]}),
         (sound, {"format": 10**9, text: text}),
     ]
     for arrays, described in foreign:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -475,14 +474,4 @@ def test_the_certificate_says_why_the_table_gradient_is_not_a_sum(factors: Any, 
     actual = certificate(forward, embgrad.Logit(1), batch=ids)
     assert actual.scatter is None
     assert why in actual.unscattered
-    assert embgrad.results.Certificate.from_dict(json.loads(json.dumps(actual.to_dict()))) == actual
     assert worst([certificate(layered), actual]).unscattered == actual.unscattered
-
-
-def test_a_certificate_without_the_later_figures_is_read() -> None:
-    actual = certificate(layered)
-    old = {name: figure for name, figure in actual.to_dict().items() if name not in ("untested", "unscattered")}
-    assert embgrad.results.Certificate.from_dict(old) == actual
-    for wrong in ({"untested": 3}, {"untested": [True]}, {"unscattered": 3}):
-        with pytest.raises(TypeError):
-            embgrad.results.Certificate.from_dict({**old, **wrong})

@@ -65,7 +65,7 @@ def test_an_attribution_is_restored_bit_for_bit(tmp_path: Path, attribution: Tok
     embgrad.save(attribution, path)
     expect_restored(attribution, embgrad.load(path))
     with safetensors.safe_open(str(path), "numpy") as file:
-        assert json.loads(file.metadata()["embgrad"])["format"] == 4
+        assert json.loads(file.metadata()["embgrad"])["format"] == 1
 
 
 def test_results_of_all_classes_are_restored_by_name(tmp_path: Path) -> None:
