@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Final
 
 from embgrad.common.files import naming, open_whole
 from embgrad.errors import EmbgradError, brief
-from embgrad.results.tabular import Columns, arrow_table, import_library
+from embgrad.results.tabular import Columns, frame, import_library
 
 __all__ = ["expect_table_file", "open_table"]
 
@@ -26,13 +26,14 @@ def expect_table_file(path: str | Path) -> None:
     """Check, before anything is computed, that a table can be written to a file of this name.
 
     Raises:
-        EmbgradError: the name does not say the format, or pyarrow is not installed and the format is Parquet.
+        EmbgradError: the name does not say the format, or the format is Parquet and pyarrow or pandas is not installed.
     """
     end = Path(path).suffix.lower()
     if end not in ENDS:
         raise EmbgradError(f"the file of a table is {brief(str(path))}: expected a name that ends in .parquet or .csv")
     if end == ".parquet":
-        import_library("pyarrow", "Parquet")
+        for name in ("pyarrow", "pandas"):
+            import_library(name, "Parquet")
 
 
 @contextlib.contextmanager
@@ -73,7 +74,7 @@ def _rows_of_csv(file: BinaryIO) -> Iterator[Callable[[Columns], None]]:
 
 @contextlib.contextmanager
 def _rows_of_parquet(file: BinaryIO) -> Iterator[Callable[[Columns], None]]:
-    from pyarrow import concat_tables, parquet
+    from pyarrow import Table, concat_tables, parquet
 
     writer: Any = None
     pending: list[Any] = []
@@ -86,7 +87,7 @@ def _rows_of_parquet(file: BinaryIO) -> Iterator[Callable[[Columns], None]]:
         pending.clear()
 
     def add(columns: Columns) -> None:
-        pending.append(arrow_table(columns))
+        pending.append(Table.from_pandas(frame(columns), preserve_index=False))
         if sum(len(table) for table in pending) >= GROUP:
             flush()
 

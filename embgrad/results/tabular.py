@@ -1,4 +1,4 @@
-"""Results as tables of pandas or Arrow, made of columns; neither package is imported before a table is asked for."""
+"""Results as tables of pandas, made of columns; the package is not imported before a table is asked for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embgrad.common.options import expect_flag
 from embgrad.errors import EmbgradError, brief, did_you_mean
 
 __all__ = [
-    *("Columns", "Tabular", "TabularByChoice", "TabularGradients", "arrow_table", "columns_of_tokens", "expect_choice"),
+    *("Columns", "Tabular", "TabularByChoice", "TabularGradients", "columns_of_tokens", "expect_choice"),
     "UNITS",
     "expect_units",
     *("frame", "import_library", "join", "optional", "stack", "text_column"),
@@ -75,23 +75,6 @@ def _pandas_column(pandas: Any, values: np.ndarray) -> Any:
         return values
     array = pandas.arrays.BooleanArray if values.dtype == bool else pandas.arrays.IntegerArray
     return array(values.data.copy(), np.ma.getmaskarray(values).copy())
-
-
-def arrow_table(columns: Columns) -> Any:
-    """Return columns as a `pyarrow.Table`.
-
-    Raises:
-        EmbgradError: pyarrow is not installed.
-    """
-    arrow = import_library("pyarrow", "to_arrow")
-    return arrow.table({name: _arrow_column(arrow, values) for name, values in columns.items()})
-
-
-def _arrow_column(arrow: Any, values: np.ndarray) -> Any:
-    if values.dtype == object:
-        return arrow.array(np.ma.getdata(values), arrow.string())
-    mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
-    return arrow.array(np.ma.getdata(values), mask=mask)
 
 
 def import_library(name: str, needed_by: str) -> Any:
@@ -165,10 +148,6 @@ class Tabular(ABC):
         """
         return frame(self._checked_columns(by, special))
 
-    def to_arrow(self, *, by: str | Mapping[str, Any] = "tokens", special: bool = True) -> Any:
-        """Return the scores as a `pyarrow.Table`; the columns, arguments and errors are those of `to_pandas`."""
-        return arrow_table(self._checked_columns(by, special))
-
     def _checked_columns(self, by: Any, special: Any) -> Columns:
         if isinstance(by, Mapping):
             from embgrad.results.segments import check_parts  # an import of a plain gradient otherwise
@@ -199,10 +178,6 @@ class TabularGradients(ABC):
         """
         return frame(columns_of_tokens(self, by, special, kind=kind))
 
-    def to_arrow(self, *, kind: str = "norm", by: str = "tokens", special: bool = True) -> Any:
-        """Return the saliencies as a `pyarrow.Table`; the columns, arguments and errors are those of `to_pandas`."""
-        return arrow_table(columns_of_tokens(self, by, special, kind=kind))
-
 
 class TabularByChoice(ABC):
     """A base class of results that have tables of several kinds, the first of which is the default."""
@@ -221,10 +196,6 @@ class TabularByChoice(ABC):
             EmbgradError: pandas is not installed (`pip install 'embgrad[table]'`), or there is no such kind of row.
         """
         return frame(self._columns_by(by))
-
-    def to_arrow(self, *, by: str | None = None) -> Any:
-        """Return the result as a `pyarrow.Table`; the columns, arguments and errors are those of `to_pandas`."""
-        return arrow_table(self._columns_by(by))
 
     def _columns_by(self, by: str | None) -> Columns:
         chosen = next(iter(self._TABLES)) if by is None else by

@@ -13,7 +13,7 @@ import numpy as np
 from embgrad.common.options import count_or_none
 from embgrad.common.text import visible
 from embgrad.errors import EmbgradError, brief
-from embgrad.results.tabular import Columns, arrow_table, frame, text_column
+from embgrad.results.tabular import Columns, frame, text_column
 
 __all__ = ["WordMean", "WordMeans", "word_means"]
 
@@ -103,10 +103,6 @@ class WordMeans:
             EmbgradError: pandas is not installed (`pip install 'embgrad[table]'`).
         """
         return frame(self._columns())
-
-    def to_arrow(self) -> Any:
-        """Return the words as a `pyarrow.Table`, see `to_pandas`."""
-        return arrow_table(self._columns())
 
 
 def _describe(row: WordMean) -> str:

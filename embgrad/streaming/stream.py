@@ -284,7 +284,7 @@ class Stream(TabularResults, Iterator[Any]):
         return table_of(self._state.totals, self._plan.options.single)
 
     def _from_the_first(self) -> Iterator[Any]:
-        self._expect_unread("tables", "to_pandas() or to_arrow()")
+        self._expect_unread("tables", "to_pandas()")
         return self
 
     def _expect_unread(self, what: str, call: str) -> None:

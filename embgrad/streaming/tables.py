@@ -1,17 +1,15 @@
-"""Results of consecutive batches as tables of pandas or Arrow, a batch at a time."""
+"""Results of consecutive batches as tables of pandas, a batch at a time."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 from embgrad.errors import EmbgradError, brief
 from embgrad.results.tabular import (
     Columns,
     TabularGradients,
-    arrow_table,
     columns_of_tokens,
     expect_units,
     frame,
@@ -42,18 +40,6 @@ class TabularResults(ABC):
         """
         import_library("pandas", "to_pandas")
         return map(frame, self._tables(kind, by, special))
-
-    def to_arrow(self, *, kind: str | None = None, by: str = "tokens", special: bool = True) -> Any:
-        """Return a `pyarrow.RecordBatchReader`, which reads the rows of one result after another.
-
-        The first result is computed at once, the others when they are read: by `pyarrow.parquet.ParquetWriter`, DuckDB, Polars,
-        or in a loop. The columns, arguments and errors are those of `to_pandas`.
-        """
-        arrow = import_library("pyarrow", "to_arrow")
-        tables = map(arrow_table, self._tables(kind, by, special))
-        first = next(tables)
-        batches = (batch for table in chain([first], tables) for batch in table.to_batches())
-        return arrow.RecordBatchReader.from_batches(first.schema, batches)
 
     def by_word(
         self, *, kind: str | None = None, min_count: int = 1, confidence: float = 0.95, special: bool = False

@@ -75,7 +75,7 @@ def test_rare_words_are_left_out_and_a_word_alone_has_no_interval() -> None:
     frequent = attribution_of(batch).by_word(min_count=2)
     assert (frequent.words, frequent.left_out) == (("film",), 3)
     assert ("[CLS]" in made.words, "[CLS]" in attribution_of(batch).by_word(special=True).words) == (False, True)
-    assert attribution_of(batch).by_word(min_count=9).to_arrow().num_rows == 0
+    assert len(attribution_of(batch).by_word(min_count=9).to_pandas()) == 0
 
 
 def test_gradients_have_the_means_of_their_words() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import embgrad
@@ -165,7 +164,6 @@ def test_a_table_has_a_row_for_each_test_example_and_training_example() -> None:
     assert len(frame) == 2 * 3 * 2
     row = frame[(frame.kind == "opponent") & (frame.example == 1) & (frame["rank"] == 1)].iloc[0]
     assert (row.training_example, row.score) == (found.opponents[1, 1], found.opponent_scores[1, 1])
-    pd.testing.assert_frame_equal(found.to_arrow().to_pandas()[["score"]], frame[["score"]])
 
 
 def test_the_first_examples_are_printed_with_their_texts(capsys: pytest.CaptureFixture[str]) -> None:

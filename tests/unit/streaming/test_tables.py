@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 
 import embgrad
@@ -28,19 +26,12 @@ def test_the_tables_of_a_stream_are_that_of_one_batch_cut_after_each_result() ->
     assert [table["example"].unique().tolist() for table in tables[:2]] == [[0, 1], [2, 3]]
     expected = whole(kind="dot")
     pd.testing.assert_frame_equal(pd.concat(tables, ignore_index=True), expected, rtol=1e-5)
-    reader = run(None).to_arrow(kind="dot")
-    assert isinstance(reader, pa.RecordBatchReader)
-    read = reader.read_all()
-    assert read["example"].to_pylist() == expected["example"].tolist()
-    np.testing.assert_allclose(read["score"], expected["score"], rtol=1e-5)
 
 
 def test_a_folder_has_the_tables_of_the_stream_that_wrote_it(tmp_path: Path) -> None:
     list(run(tmp_path / "run").to_pandas())
     again = pd.concat(embgrad.open_stream(tmp_path / "run").to_pandas(), ignore_index=True)
     pd.testing.assert_frame_equal(again, pd.concat(run(None).to_pandas(), ignore_index=True))
-    reader = embgrad.open_stream(tmp_path / "run").to_arrow()
-    assert reader.read_all()["score"].to_pylist() == again["score"].tolist()
 
 
 def test_several_points_have_a_first_column() -> None:
@@ -72,7 +63,7 @@ def test_one_result_at_a_time_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
     stream = run(None)
     monkeypatch.setattr(type(stream), "_from_the_first", lambda self: recorded(self))
-    for _ in stream.to_arrow():
+    for _ in stream.to_pandas():
         assert sum(reference() is not None for reference in alive) <= 2
     assert len(alive) == 12
 
@@ -81,8 +72,8 @@ def test_rows_of_results_that_were_taken_before_would_be_missing() -> None:
     stream = run(None)
     next(stream)
     with refused(
-        EmbgradError, "the stream has yielded results, which the tables would miss: call to_pandas() or to_arrow()"
+        EmbgradError, "the stream has yielded results, which the tables would miss: call to_pandas() on a new"
     ):
-        stream.to_arrow()
+        next(stream.to_pandas())
     with refused(EmbgradError, "by is 'chars': expected 'tokens' or 'words'"):
         run(None).to_pandas(by="chars")
