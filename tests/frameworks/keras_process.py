@@ -8,17 +8,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["conformance_checks", "passed"]
+__all__ = ["WITHOUT_TRACES", "conformance_checks", "passed"]
 
 ROOT = Path(__file__).parents[2]
+
+#: All checks but those of what a call leaves behind, half of the time: Keras's part of it is the same on each framework, and its
+#: checks run with TensorFlow.
+WITHOUT_TRACES = "not test_no_trace_of_a_call"
 
 #: The longest that such a process may take, in seconds.
 LONGEST = 900
 
 
-def conformance_checks(framework: str) -> int:
-    """Run the conformance suite on Keras's models on a framework; print and return how many checks ran, all of which passed."""
-    output = _run(framework, ROOT / "tests/contract/conformance/test_conformance.py", EMBGRAD_TEST_BACKENDS="keras")
+def conformance_checks(framework: str, which: str = "") -> int:
+    """Run the conformance suite on Keras's models on a framework; print and return how many checks ran, all of which passed.
+
+    Args:
+        framework: the framework that Keras runs on.
+        which: the expression by which pytest chooses checks; all where it is empty.
+    """
+    file = ROOT / "tests/contract/conformance/test_conformance.py"
+    output = _run(framework, file, "-k", which, EMBGRAD_TEST_BACKENDS="keras")
     checks = _number(r"conformance checks run: keras (\d+)", output)
     print(f"conformance checks run: keras on {framework} {checks}")
     assert _number(r"(\d+) passed", output) == checks
@@ -36,12 +46,12 @@ def passed(framework: str, file: Path, **settings: str) -> int:
     return _number(r"(\d+) passed", _run(framework, file, **settings))
 
 
-def _run(framework: str, file: Path, **settings: str) -> str:
+def _run(framework: str, file: Path, *options: str, **settings: str) -> str:
     # TensorFlow 2.21 multiplies half precision wrongly by oneDNN on processors with AVX512-FP16, without any part of embgrad.
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0", "KERAS_BACKEND": framework, **settings}
     for name in [name for name in environment if name.startswith("PYTEST_XDIST") or name == "PYTEST_CURRENT_TEST"]:
         del environment[name]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", str(file)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", *options, str(file)]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONGEST, check=False
     )

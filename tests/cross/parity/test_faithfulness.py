@@ -6,8 +6,10 @@ import numpy as np
 import tokenizers
 
 import embgrad
-from embgrad.cli.demo import TEXTS
 from embgrad.loading.minilm import minilm_folder
+
+#: Two short texts, of which one is padded, and a pair: JAX compiles each operation anew for each number of tokens that are left.
+TEXTS: list[str | tuple[str, str]] = ["A gripping film.", "Never again!", ("A man plays.", "Music.")]
 
 #: The largest difference, relative to the largest figure: each is a difference of two sums of float32.
 TOLERANCE = 1e-5

@@ -15,13 +15,14 @@ from embgrad.results.search import Search
 from embgrad.token_search import PEZ, SearchMethod, UniversalTrigger, is_word
 
 FRAMEWORKS = ("torch", "tensorflow", "gluon", "jax")
+#: Texts of two lengths: JAX compiles each operation anew for each shape of a batch.
 TEXTS = [
-    "a gripping film, told with warmth",
+    "a tired and confused script",
     "the plot collapses halfway through",
-    "nobody in the audience seemed to care",
-    "the best film of the year, by far",
+    "nobody in the audience cared",
+    "a warm film",
     "a tired script",
-    "an honest and funny portrait of a family",
+    "an honest and funny portrait",
 ]
 METHODS: dict[str, SearchMethod] = {
     "universal_trigger": UniversalTrigger(2, steps=3, candidates=4, beam=2, examples=3),

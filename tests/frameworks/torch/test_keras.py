@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.keras_process import conformance_checks, passed
+from tests.frameworks.keras_process import WITHOUT_TRACES, conformance_checks, passed
 
 HERE = Path(__file__).parent
 
@@ -17,4 +17,9 @@ def test_keras_models_on_pytorch(file: str) -> None:
 
 
 def test_the_conformance_suite_on_keras_models() -> None:
+    assert conformance_checks("torch", WITHOUT_TRACES) > 200
+
+
+@pytest.mark.slow
+def test_the_whole_conformance_suite_on_keras_models() -> None:
     assert conformance_checks("torch") > 250
