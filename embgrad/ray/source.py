@@ -185,11 +185,11 @@ def json_table(content: bytes, path: str) -> pa.Table:
     lines, where, rows = text_lines(content, path)[0], path, []
     try:
         if lines and lines[0][1].lstrip().startswith("["):
-            rows = [_object(row) for row in json.loads(content.removeprefix(MARK))]
+            rows = [_object(row) for row in _parsed(content.removeprefix(MARK))]
         else:
             for number, line in lines:
                 where = f"{path}, line {number}"
-                rows.append(_object(json.loads(line)))
+                rows.append(_object(_parsed(line)))
         columns = {}
         for name in dict.fromkeys(name for row in rows for name in row):
             where = f"the column {name!r} of {path}"
@@ -202,6 +202,17 @@ def json_table(content: bytes, path: str) -> pa.Table:
             f"{where} cannot be read as JSON ({brief(str(error), 200)}): expected an object a line, with {ONE_TYPE[9:]}"
         ) from None
     return pa.table(columns)
+
+
+def _parsed(text: str | bytes) -> Any:
+    return json.loads(text, object_pairs_hook=_with_unique_names)
+
+
+def _with_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError(f"an object has two values of one name, among {quote(name for name, _ in pairs)}")
+    return values
 
 
 def _object(row: Any) -> dict[str, Any]:

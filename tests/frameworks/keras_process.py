@@ -12,7 +12,7 @@ __all__ = ["WITHOUT_TRACES", "conformance_checks", "passed"]
 
 ROOT = Path(__file__).parents[2]
 
-#: All checks but those of what a call leaves behind, half of the time: Keras's part of it is the same on each framework, and its
+#: All checks but the long ones of what a call leaves behind: Keras's part of it is the same on each framework, and its
 #: checks run with TensorFlow.
 WITHOUT_TRACES = "not test_no_trace_of_a_call"
 

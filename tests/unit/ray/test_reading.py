@@ -73,6 +73,7 @@ def test_objects_are_read_from_lines_or_a_list(tmp_path: Path) -> None:
             r"^the column 'ids' of a cannot be read as JSON \('cannot mix.*one type in each column",
         ),
         (b'[{"ids": [1]}, {"ids": "x"}]', r"^the column 'ids' of a cannot be read as JSON \('cannot mix"),
+        (b'{"k": 1, "k": 2}', r"^a, line 1 cannot be read as JSON .*two values of one name, among 'k', 'k'"),
         (b"[1, 2]", r"^a cannot be read as JSON \('1 is not an object'\)"),
         (b'{"k": 1}\nnull\n', r"^a, line 2 cannot be read as JSON \('None is not an object'\)"),
         (b'{"k": ' + b"[" * 200 + b"]" * 200 + b"}", r"^the column 'k' of a cannot be read as JSON"),
