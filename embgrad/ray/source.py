@@ -45,7 +45,7 @@ IN_TEXT = re.compile(
 )
 
 #: The advice about a column whose values are of several types.
-ONE_TYPE = "expected values of one type in each column; convert them first"
+ONE_TYPE = "values of one type in each column; convert them first"
 
 
 def dataset_of(source: Any) -> Any:
@@ -185,26 +185,25 @@ def json_table(content: bytes, path: str) -> pa.Table:
     lines, where, rows = text_lines(content, path)[0], path, []
     try:
         if lines and lines[0][1].lstrip().startswith("["):
-            rows = [_object(row) for row in _parsed(content.removeprefix(MARK))]
+            rows = [_object(row) for row in _parse(content.removeprefix(MARK))]
         else:
             for number, line in lines:
                 where = f"{path}, line {number}"
-                rows.append(_object(_parsed(line)))
+                rows.append(_object(_parse(line)))
         columns = {}
         for name in dict.fromkeys(name for row in rows for name in row):
             where = f"the column {name!r} of {path}"
             columns[name] = column = pa.array([row.get(name) for row in rows])
-            pa.ipc.read_schema(
-                pa.schema({name: column.type}).serialize()
-            )  # raises for deep lists, which Arrow cannot send
+            # Arrow cannot send types of deep lists: this raises for them.
+            pa.ipc.read_schema(pa.schema({name: column.type}).serialize())
     except (ValueError, RecursionError, OverflowError, OSError, pa.ArrowException) as error:
         raise FileFormatError(
-            f"{where} cannot be read as JSON ({brief(str(error), 200)}): expected an object a line, with {ONE_TYPE[9:]}"
+            f"{where} cannot be read as JSON ({brief(str(error), 200)}): expected an object a line, with {ONE_TYPE}"
         ) from None
     return pa.table(columns)
 
 
-def _parsed(text: str | bytes) -> Any:
+def _parse(text: str | bytes) -> Any:
     return json.loads(text, object_pairs_hook=_with_unique_names)
 
 
@@ -241,7 +240,9 @@ def unify(schemas: Sequence[pa.Schema]) -> pa.Schema:
             if not _is_lossless(field.type, wider.field(field.name).type):
                 raise pa.ArrowTypeError(f"{field.name} is {field.type}, and would be {wider.field(field.name).type}")
     except pa.ArrowException as error:
-        raise FileFormatError(f"the columns of the files or blocks do not fit together ({error}): {ONE_TYPE}") from None
+        raise FileFormatError(
+            f"the columns of the files or blocks do not fit together ({error}): expected {ONE_TYPE}"
+        ) from None
     return wider
 
 
@@ -279,7 +280,7 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         return pa.concat_tables([pa.Table.from_batches([], schema), rows], promote_options="permissive")
     except pa.ArrowException as error:
         raise FileFormatError(
-            f"a column's type in other files or blocks cannot hold a value ({error}): {ONE_TYPE}"
+            f"a column's type in other files or blocks cannot hold a value ({error}): expected {ONE_TYPE}"
         ) from None
 
 

@@ -235,8 +235,7 @@ def _expect_source_as_before(portion: Portion, manifest: Manifest | None) -> Non
         if portion.number == shard.first + shard.results - 1 and portion.digest != shard.source:
             raise FileFormatError(
                 "the source is not the one of the results in the folder: it differs at or before example "
-                f"{portion.last}. Pass the same items in the same order, from the beginning, or name "
-                "another folder"
+                f"{portion.last}. Pass the same items in the same order, from the beginning, or name another folder"
             )
 
 
