@@ -66,8 +66,10 @@ class Convolving:
 def _of_branches(site: Site, fit: Fit, setting: str) -> Iterator[Explanation]:
     """Yield the explanation by the other half of the tensor of which the convolutions of a read one half."""
     for branch in branches(site) if fit.entry.label else ():
+        if branch.name != fit.entry.name:
+            continue
         predicted = fit.convolutions.run(branch.values, fit.real)
-        if branch.name == fit.entry.name and site.off(predicted) <= max(NEAR, most_off(site)):
+        if site.off(predicted) <= max(NEAR, most_off(site)):
             other = replace(fit, entry=branch)
             compute = functools.partial(other.outputs, fit.convolutions)
             texts = (fit.entry.text, branch.text)

@@ -132,8 +132,10 @@ def _as_shared(site: Site, entry: Source) -> Source:
 
     What the port does at padding is known of the former alone.
     """
+    if entry.values.shape != site.a.shape:
+        return entry
     same = (it for it in branches(site) if relative(site.rows(it.values), site.rows(entry.values)) <= NEAR)
-    return next(same, entry) if entry.values.shape == site.a.shape else entry
+    return next(same, entry)
 
 
 def _candidates(site: Site, *, is_pooled: bool) -> Iterator[tuple[Held, ...]]:

@@ -333,11 +333,10 @@ def gains_of(site: Site, size: int, *, of_b_alone: bool = False) -> list[np.ndar
 
 def gains_by_head(site: Site, heads: int, size: int) -> list[np.ndarray]:
     """Return the reference's gains by head in the site's layer, (head, size), which one weight or several hold."""
-    own = [weight for weight in site.recordings[0].weights if weight.layer == site.layer]
     stacks: dict[str, list[HeldWeight]] = defaultdict(list)
-    for weight in own:
+    for weight in site.weights:
         if weight.shape == (size,):
             stacks[re.sub(r"\d+(?=\D*$)", "N", weight.name)].append(weight)
-    whole = [[weight] for weight in own if weight.shape == (heads, size)]
+    whole = [[weight] for weight in site.weights if weight.shape == (heads, size)]
     found = [*whole, *(stack for stack in stacks.values() if len(stack) == heads > 1)]
     return [np.stack([it.get() for it in held]).reshape(heads, size).astype(np.float64) for held in found[:MOST_GAINS]]

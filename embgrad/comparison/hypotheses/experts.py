@@ -294,7 +294,7 @@ def _sums(site: Site) -> list[tuple[Term, ...]]:
 def _layer_of(site: Site) -> int | None:
     """Return the index of the site's layer in b."""
     names = {match.a: match.b for match in site.matching.matches}
-    own = [names.get(weight.name) for weight in site.recordings[0].weights if weight.layer == site.layer]
+    own = [names.get(weight.name) for weight in site.weights]
     layers = [weight.layer for weight in site.recordings[1].weights if weight.name in own]
     return max(set(layers), key=layers.count) if layers else site.layer
 

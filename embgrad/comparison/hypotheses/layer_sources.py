@@ -1,4 +1,4 @@
-"""The tensors and weights of a site's layer."""
+"""The tensors of a site's layer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Source, sources
-from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.sites import name_of
 
-__all__ = ["branches", "weights_of", "within"]
+__all__ = ["branches", "within"]
 
 #: The most tensors before a site that are taken.
 MOST: Final = 24
@@ -33,12 +32,7 @@ def branches(site: Site) -> list[Source]:
 
 def within(site: Site) -> list[Source]:
     """Return the tensors before a site that are not of earlier layers."""
-    tensors, modules = site.recordings[0].tensors.values(), {weight.module for weight in weights_of(site)}
+    tensors, modules = site.recordings[0].tensors.values(), {weight.module for weight in site.weights}
     begin = min((tensor.time for tensor in tensors if tensor.path in modules), default=0)
     earlier = {name_of(tensor) for tensor in tensors if tensor.time < begin}
     return [source for source in sources(site, MOST) if source.name not in earlier]
-
-
-def weights_of(site: Site) -> list[HeldWeight]:
-    """Return the weights of a site's layer in a."""
-    return [weight for weight in site.recordings[0].weights if weight.layer == site.layer]

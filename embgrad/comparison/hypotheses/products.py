@@ -46,7 +46,7 @@ def products(site: Site) -> Iterator[list[Source]]:
 
     A module may multiply with several matrices, as in some implementations of attention, or apply the activation itself.
     """
-    own = [weight for weight in site.recordings[0].weights if weight.layer == site.layer and _is_used(site, weight)]
+    own = [weight for weight in site.weights if _is_used(site, weight)]
     matrices = [weight for weight in own if len(weight.shape) in (2, 3)][:MOST_WEIGHTS]
     if not matrices:
         return

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY, Activation
-from embgrad.comparison.hypotheses.layer_sources import branches, weights_of, within
+from embgrad.comparison.hypotheses.layer_sources import branches, within
 from embgrad.comparison.hypotheses.scan import PARTS, Scan, split
 from embgrad.comparison.hypotheses.site import Site, Values
 from embgrad.comparison.hypotheses.sources import Source, most_off, relative
@@ -122,7 +122,7 @@ def _started(site: Site) -> Iterator[Scan]:
     if site.a.shape[:2] != site.recordings[0].batch.real.shape:
         return
     width = site.a.shape[-1]
-    flat = [weight for weight in weights_of(site) if len(weight.shape) == 2 and width in weight.shape]
+    flat = [weight for weight in site.weights if len(weight.shape) == 2 and width in weight.shape]
     narrow = [weight for weight in flat if min(weight.shape) < width]
     for weight, other in itertools.permutations(narrow, 2):
         logs, matrix = _by_feature(_floats(weight), width), _by_feature(_floats(other), width).T
@@ -166,5 +166,5 @@ def _triples(
 
 def _vectors_of(site: Site, module: str | None = None) -> list[HeldWeight]:
     """Return the vectors of a site's layer, or of a module of it, that have the site's width."""
-    held = [weight for weight in weights_of(site) if module in (None, weight.module)]
+    held = [weight for weight in site.weights if module in (None, weight.module)]
     return [weight for weight in held if max(weight.shape, default=0) == int(np.prod(weight.shape)) == site.a.shape[-1]]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.changes import Change, explained_by_changes
+from embgrad.comparison.hypotheses.changes import Change, explained_by_changes, with_fields
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS
 from embgrad.comparison.hypotheses.layer_sources import branches
 from embgrad.comparison.hypotheses.product import cause_of
@@ -91,7 +91,7 @@ def _changes_of(site: Site, first: Scan) -> Iterator[Change]:
 
 
 def _changed(cause: str, sentence: str, **fields: Any) -> Change:
-    return Change(cause, sentence, functools.partial(replace, **fields))
+    return Change(cause, sentence, with_fields(**fields))
 
 
 def _of_functions(first: Scan) -> Iterator[Change]:

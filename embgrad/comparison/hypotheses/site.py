@@ -164,6 +164,11 @@ class Site:
             if weight.module == path
         }
 
+    @property
+    def weights(self) -> list[HeldWeight]:
+        """The weights of its layer in a."""
+        return [weight for weight in self.recordings[0].weights if weight.layer == self.layer]
+
     @cached_property
     def partners(self) -> Mapping[str, tuple[HeldWeight, Match]]:
         """b's partners of a's weights, with how the two match, by a's names."""
