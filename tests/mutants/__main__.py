@@ -36,24 +36,25 @@ def folders_of(room: str) -> tuple[Path, list[Path]]:
     return ROOT / "embgrad" / room, [ROOT / "tests" / "unit" / room]
 
 
-def draw(record: Record, sources: list[Path], number: int, seed: int) -> tuple[list[Change], int]:
-    """Return a sample of the changes to executed lines, one a line, and the number of such lines.
+def draw(record: Record, sources: list[Path], number: int, seed: int) -> list[Change]:
+    """Return a sample of the changes to executed lines, one a line.
 
     A change is drawn by a digest of its texts, so that the sample changes little when other lines do.
     """
-    drawn: dict[tuple[Path, int], tuple[str, Change]] = {}
+    keys = list[tuple[str, Change, bytes]]()
     for file in sources:
         source, repeats = file.read_bytes(), Counter[str]()
         for change in changes_in(file, source):
             before, after = change.lines(source)
-            if record.tests_of(change):
-                text = f"{seed}\0{file.name}\0{before.strip()}\0{after.strip()}"
-                repeats[text] += 1
-                key = hashlib.sha256(f"{text}\0{repeats[text]}".encode()).hexdigest()
-                place = (file, change.line)
-                drawn[place] = min(drawn.get(place, (key, change)), (key, change), key=lambda pair: pair[0])
-    chosen = sorted(drawn.values(), key=lambda pair: pair[0])[:number]
-    return sorted((change for _, change in chosen), key=lambda change: (change.file, change.line)), len(drawn)
+            text = f"{seed}\0{file.name}\0{before.strip()}\0{after.strip()}"
+            repeats[text] += 1
+            keys.append((hashlib.sha256(f"{text}\0{repeats[text]}".encode()).hexdigest(), change, source))
+    chosen: dict[tuple[Path, int], Change] = {}
+    for _, change, source in sorted(keys, key=lambda each: each[0]):
+        place = (change.file, change.line)
+        if place not in chosen and len(chosen) < number and record.tests_of(change) and change.compiles(source):
+            chosen[place] = change
+    return sorted(chosen.values(), key=lambda change: (change.file, change.line))
 
 
 def main() -> int:
@@ -85,7 +86,7 @@ def main() -> int:
     record = record_tests(files, tests, root / ".cache" / "mutants" / sources.name)
     recorded = time.monotonic() - begin
     record.most = options.seconds
-    changes, lines = draw(record, files, options.number, options.seed)
+    changes = draw(record, files, options.number, options.seed)
     known = read_equivalents(options.equivalent.read_text(encoding="utf-8"))
     texts = [change.lines(change.file.read_bytes()) for change in changes]
     names = [change.file.relative_to(root).as_posix() for change in changes]
@@ -106,8 +107,8 @@ def main() -> int:
     noticed = len(tried) - len(survivors)
     print(
         f"{options.room or sources.name}, seed {options.seed}: noticed {noticed} of {len(tried)} changes "
-        f"({noticed / max(len(tried), 1):.0%}), {len(changes) - len(tried)} equivalent; one each of {len(changes)} of "
-        f"{lines} lines, {time.monotonic() - begin:.0f} s, of which {recorded:.0f} s of recording"
+        f"({noticed / max(len(tried), 1):.0%}), {len(changes) - len(tried)} equivalent; "
+        f"{time.monotonic() - begin:.0f} s, of which {recorded:.0f} s of recording"
     )
     return 0
 

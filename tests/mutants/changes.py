@@ -54,24 +54,24 @@ class Change:
         """Return the changed source."""
         return source[: self.start] + self.text + source[self.end :]
 
+    def compiles(self, source: bytes) -> bool:
+        """Return whether the changed source is Python."""
+        try:
+            ast.parse(self.apply(source))
+        except SyntaxError:
+            return False
+        return True
+
     def lines(self, source: bytes) -> tuple[str, str]:
         """Return the line before and after the change."""
         return tuple(text.split(b"\n")[self.line - 1].decode() for text in (source, self.apply(source)))  # type: ignore[return-value]
 
 
 def changes_in(file: Path, source: bytes) -> list[Change]:
-    """Return every change to the source after which it is still Python."""
+    """Return every change to the source, also those after which it is no longer Python."""
     visitor = _Changes(file, source)
     visitor.visit(ast.parse(source))
-    return [change for change in visitor.changes if _compiles(change.apply(source))]
-
-
-def _compiles(source: bytes) -> bool:
-    try:
-        ast.parse(source)
-    except SyntaxError:
-        return False
-    return True
+    return visitor.changes
 
 
 class _Changes(ast.NodeVisitor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -166,5 +167,6 @@ def _triples(
 
 def _vectors_of(site: Site, module: str | None = None) -> list[HeldWeight]:
     """Return the vectors of a site's layer, or of a module of it, that have the site's width."""
+    width = site.a.shape[-1]
     held = [weight for weight in site.weights if module in (None, weight.module)]
-    return [weight for weight in held if max(weight.shape, default=0) == int(np.prod(weight.shape)) == site.a.shape[-1]]
+    return [weight for weight in held if width in weight.shape and math.prod(weight.shape) == width]

@@ -16,6 +16,7 @@ import embgrad
 from embgrad.common.metrics import figures_of
 from embgrad.comparison.align import aligned
 from embgrad.comparison.compare import _advice, _differing_examples, _known_differences
+from embgrad.comparison.findings import Finding
 from embgrad.errors import BackendError, BatchError, EmbgradError, EmbgradWarning, PointError
 from embgrad.testing.reference import ReferenceModel, lookup
 
@@ -206,6 +207,15 @@ def test_mappings_are_compared_by_name() -> None:
     assert "finding: 100 % of the difference is a factor 2.7" in repr(both)
     with pytest.raises(KeyError, match=r"Did you mean 'layer\.0'"):
         both["layer.O"]
+
+
+def test_causes_of_several_comparisons_stand_in_the_order_of_the_least_that_one_leaves() -> None:
+    left = {"word": {"sign": 0.2, "precision": 0.1}, "layer.0": {"sign": 0.3, "precision": 0.4}}
+    found = {name: [Finding((cause,), "", 1.0, it) for cause, it in of.items()] for name, of in left.items()}
+    both = embgrad.results.Comparisons(
+        {name: replace(embgrad.compare(gradient(), gradient()), findings=tuple(it)) for name, it in found.items()}
+    )
+    assert [(*finding.causes, finding.left) for finding in both.findings] == [("precision", 0.4), ("sign", 0.3)]
 
 
 def test_figures_of_each_position() -> None:

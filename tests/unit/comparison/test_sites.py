@@ -444,7 +444,8 @@ def test_a_bias_that_is_in_the_product_already_is_not_added(heads: bool) -> None
     """A function that takes both returns their sum; a matrix may have its outputs last."""
     a = recording(product("up", biased=True), {"up.weight": MATRIX, "up.bias": BIAS})
     matrix = MATRIX.T.reshape(MATRIX.shape[1], 2, -1) if heads else MATRIX
-    held = (HeldWeight("w", "w", matrix.shape, lambda: matrix), HeldWeight("b", "", BIAS.shape, lambda: BIAS))
+    arrays = {("w", "w"): matrix, ("scale", "w"): np.ones(1), ("b", ""): BIAS}
+    held = tuple(HeldWeight(*names, values.shape, partial(np.asarray, values)) for names, values in arrays.items())
     for biased in (True, False):
         _, output = paired(a, replace(recording(product("w", biased=biased)), weights=held))
         assert (output.bias_b is None) == biased
