@@ -104,8 +104,8 @@ def _token_counts(result: EmbeddingGradients) -> Counts:
         yield _all(result, (lengths - 1).sum()), f"the {(lengths - 1).sum():.0f} tokens that have a next one"
     followed = f"the {examples} × {positions - 1} positions that have a next one"
     yield _all(result, examples * (positions - 1 or 1)), followed
-    labels = np.asarray(objective_of(result).get("labels", 0))
-    if labels.ndim == 2 and labels.shape == result.ids.shape:
+    labels = np.asarray(objective_of(result).get("labels"))
+    if labels.shape == result.ids.shape:
         labelled = ((labels != IGNORED) & result.real).sum(1)
         if labelled.min() > 0:
             yield labelled.astype(np.float64), "each example's tokens that have a label"

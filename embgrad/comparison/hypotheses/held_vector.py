@@ -33,7 +33,7 @@ class HeldVector:
             vector = weight.get().astype(np.float64)
             for sign, values in ((-1, ("added", "left out")), (1, ("left out", "added"))):
                 if vector.any() and relative(sign * vector, mean) <= NEAR:
-                    is_added = sign > 0 and projection_of(site, weight.module) is not None
+                    is_added = sign == 1 and projection_of(site, weight.module) is not None
                     values = ("added once", "added twice") if is_added else values
                     return [Explanation("missing-bias", f"{weight.name} is", values, site.a + sign * vector)]
         if len(off) < LEAST_TOKENS:

@@ -285,12 +285,18 @@ def test_relations_of_weights_name_what_b_holds() -> None:
 
 
 def moduled(
-    divergence: Divergence, a: Sequence[Tensor] = (), differing: Sequence[Suspect] = (), **further: Any
+    divergence: Divergence,
+    a: Sequence[Tensor] = (),
+    differing: Sequence[Suspect] = (),
+    b: Sequence[Tensor] = (),
+    **further: Any,
 ) -> str | None:
-    first = side()
-    tensors = {**first.tensors, **{each.key: each for each in a}}
-    tensors = dict(sorted(tensors.items(), key=lambda entry: entry[1].time))
-    at = track(sides=(replace(first, tensors=tensors, weights=(UP, NORM)), side()), **further)
+    sides = list[Recording]()
+    for added in (a, b):
+        tensors = {**side().tensors, **{each.key: each for each in added}}
+        tensors = dict(sorted(tensors.items(), key=lambda entry: entry[1].time))
+        sides.append(replace(side(), tensors=tensors))
+    at = track(sides=(replace(sides[0], weights=(UP, NORM)), sides[1]), **further)
     return at.module(divergence, differing)
 
 
@@ -308,6 +314,8 @@ def test_the_module_of_a_divergence() -> None:
     assert moduled(Divergence(4, 3, True), within, tolerance=0.0) == "layers.1.act"
     assert moduled(Divergence(4, 3, True), [replace(within[0], values=X), *within[1:]]) == "layers.1"
     assert moduled(Divergence(4, 3, True), within[1:]) == "layers.1"
+    equal = replace(within[0], values=X)
+    assert moduled(Divergence(4, 3, True), [equal, *within[1:]], b=[equal], tolerance=0.0) == "layers.1.act"
     assert moduled(Divergence(7, 6, True)) is None
     assert moduled(Divergence(3, 2, True)) == "layers.0"
     assert moduled(Divergence(1, 0, True)) is None  # no module contains both the table and the layer

@@ -586,7 +586,10 @@ def test_a_norm_of_a_tensor_that_b_holds_with_an_earlier_difference_is_named() -
     assert NormOfSum().explain(unknown)[0].compute is None
 
 
-def test_few_tokens_do_not_show_a_norm_of_others() -> None:
+def test_few_tokens_or_features_do_not_show_a_norm_of_others() -> None:
     assert len(behind(X).rows(X)) == LEAST_TOKENS
     few = behind(norm(X + UP, 1e-5), real=np.arange(10).reshape(2, 5) < LEAST_TOKENS - 1)
     assert not NormOfSum().explain(few)
+    x, up = X[..., :3], UP[..., :3]
+    narrow = norm(x + up, 1e-5, GAIN[:3], SHIFT[:3])
+    assert not NormOfSum().explain(module_site(x + up, narrow, {"up": up, "residual": x}, key="layer:output#0"))
