@@ -11,8 +11,10 @@ import embgrad
 from embgrad import (
     CrossEntropy,
     Logit,
+    Sum,
     TokenBatch,
 )
+from embgrad.inputs.decoder import IDS, UNDECIDED
 from tests.unit.objectives.test_objectives import (
     BATCH,
     CLASSES,
@@ -22,6 +24,7 @@ from tests.unit.objectives.test_objectives import (
     drawn,
     expect_cotangent_is_slope,
 )
+from tests.unit.refusals import refused
 
 DECODER = np.array([[0, 5, 6], [0, 7, 0], [0, 8, 9]])
 
@@ -68,3 +71,9 @@ def test_labels_of_the_batchs_own_shape_are_no_decoder() -> None:
     np.testing.assert_allclose(Logit(2).evaluate(output, batch)[0], (output[..., 2] * RIGHT).sum(1))
     one_an_example = with_further(labels=[0, 1, 2])
     np.testing.assert_allclose(Logit(2).evaluate(output, one_an_example)[0], (output[..., 2] * RIGHT).sum(1))
+
+
+def test_an_output_of_scores_that_may_be_of_another_texts_positions_is_refused() -> None:
+    batch = with_further(**{IDS: np.ones(BATCH.shape, int), UNDECIDED: "y"})
+    with refused(embgrad.errors.ObjectiveError, "the model looks up the further input 'y' beside the batch's ids"):
+        Sum().with_axes([1]).evaluate(drawn(0, EXAMPLES, POSITIONS), batch)

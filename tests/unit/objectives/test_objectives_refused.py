@@ -56,7 +56,7 @@ def test_a_margin_over_the_largest_other_needs_another_class() -> None:
         (lambda: Projection(np.zeros(2, [("a", int)])), ["expected an array of real numbers", "('a', '<i8')"]),
         (lambda: Projection([[1], [1, 2]]), ["vector is [[1], [1, 2]]"]),
         (lambda: Projection(3.0), ["vector has shape ()", "(classes,) or (example, classes)"]),
-        (lambda: Projection([np.nan]), ["vector has shape (1,)", "expected finite numbers"]),
+        (lambda: Projection([1.0, np.nan]), ["vector has shape (2,)", "expected finite numbers"]),
         (lambda: Projection(np.ones((1, 1, 1))), ["vector has shape (1, 1, 1)"]),
         (lambda: Sum(position="last"), ["position is 'last'", "expected whole numbers"]),
         (lambda: Sum(position=True), ["position is True"]),
