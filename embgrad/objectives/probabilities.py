@@ -41,8 +41,8 @@ def refuse_probabilities(values: np.ndarray) -> None:
 
 def _are_half(values: np.ndarray) -> bool:
     """Return whether the values were half precision (float16 or bfloat16) before they were widened."""
-    single = values.astype(np.float32)
     with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
         return bool((single.astype(np.float16) == values).all() or not (single.view(np.uint32) & 0xFFFF).any())
 
 
