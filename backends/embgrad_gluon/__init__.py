@@ -6,12 +6,10 @@ PYTEST_DONT_REWRITE: pytest would warn of this package where it is imported befo
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from embgrad.backend import Call, Listener, Perturber, Point, Request, Run, TokenBatch, Weight
-from embgrad.checkpoints import WeightTarget
+from embgrad.backend import defer
 from embgrad.toolkit import as_parts
 from embgrad_gluon.importing import import_mxnet
 
@@ -43,59 +41,15 @@ class GluonBackend:
         import_mxnet()
         return {name: str(sys.modules[name].__version__) for name in ("mxnet", "gluonnlp") if name in sys.modules}
 
-    def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
-        """Return the points that a forward pass reaches, in order."""
-        from embgrad_gluon.run import points
-
-        return points(model, batch, call)
-
-    def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
-        """Run one forward pass, and a pullback for each set of cotangents."""
-        from embgrad_gluon.run import run
-
-        return run(model, batch, request)
-
-    def bert(self, config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
-        """Build a `gluonnlp.model.BERTModel` of this configuration; return it and where its weights go."""
-        from embgrad_gluon.bert import build
-
-        return build(config)
-
-    def bert_targets(self, model: Any) -> list[WeightTarget] | None:
-        """Return where a checkpoint's weights go in an existing BERT; None for another model."""
-        from embgrad_gluon.bert import targets
-
-        return targets(model)
-
-    def capture(self, model: Any, listener: Listener) -> AbstractContextManager[None]:
-        """Report the user's own recorded passes through the model in this thread to the listener while it is open."""
-        from embgrad_gluon.capture import capture
-
-        return capture(model, listener)
-
-    def perturb(self, model: Any, perturber: Perturber) -> AbstractContextManager[None]:
-        """Add to values in the user's own passes through the model in this thread while the context is open."""
-        from embgrad_gluon.capture import perturb
-
-        return perturb(model, perturber)
-
-    def weights(self, model: Any) -> Sequence[Weight]:
-        """Return the floating parameters, trainable or not."""
-        from embgrad_gluon.parameters import weights
-
-        return weights(model)
-
-    def alone(self, model: Any) -> AbstractContextManager[None]:
-        """Keep other threads from running the model, or a part of it, while it is open."""
-        from embgrad_gluon.parameters import alone
-
-        return alone(model)
-
-    def device_meter(self, model: Any) -> None:
-        """Return None for a model on the CPU, and refuse a model on another device."""
-        from embgrad_gluon.parameters import device_meter
-
-        device_meter(model)
+    points = defer("embgrad_gluon.run", "points")
+    run = defer("embgrad_gluon.run", "run")
+    bert = defer("embgrad_gluon.bert", "build")
+    bert_targets = defer("embgrad_gluon.bert", "targets")
+    capture = defer("embgrad_gluon.capture", "capture")
+    perturb = defer("embgrad_gluon.capture", "perturb")
+    weights = defer("embgrad_gluon.parameters", "weights")
+    alone = defer("embgrad_gluon.parameters", "alone")
+    device_meter = defer("embgrad_gluon.parameters", "device_meter")
 
     def paths(self, model: Any) -> Collection[str]:
         """Return the attribute paths of the blocks, tables and parameters, and the names that Gluon gave the blocks."""

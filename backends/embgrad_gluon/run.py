@@ -53,7 +53,9 @@ WRITES_WHILE_RECORDING: Final = (
 )
 
 
-def points(model: Any, batch: TokenBatch, call: Call | None, handlers: Mapping[str, Handler] | None = None) -> Reached:
+def points(
+    model: Any, batch: TokenBatch, call: Call | None = None, handlers: Mapping[str, Handler] | None = None
+) -> Reached:
     """Return the points that a forward pass in evaluation mode reaches, in order.
 
     Args:

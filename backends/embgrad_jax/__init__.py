@@ -6,11 +6,10 @@ PYTEST_DONT_REWRITE: pytest would warn of this package where it is imported befo
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from embgrad.backend import Call, Point, Request, Run, TokenBatch, Weight
+from embgrad.backend import defer
 from embgrad.checkpoints import WeightTarget
 from embgrad.errors import BackendError
 
@@ -50,46 +49,22 @@ class JaxBackend:
 
         return is_model(part)
 
-    def generates(self, model: object) -> bool:
-        """Return whether a model's method `generate` is called outside of a trace, in which arrays have no values."""
-        from embgrad_jax.walk import is_huggingface
-
-        return is_huggingface(model)
-
     def versions(self) -> Mapping[str, str]:
         """Return the versions of JAX, and of Flax, Equinox and Keras where they are in use."""
         names = ("jax", "flax", "equinox", "keras")
         return {name: str(sys.modules[name].__version__) for name in names if name in sys.modules}
 
-    def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
-        """Return the points that a forward pass on the batch reaches: lookups and modules, in order."""
-        from embgrad_jax.run import points
-
-        return points(model, batch, call)
-
-    def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
-        """Run one forward pass, and a pullback for each set of cotangents, all on a copy of the model."""
-        from embgrad_jax.run import run
-
-        return run(model, batch, request)
+    generates = defer("embgrad_jax.walk", "is_huggingface")
+    points = defer("embgrad_jax.run", "points")
+    run = defer("embgrad_jax.run", "run")
+    weights = defer("embgrad_jax.parameters", "weights")
+    alone = defer("embgrad_jax.parameters", "alone")
 
     def paths(self, model: Any) -> Collection[str]:
         """Return the paths of the modules and tables."""
         from embgrad_jax.walk import Structure
 
         return Structure(model).paths()
-
-    def weights(self, model: Any) -> Sequence[Weight]:
-        """Return the arrays of floating point, trainable or not."""
-        from embgrad_jax.parameters import weights
-
-        return weights(model)
-
-    def alone(self, model: Any) -> AbstractContextManager[None]:
-        """Keep other threads from copying the model while it is open."""
-        from embgrad_jax.parameters import alone
-
-        return alone(model)
 
     def bert(self, config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
         """Return an `embgrad_jax.bert.Bert` of this configuration, and where each of its weights goes.

@@ -46,7 +46,7 @@ __all__ = ["JaxPass", "points", "run"]
 Kept = Callable[[PassRecorder, PointChanges[Any]], Forward]
 
 
-def points(model: Any, batch: TokenBatch, call: Call | None) -> Sequence[Point]:
+def points(model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
     """Return the points that a forward pass on the batch reaches."""
     with _prepare(model) as structure:
         graph, inputs = trace_model(structure, model, batch, call, training=False)

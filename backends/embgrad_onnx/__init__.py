@@ -5,12 +5,10 @@ PYTEST_DONT_REWRITE: pytest would warn of this package where it is imported befo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
-from os import PathLike
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from embgrad.backend import Call, Point, Request, Run, TokenBatch, Weight
+from embgrad.backend import Request, Run, TokenBatch, defer
 from embgrad_onnx.importing import import_onnx
 from embgrad_onnx.walk import OnnxModel, is_model, load
 
@@ -30,41 +28,21 @@ class OnnxBackend:
         "compile": "omit it: a graph is compiled as it is",
     }
 
-    def owns(self, part: object) -> bool:
-        """Return whether an object is an ONNX graph, by its type's name; no library is imported."""
-        return is_model(part)
-
-    def load(self, path: str | PathLike[str]) -> OnnxModel:
-        """Return the model in an .onnx file, see `embgrad_onnx.load`."""
-        return load(path)
-
     def versions(self) -> Mapping[str, str]:
         """Return the versions of onnxruntime and of onnx."""
         return {library.__name__: str(library.__version__) for library in reversed(import_onnx())}
 
-    def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
-        """Return the points that a forward pass reaches, in order."""
-        from embgrad_onnx.run import points
-
-        return points(model, batch, call)
+    owns = staticmethod(is_model)
+    load = staticmethod(load)
+    points = defer("embgrad_onnx.run", "points")
+    weights = defer("embgrad_onnx.parameters", "weights")
+    alone = defer("embgrad_onnx.walk", "alone")
 
     def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
         """Run one forward pass."""
         from embgrad_onnx.run import OnnxPass
 
         return OnnxPass(model, batch, request).run()
-
-    def weights(self, model: Any) -> Sequence[Weight]:
-        """Return the floating-point initialisers and constants of the graph."""
-        from embgrad_onnx.parameters import weights
-
-        return weights(model)
-
-    def alone(self, model: Any) -> AbstractContextManager[None]:
-        """Keep other threads from running the model while it is open."""
-        from embgrad_onnx.walk import alone
-
-        return alone(model)
 
     def paths(self, model: Any) -> Collection[str]:
         """Return the paths of the graph's modules and tables."""

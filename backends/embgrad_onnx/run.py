@@ -32,7 +32,7 @@ from embgrad_onnx.walk import alone, source_of
 __all__ = ["OnnxPass", "points"]
 
 
-def points(model: Any, batch: TokenBatch, call: Call | None) -> Reached:
+def points(model: Any, batch: TokenBatch, call: Call | None = None) -> Reached:
     """Return the points that a forward pass reaches."""
     return OnnxPass(model, batch, Request(call=call), PassRecorder(batch, None)).points()
 

@@ -141,7 +141,7 @@ class _WatchedCall:
             self.taps.tape.watch([variable for variable in graph.variables if variable.dtype.is_floating])
 
 
-def points(model: Any, batch: TokenBatch, call: Call | None) -> Reached:
+def points(model: Any, batch: TokenBatch, call: Call | None = None) -> Reached:
     """Return the lookups and the calls of modules that a forward pass on the batch makes, in order."""
     with _working(model):
         planned = _plan(model, batch, False, call)

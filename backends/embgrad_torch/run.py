@@ -55,7 +55,7 @@ __all__ = ["points", "run"]
 T = TypeVar("T")
 
 
-def points(model: Any, batch: TokenBatch, call: Call | None) -> Reached:
+def points(model: Any, batch: TokenBatch, call: Call | None = None) -> Reached:
     """Return the points that a forward pass reaches."""
     request = Request(call=call)
     return _repeat(

@@ -41,6 +41,7 @@ __getattr__, __dir__, __all__ = _attach(
         "backend.replay": ["Retries", "wrap_functions"],
         "backend.responses": ["Callback", "Respond", "Response"],
         "backend.trace_cache": ["TraceCache", "UnfitError", "UntraceableError"],
+        "common.lazy": ["defer"],
         "inputs.batch": ["TokenBatch"],
         "model_points.descent": ["Reached"],
         "model_points.points": [

@@ -36,6 +36,7 @@ from embgrad.backend.registry import list_backends, refresh_backends
 from embgrad.backend.replay import Retries, wrap_functions
 from embgrad.backend.responses import Callback, Respond, Response
 from embgrad.backend.trace_cache import TraceCache, UnfitError, UntraceableError
+from embgrad.common.lazy import defer
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.descent import Reached
 from embgrad.model_points.points import INPUT, OUTPUT, PRODUCT, UNNAMED_TABLE, WORD, Lookup, Way, layout_of, split_name
@@ -91,6 +92,7 @@ __all__ = [
     "answer_objective",
     "choose_output",
     "compute_dtype",
+    "defer",
     "entering",
     "layout_of",
     "leaving",

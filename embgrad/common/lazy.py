@@ -1,9 +1,10 @@
-"""Lazy attributes of packages: names that are imported when they are first used."""
+"""Lazy attributes of packages and classes: names that are imported when they are first used."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
+from typing import Any
 
-__all__ = ["attach"]
+__all__ = ["attach", "defer"]
 
 
 def attach(
@@ -45,6 +46,20 @@ def attach(
         return sorted({*own, *modules, *namespaces})
 
     return use, list_names, sorted(modules)
+
+
+def defer(module: str, name: str) -> Any:
+    """Return a static method that calls a function of a module, which is imported at the first call.
+
+    Args:
+        module: the module's name.
+        name: the function's name in it.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(import_module(module), name)(*args, **kwargs)
+
+    return staticmethod(call)
 
 
 def _refusal(package: str, name: str, known: Collection[str]) -> str:
