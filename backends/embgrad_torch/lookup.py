@@ -17,18 +17,38 @@ from embgrad.errors import UnsupportedError
 from embgrad.toolkit import order_of_product, split_last_factor
 from embgrad_torch.inputs import PLAIN, Head, dtype_name, has_values, is_quantised, is_transformed
 from embgrad_torch.readers import READERS, Read, Selection, indices_of, ones_of, padding_row
-from embgrad_torch.state import ACCUMULATING, is_running
+from embgrad_torch.state import is_running
 from embgrad_torch.tap import PointHandler, Unwatched, expect_uncompiled, run_again
 from embgrad_torch.walk import TablePaths, storage_of
 
-__all__ = ["DIFFERENTIATING", "LookupMode", "WeightsDifferentiated"]
+__all__ = ["Differentiating", "LookupMode", "WeightsDifferentiated"]
 
 #: The functions that take gradients.
-DIFFERENTIATING: Final[Collection[Callable[..., Any]]] = frozenset({torch.autograd.grad, *ACCUMULATING})
+DIFFERENTIATING: Final[Collection[Callable[..., Any]]] = frozenset(
+    {torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward}
+)
 
 
 class WeightsDifferentiated(BaseException):
     """The model takes gradients of weights, which must be trainable then. Handlers for Exception do not stop it."""
+
+
+class Differentiating(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
+    """A mode that stops a function of the user's that takes gradients.
+
+    Args:
+        stop: called before gradients are taken; it raises.
+    """
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        super().__init__()
+        self._stop = stop
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Handle a call of a PyTorch function; PyTorch calls this with the mode switched off."""
+        if func in DIFFERENTIATING:
+            self._stop()
+        return func(*args, **(kwargs or {}))
 
 
 class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
@@ -44,7 +64,6 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         suspended_grad: whether the forward pass switched gradients off somewhere.
         frozen: whether weights are frozen for the pass.
         differentiated: whether the model took gradients of frozen weights itself.
-        on_accumulating: called before the model itself accumulates gradients in leaves.
         head: the last linear map; None where there is none.
         halves: the names of the dtypes of half precision in which the model multiplied matrices, as under autocast.
 
@@ -60,7 +79,6 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         self.suspended_grad = False
         self.frozen = False
         self.differentiated = False
-        self.on_accumulating: Callable[[], None] = lambda: None
         self.head: Head | None = None
         self.halves: set[str] = set()
         self._paths = paths
@@ -274,8 +292,6 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")
         if self.frozen and not (self.pulling and (inputs is None or not _holds_any_frozen(inputs))):
             self.stop_differentiating()
-        if func in ACCUMULATING:
-            self.on_accumulating()
         return func(*args, **kwargs)
 
     def stop_differentiating(self) -> None:

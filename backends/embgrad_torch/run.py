@@ -33,13 +33,11 @@ from embgrad.toolkit import as_parts
 from embgrad_torch import inputs
 from embgrad_torch.checkpoints import blocks_with_checkpoints, checkpointing, without_checkpoints
 from embgrad_torch.inputs import TorchTensors
-from embgrad_torch.lookup import DIFFERENTIATING, LookupMode, WeightsDifferentiated
+from embgrad_torch.lookup import Differentiating, LookupMode, WeightsDifferentiated
 from embgrad_torch.modules import ModuleWatch
 from embgrad_torch.parameters import Tables, parameter_values, trainable
 from embgrad_torch.pullback import next_sequence_number, pull_back
 from embgrad_torch.state import (
-    ACCUMULATING,
-    Before,
     CompilerLoadedError,
     drawn_by_the_user,
     preserve,
@@ -133,11 +131,10 @@ class TorchPass(ModelPass):
                 self._tables = Tables(structure.parts, walked, request)
                 tables = {f"table {number}": table for number, table in enumerate(self._tables.parameters)}
                 self._leaves = {**self._leaves, **tables}
-            self.request = request = wrap_functions(request, self._with_trainable_weights)
+            self.request = request = wrap_functions(request, weights.trainable())
             self._taps = taps = Taps(request, attached=not self.frozen)
             self._mode = mode = LookupMode(recorder, taps, TablePaths(walked))
             mode.frozen = self.frozen and weights.freeze(() if self._tables is None else self._tables.parameters)
-            mode.on_accumulating = weights.copy_gradients
             stack.callback(self._release)
             if recorder.needs_modules:
                 modules = ModuleWatch(recorder, taps, mode.is_active, lambda: mode.pulling)
@@ -188,7 +185,7 @@ class TorchPass(ModelPass):
         if isinstance(objective, BatchObjective) and objective.is_ours:
             return super().objective(returned, objective)
         frozen = self._mode.frozen and isinstance(objective, NativeObjective)
-        stop = Before(DIFFERENTIATING, self._mode.stop_differentiating) if frozen else contextlib.nullcontext()
+        stop = Differentiating(self._mode.stop_differentiating) if frozen else contextlib.nullcontext()
         with drawn_by_the_user(), self._weights.trainable(), stop:
             try:
                 return super().objective(returned, objective)
@@ -240,16 +237,6 @@ class TorchPass(ModelPass):
     def _expect_undifferentiated(self) -> None:
         if self._mode.differentiated:
             raise WeightsDifferentiated
-
-    def _with_trainable_weights(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return the user's function with the weights trainable, and with gradients accumulated in copies of their `grad`."""
-        weights = self._weights
-
-        def called(value: Any) -> Any:
-            with weights.trainable(), Before(ACCUMULATING, weights.copy_gradients):
-                return function(value)
-
-        return called
 
     def _release(self) -> None:
         """Restore scaled rows, and break the cycles of tensors and hooks, which would wait for the garbage collector."""

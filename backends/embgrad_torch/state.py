@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from embgrad_torch.inputs import is_transformed
 from embgrad_torch.walk import Structure, held_tensors
 
 __all__ = [
-    *("ACCUMULATING", "Before", "CompilerLoadedError", "Weights", "drawn_by_the_user", "is_running"),
+    *("CompilerLoadedError", "Weights", "drawn_by_the_user", "is_running"),
     *("preserve_random_state", "preserve", "running", "set_trainable", "run_uncompiled"),
 ]
 
@@ -38,9 +38,6 @@ NOT_DIFFERENTIABLE: Final = frozenset({torch.int64, torch.int32, torch.bool})
 
 #: The device types whose autocast is read.
 DEVICES: Final = ("cpu", "cuda")
-
-#: The functions that accumulate gradients in leaves.
-ACCUMULATING: Final[Collection[Callable[..., Any]]] = frozenset({torch.autograd.backward, torch.Tensor.backward})
 
 #: A context that does nothing, and can be entered any number of times.
 _NOTHING: Final = contextlib.nullcontext()
@@ -95,6 +92,8 @@ def _plain_tensors(values: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
 class Weights:
     """The parameters of a model: their memory, gradients and flags, which are restored after a pass.
 
+    During the pass they have no `grad`: gradients that the model or a user's function accumulates begin at zero.
+
     Args:
         parameters: the parameters.
         written: the parameters whose values the pass may change in place.
@@ -105,6 +104,9 @@ class Weights:
         self._states = [
             (weight, weight.data, weight.data_ptr(), weight.requires_grad, weight.grad) for weight in self._plain
         ]
+        for weight, *_, gradient in self._states:
+            if gradient is not None:
+                weight.grad = None
         self._values = [(weight.data, weight.data.clone()) for weight in written]
         self._frozen: list[Any] = []
 
@@ -132,12 +134,6 @@ class Weights:
         finally:
             set_trainable(self._frozen, trainable=False)
 
-    def copy_gradients(self) -> None:
-        """Replace each parameter's `grad` by a copy, in which gradients are accumulated from now on."""
-        for weight in self._plain:
-            if weight.grad is not None:
-                weight.grad = weight.grad.clone()
-
     def restore(self) -> None:
         """Restore the memory, the flag, the `grad` and the values of each parameter."""
         for weight, data, address, required, gradient in self._states:
@@ -158,26 +154,6 @@ def set_trainable(parameters: Sequence[Any], *, trainable: bool) -> None:
     """Set `requires_grad` of the parameters."""
     for parameter in parameters:
         parameter.requires_grad_(trainable)
-
-
-class Before(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
-    """A mode that calls a function before certain functions of PyTorch run.
-
-    Args:
-        functions: the functions of PyTorch.
-        call: the function that is called.
-    """
-
-    def __init__(self, functions: Collection[Callable[..., Any]], call: Callable[[], None]) -> None:
-        super().__init__()
-        self._functions = functions
-        self._call = call
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Handle a call of a PyTorch function; PyTorch calls this with the mode switched off."""
-        if func in self._functions:
-            self._call()
-        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 def _plain(parameters: Sequence[Any]) -> list[Any]:
