@@ -12,7 +12,7 @@ from embgrad.common.pytree import every
 from embgrad.errors import BatchError, quote
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import decoder_names, decoder_of
-from embgrad.inputs.resized import input_after_move
+from embgrad.inputs.resized import expect_moved_input
 
 __all__ = ["Alignment", "align"]
 
@@ -97,7 +97,9 @@ def _move_input(name: str, value: Any, move: Alignment, batch: TokenBatch) -> An
         return value
     if not any(move.length in shape for shape in others):
         is_of_ids = move.length == batch.shape[1] and np.array_equal(move.shifts, _move(batch.real).shifts)
-        return input_after_move(name, value, batch, move.move(batch.real)) if is_of_ids else value
+        if is_of_ids:
+            expect_moved_input(batch, name)
+        return value
     if hasattr(value, "shape") and shapes[0][:2] == (examples, move.length) and move.length not in shapes[0][2:]:
         return move.move_rows(to_numpy(value))
     raise BatchError(

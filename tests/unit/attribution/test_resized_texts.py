@@ -1,4 +1,4 @@
-"""Further inputs that describe the text, where tokens are deleted, inserted or replaced, on a model that reads its lengths."""
+"""Further inputs that describe the text, where tokens are deleted, inserted or replaced."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ def by_hand(ids: Any, length: int) -> float:
 
 
 def read_lengths(model: Any, inputs: Any) -> Tensor:
-    """Call a model that reads lengths and last positions, not the mask."""
-    ids, lengths = np.asarray(inputs["input_ids"]), np.asarray(inputs["lengths"])
-    last = np.asarray(inputs["last"]) if "last" in inputs else lengths - 1
+    """Call a model that reads the mask as lengths."""
+    ids, lengths = np.asarray(inputs["input_ids"]), np.asarray(inputs["attention_mask"]).sum(1)
     rows = lookup(model["E"], ids)
     real = (np.arange(ids.shape[1]) < lengths[:, None])[..., None]
     mean = (rows * Tensor(real / lengths[:, None, None])).sum(1).tanh()
-    end = (rows * Tensor((np.arange(ids.shape[1]) == last[:, None])[..., None].astype(float))).sum(1)
+    end = (rows * Tensor((np.arange(ids.shape[1]) == lengths[:, None] - 1)[..., None].astype(float))).sum(1)
     return mean + end @ Tensor(np.eye(DIM)[:, [0, 2, 1, 3]] * 0.5)
 
 
@@ -42,39 +41,13 @@ def model() -> ReferenceModel:
 
 
 def batch(**extras: Any) -> embgrad.TokenBatch:
-    """Return a padded batch with lengths."""
-    return embgrad.TokenBatch(IDS, MASK, extras={"lengths": LENGTHS, **extras})
-
-
-def test_deleted_tokens_shorten_the_lengths() -> None:
-    given = batch(last=LENGTHS - 1).replace(tokens=[["[CLS]", "a", "b", "[PAD]"], ["[CLS]", "c", "d", "e"]])
-    found = embgrad.metrics.faithfulness(model(), given, LOGIT, np.zeros((2, 4)), call=read_lengths, curves=False)
-    for example, length in enumerate(LENGTHS):
-        text = IDS[example, :length]
-        assert found.objective[example] == pytest.approx(by_hand(text, length), abs=1e-12)
-        for position in range(1, length):
-            without = by_hand(np.delete(text, position), length - 1)
-            expected = found.objective[example] - without
-            assert found.leave_one_out[example, position] == pytest.approx(expected, abs=1e-12)
-
-
-def test_infidelity_of_deleted_tokens_reads_the_new_lengths() -> None:
-    removed = np.zeros((1, 2, 4), bool)
-    removed[0, :, 1] = True
-    found = embgrad.metrics.infidelity(
-        model(), batch(), LOGIT, np.zeros((2, 4)), removed=removed, keep_special=False, call=read_lengths
-    )
-    for example, length in enumerate(LENGTHS):
-        text = IDS[example, :length]
-        change = by_hand(text, length) - by_hand(np.delete(text, 1), length - 1)
-        assert found[example] == pytest.approx(change**2, abs=1e-12)
+    """Return a padded batch with further inputs."""
+    return embgrad.TokenBatch(IDS, MASK, extras=extras)
 
 
 @pytest.mark.parametrize("edit", ["insert", "delete"])
-@pytest.mark.parametrize("last", [True, False])
-def test_a_search_brings_lengths_up_to_date(edit: str, last: bool) -> None:
-    """The best of all texts with one edit is found, and what is returned says the same of itself."""
-    given = batch(last=LENGTHS - 1) if last else batch()
+def test_the_best_of_all_texts_with_one_edit_is_found(edit: str) -> None:
+    given = batch()
     method = embgrad.methods.HotFlip(steps=1, beam=1, candidates=999, **{edit: True})
     found = embgrad.search(model(), given, LOGIT, method, call=read_lengths)
     for example, length in enumerate(LENGTHS):
@@ -87,28 +60,12 @@ def test_a_search_brings_lengths_up_to_date(edit: str, last: bool) -> None:
         best = max(by_hand(ids, len(ids)) for ids in edits)
         assert found.objective[example] == pytest.approx(best, abs=1e-12)
         now = int(found.batch.real[example].sum())
-        assert found.batch.extras["lengths"][example] == now
         assert by_hand(found.batch.ids[example, :now], now) == pytest.approx(best, abs=1e-12)
     np.testing.assert_allclose(embgrad.evaluate(model(), found.batch, LOGIT, call=read_lengths), found.objective)
-    if last:
-        np.testing.assert_array_equal(found.batch.extras["last"], found.batch.real.sum(1) - 1)
-
-
-@pytest.mark.parametrize("place", ["start", "end"])
-def test_a_trigger_lengthens_the_texts(place: str) -> None:
-    method = embgrad.methods.UniversalTrigger(2, place=place, steps=2, candidates=8)
-    found = embgrad.search(model(), batch(), LOGIT, method, call=read_lengths)
-    assert found.trigger is not None
-    trigger = found.trigger.tolist()
-    for example, length in enumerate(LENGTHS):
-        text = IDS[example, :length].tolist()
-        whole = [*trigger, *text] if place == "start" else [*text, *trigger]
-        assert found.objective[example] == pytest.approx(by_hand(whole, length + 2), abs=1e-12)
-    assert found.batch.extras["lengths"].tolist() == [5, 6]
 
 
 def call_with(name: str) -> Any:
-    """Return a call that adds a row of the table, chosen by a further input, to what the lengths give."""
+    """Return a call that adds a row of the table, chosen by a further input, to what the mask gives."""
 
     def call(own: Any, inputs: Any) -> Tensor:
         chosen = TABLE[np.asarray(inputs[name]).reshape(len(inputs["input_ids"]), -1)[:, 0]]

@@ -17,7 +17,7 @@ MOVED = [[3, 4, 5, 0, 0], [1, 2, 3, 4, 5], [7, 8, 9, 0, 0]]
 def test_each_example_begins_with_its_first_real_token() -> None:
     positions = np.arange(15).reshape(3, 5)
     other = np.arange(3)
-    batch = TokenBatch(IDS, MASK, IDS % 2, extras={"position_ids": positions, "language": other})
+    batch = TokenBatch(IDS, MASK, IDS % 2, extras={"position_ids": positions, "labels": other})
     moved, move, decoder = align(batch)
     assert decoder is None
     np.testing.assert_array_equal(move.shifts, [2, 0, 1])
@@ -27,7 +27,7 @@ def test_each_example_begins_with_its_first_real_token() -> None:
     np.testing.assert_array_equal(
         moved.extras["position_ids"], [[2, 3, 4, 0, 1], [5, 6, 7, 8, 9], [11, 12, 13, 14, 10]]
     )
-    np.testing.assert_array_equal(moved.extras["language"], other)
+    np.testing.assert_array_equal(moved.extras["labels"], other)
 
 
 def test_a_batch_that_is_not_padded_on_the_left_stays() -> None:
@@ -42,8 +42,8 @@ def test_inputs_that_all_examples_share_are_refused_where_they_may_belong_to_pos
         message = rf"'bias' has the shape \({rows}, 5\), and the batch is padded on the left: which axis"
         with pytest.raises(BatchError, match=message):
             align(TokenBatch(IDS, MASK, extras={"bias": np.zeros((rows, 5))}, shared=["bias"]))
-    moved, _, _ = align(TokenBatch(IDS, MASK, extras={"bias": np.arange(4)}, shared=["bias"]))
-    np.testing.assert_array_equal(moved.extras["bias"], np.arange(4))
+    moved, _, _ = align(TokenBatch(IDS, MASK, extras={"bias": np.arange(4) / 8}, shared=["bias"]))
+    np.testing.assert_array_equal(moved.extras["bias"], np.arange(4) / 8)
 
 
 def test_further_axes_of_an_input_move_with_its_positions_and_masks_of_pairs_are_refused() -> None:
@@ -92,11 +92,7 @@ def test_moving_back_undoes_a_move() -> None:
     np.testing.assert_array_equal(move.move_back(move.move(IDS)), IDS)
 
 
-def test_the_last_positions_move_with_the_ids_and_other_positions_are_refused() -> None:
-    last = np.array([4, 4, 3])
-    moved, _, _ = align(TokenBatch(IDS, MASK, extras={"last": last, "lengths": np.array(MASK).sum(1)}))
-    np.testing.assert_array_equal(moved.extras["last"], np.array(MASK).sum(1) - 1)
-    np.testing.assert_array_equal(moved.extras["lengths"], np.array(MASK).sum(1))
+def test_whole_numbers_that_may_name_positions_are_refused() -> None:
     with pytest.raises(
         BatchError, match=r"'entity' is \[2, 3, 4\], and the batch is padded on the left: it may count or"
     ):
