@@ -23,8 +23,8 @@ __all__ = [
     "TYPES",
     "Entry",
     "Header",
+    "open_tensors",
     "read_array",
-    "read_header",
     "read_shapes",
     "read_tensors",
     "write_tensors",
@@ -215,7 +215,7 @@ def read_tensors(
         FileFormatError: it is not a safetensors file, is broken, or holds tensors of other dtypes.
     """
     path = Path(path)
-    with _header_of(path) as (file, header):
+    with open_tensors(path) as (file, header):
         _expect_kinds(path, header.entries, kinds)
         return {name: read_array(file, entry) for name, entry in header.entries.items()}, header.metadata
 
@@ -227,13 +227,18 @@ def read_shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
         FileNotFoundError: there is no such file.
         FileFormatError: it is not a safetensors file, or is broken.
     """
-    with _header_of(Path(path)) as (_, header):
+    with open_tensors(Path(path)) as (_, header):
         return {name: entry.shape for name, entry in header.entries.items()}
 
 
 @contextlib.contextmanager
-def _header_of(path: Path) -> Iterator[tuple[BufferedReader, Header]]:
-    """Open the file and yield it with its header."""
+def open_tensors(path: Path) -> Iterator[tuple[BufferedReader, Header]]:
+    """Open a safetensors file, and yield it with its header, for `read_array`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FileFormatError: it is not a safetensors file, or is broken.
+    """
     try:
         with open_regular(path) as file:
             yield file, read_header(file, os.fstat(file.fileno()).st_size)

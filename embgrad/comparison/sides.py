@@ -12,8 +12,8 @@ import numpy as np
 
 from embgrad.backend.protocol import Call
 from embgrad.backend.registry import backend_named
-from embgrad.common.files import check_path, open_regular
-from embgrad.common.safetensors import Header, read_array, read_header, read_tensors
+from embgrad.common.files import check_path
+from embgrad.common.safetensors import Header, open_tensors, read_array, read_tensors
 from embgrad.comparison.dump_format import (
     GRADIENT,
     IDS,
@@ -305,7 +305,10 @@ def _weights(
 ) -> tuple[tuple[HeldWeight, ...], tuple[tuple[HeldWeight, str], ...]]:
     """Return the weights with their values, and those of which there are fingerprints alone."""
     file = path / WEIGHTS
-    header = _header(file) if file.exists() else Header({}, {})
+    header = Header({}, {})
+    if file.exists():
+        with open_tensors(file) as (_, header):
+            pass
     entries: Sequence[Mapping[str, Any]] = [{"name": name} for name in header.entries] if listed is None else listed
     ended = ends_of(tensors.values())
     spans, whole = layer_spans(tensors), max(ended.values(), default=0.0) + 1
@@ -328,20 +331,12 @@ def _weights(
     return tuple(held), tuple(printed)
 
 
-def _header(file: Path) -> Header:
-    try:
-        with open_regular(file) as opened:
-            return read_header(opened, os.fstat(opened.fileno()).st_size)
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"{file} is not a complete safetensors file: {error}; write the dump again") from error
-
-
 def _reader(file: Path, name: str) -> Callable[[], np.ndarray]:
     """Return a function that reads a weight from a file, float32 or float64."""
 
     def get() -> np.ndarray:
-        with open_regular(file) as opened:
-            values = read_array(opened, read_header(opened, os.fstat(opened.fileno()).st_size).entries[name])
+        with open_tensors(file) as (opened, header):
+            values = read_array(opened, header.entries[name])
         if np.isnan(values).any():
             raise FileFormatError(f"{file} holds NaN in {brief(name)}: expected numbers")
         return values if values.dtype == np.float64 else values.astype(np.float32)
