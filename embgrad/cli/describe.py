@@ -19,6 +19,7 @@ from embgrad.results.pair_attribution import PairAttribution
 from embgrad.results.port_report import PortReport
 from embgrad.results.search import Search
 from embgrad.results.substitutions import Substitutions
+from embgrad.results.tabular import Columns, TabularByChoice, columns_of_tokens
 from embgrad.results.token_attribution import TokenAttribution
 
 __all__ = ["Result", "Results", "describe", "model_of", "name_results", "print_summary"]
@@ -37,6 +38,12 @@ Result = (
 #: The names of results that are of no point, by their classes.
 NAMES: Final = {Search: "search", Substitutions: "substitutions", Influence: "influence", PairAttribution: "pairs"}
 
+#: The figures of results for JSON, where they have them.
+FIGURES: Final = (
+    *("shape", "objective_before", "objective", "baseline_objective", "delta", "error", "outputs", "pad_leak"),
+    *("success_before", "success", "trigger"),
+)
+
 #: One result, or several results by the names of their points, or of their methods.
 Results = Result | Mapping[str, Result]
 
@@ -53,149 +60,38 @@ def name_results(results: Results) -> dict[str, Result]:
 
 
 def describe(result: Result) -> dict[str, Any]:
-    """Return the result without its vectors, as a dictionary for JSON."""
+    """Return the result without its vectors, as a dictionary for JSON: its figures, and its tables column by column."""
     if isinstance(result, PortReport):
         return result.to_dict()
-    if isinstance(result, Attribution):
-        return _describe_attribution(result)
-    if isinstance(result, TokenAttribution):
-        return _describe_tokens(result)
-    if isinstance(result, PairAttribution | Influence):
-        return _describe_arrays(result)
+    provenance = dict(provenance_of(result))
+    if isinstance(result, PairAttribution | Influence):  # their arrays, without those of the sides of pairs
+        arrays = {name: value for name, value in vars(result).items() if isinstance(value, np.ndarray)}
+        return {**arrays, "provenance": provenance}
+    figures = {name: getattr(result, name) for name in FIGURES if hasattr(result, name)}
+    if isinstance(result, EmbeddingGradients):
+        certificate = None if result.certificate is None else result.certificate.to_dict()
+        figures |= {"dtype": str(result.values.dtype), "norm": length(result.values), "certificate": certificate}
     if isinstance(result, Search):
-        return _describe_search(result)
-    if isinstance(result, Substitutions):
-        return _describe_substitutions(result)
-    return {
-        "shape": list(result.shape),
-        "dtype": str(result.values.dtype),
-        "norm": length(result.values),
-        "objective": None if result.objective is None else np.asarray(result.objective).tolist(),
-        "pad_leak": result.pad_leak,
-        "certificate": None if result.certificate is None else result.certificate.to_dict(),
-        "examples": _examples(result) if has_tokens(result) else None,
-        "provenance": dict(result.provenance),
-    }
+        figures |= {"figures": result.figures().to_dict(), "history": vars(result.history)}
+    return {**figures, "tables": _tables_of(result), "provenance": provenance}
 
 
-def _describe_arrays(result: PairAttribution | Influence) -> dict[str, Any]:
-    """Return the arrays of a result by name as nested lists, without those of the sides of pairs."""
-    arrays = {name: value for name, value in vars(result).items() if isinstance(value, np.ndarray)}
-    return {**{name: array.tolist() for name, array in arrays.items()}, "provenance": dict(provenance_of(result))}
+def _tables_of(result: Any) -> dict[str, Columns]:
+    """Return the tables of a result by what their rows stand for, with the columns of `to_pandas`."""
+    if isinstance(result, TabularByChoice):
+        return {by: result._columns_by(by) for by in result._TABLES}
+    if not isinstance(result, EmbeddingGradients):
+        return {"tokens": columns_of_tokens(result, "tokens", True)}
+    if not has_tokens(result):
+        return {}
+    norms, dots = (dict(columns_of_tokens(result, "tokens", True, kind=kind)) for kind in ("norm", "dot"))
+    return {"tokens": {**norms, "norm": norms.pop("score"), "dot": dots["score"]}}
 
 
 def provenance_of(result: Any) -> Mapping[str, Any]:
     """Return the provenance of a result, of pairs that of their first texts."""
     provenance: Mapping[str, Any] = (result.a if isinstance(result, PairAttribution) else result).provenance
     return provenance
-
-
-def _describe_attribution(attribution: Attribution) -> dict[str, Any]:
-    words = [None] * len(attribution.ids) if attribution.tokens is None else attribution.words()
-    return {
-        "shape": list(attribution.shape),
-        "method": attribution.provenance["method"],
-        "objective": attribution.objective.tolist(),
-        "baseline_objective": attribution.baseline_objective,
-        "delta": attribution.delta,
-        "error": attribution.error,
-        "examples": [
-            {
-                "objective": float(attribution.objective[example]),
-                "words": None if own is None else [{"word": word.text, "score": word.saliency} for word in own],
-                "tokens": [
-                    {
-                        "token": None if attribution.tokens is None else attribution.tokens[example][position],
-                        "id": int(attribution.ids[example, position]),
-                        "real": bool(attribution.real[example, position]),
-                        "score": float(attribution.scores[example, position]),
-                    }
-                    for position in range(attribution.ids.shape[1])
-                ],
-            }
-            for example, own in enumerate(words)
-        ],
-        "provenance": dict(attribution.provenance),
-    }
-
-
-def _describe_tokens(attribution: TokenAttribution) -> dict[str, Any]:
-    having = [example for example, outputs in enumerate(attribution.outputs) if (outputs >= 0).any()]
-    matrices = {example: attribution.matrix(example) for example in having}
-    return {
-        "shape": list(attribution.shape),
-        "method": attribution.provenance["method"],
-        "examples": [
-            {
-                "example": example,
-                "inputs": [{"text": piece.text, "positions": piece.positions} for piece in matrix.inputs],
-                "outputs": [
-                    {
-                        "text": piece.text,
-                        "positions": piece.positions,
-                        "objective": piece.score,
-                        "scores": matrix.scores[row].tolist(),
-                    }
-                    for row, piece in enumerate(matrix.outputs)
-                ],
-            }
-            for example, matrix in matrices.items()
-        ],
-        "provenance": dict(attribution.provenance),
-    }
-
-
-def _describe_search(search: Search) -> dict[str, Any]:
-    met = {"met_before": search.success_before, "met": search.success}
-    texts = {"text_before": search.texts_before, "text": search.texts}
-    return {
-        "shape": list(search.before.shape),
-        "method": search.provenance["method"],
-        "goal": search.provenance["goal"],
-        "until": search.provenance["until"],
-        "figures": search.figures().to_dict(),
-        "examples": [
-            {
-                "objective_before": float(search.objective_before[example]),
-                "objective": float(search.objective[example]),
-                **{name: None if values is None else bool(values[example]) for name, values in met.items()},
-                **{name: None if values is None else values[example] for name, values in texts.items()},
-                "changes": [{"kind": change.kind, **change._asdict()} for change in changes],
-                "evaluations": int(search.history.evaluations[-1, example]),
-                "gradients": int(search.history.gradients[-1, example]),
-                "objective_by_step": search.history.objective[:, example].tolist(),
-            }
-            for example, changes in enumerate(search.changes())
-        ],
-        "trigger": search.trigger,
-        "provenance": dict(search.provenance),
-    }
-
-
-def _describe_substitutions(substitutions: Substitutions) -> dict[str, Any]:
-    top = substitutions.ids.shape[2]
-    return {
-        "shape": list(substitutions.shape),
-        "goal": substitutions.goal,
-        "examples": [
-            {
-                "objective": float(objective),
-                "positions": [
-                    {
-                        "position": position,
-                        "id": int(substitutions.original[example, position]),
-                        "substitutions": [
-                            {"id": entry.id, "token": entry.after, "score": entry.score}
-                            for entry in substitutions.of_position(example, position, top)
-                        ],
-                    }
-                    for position in np.flatnonzero(substitutions.searched[example]).tolist()
-                ],
-            }
-            for example, objective in enumerate(substitutions.objective)
-        ],
-        "provenance": dict(substitutions.provenance),
-    }
 
 
 def print_summary(results: Results, terminal: Terminal) -> None:
@@ -253,31 +149,6 @@ def _real(result: EmbeddingGradients, example: int) -> list[str]:
     assert result.tokens is not None
     positions = range(len(result.tokens[example])) if result.mask is None else np.flatnonzero(result.mask[example])
     return [result.tokens[example][position] for position in positions]
-
-
-def _examples(result: EmbeddingGradients) -> list[dict[str, Any]]:
-    norms, dots = result.saliency("norm"), result.saliency("dot")
-    per_example = np.shape(result.objective) == (len(result.ids),)
-    return [
-        {
-            "objective": float(result.objective[example]) if per_example else None,
-            "norm": length(result.values[example]),
-            "tokens": [_token(result, example, position, norms, dots) for position in range(result.ids.shape[1])],
-        }
-        for example in range(len(result.ids))
-    ]
-
-
-def _token(
-    result: EmbeddingGradients, example: int, position: int, norms: np.ndarray, dots: np.ndarray
-) -> Mapping[str, Any]:
-    return {
-        "token": None if result.tokens is None else result.tokens[example][position],
-        "id": int(result.ids[example, position]),
-        "real": result.mask is None or bool(result.mask[example, position]),
-        "norm": float(norms[example, position]),
-        "dot": float(dots[example, position]),
-    }
 
 
 def model_of(result: Result) -> str:

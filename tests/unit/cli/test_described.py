@@ -15,7 +15,7 @@ from embgrad.cli.compare import print_comparisons
 from embgrad.cli.describe import describe, model_of, name_results
 from embgrad.cli.result_lines import port_lines, result_lines
 from embgrad.cli.run import DIFFER, OK
-from embgrad.cli.terminal import Terminal
+from embgrad.cli.terminal import Terminal, plain
 from embgrad.results.port_display import parts
 from tests.unit.attribution.language_models import causal
 from tests.unit.results.attributed import attribution_of, encoder_decoder, token_attribution_of
@@ -30,9 +30,14 @@ NAMELESS = embgrad.TokenBatch([[7, 8]])
 
 
 def without_provenance(result: Any) -> dict[str, Any]:
-    described = describe(result)
-    assert described.pop("provenance") == dict(result.provenance)
+    described: dict[str, Any] = plain(describe(result))
+    assert described.pop("provenance") == plain(result.provenance)
     return described
+
+
+def picked(columns: dict[str, Any], *names: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a table with some of its columns."""
+    return list(zip(*(columns[name] for name in names), strict=True))
 
 
 def gradients_of(objective: Any, values: Any, **changes: Any) -> embgrad.results.EmbeddingGradients:
@@ -51,7 +56,7 @@ def gradients_of(objective: Any, values: Any, **changes: Any) -> embgrad.results
 def test_gradients_have_a_norm_and_a_product_for_each_token() -> None:
     values = [[[3, 4], [0, 1], [2, 0]], [[0, 0], [6, 8], [0.5, 0]]]
     described = without_provenance(gradients_of(np.array([1.5, 2.5]), values))
-    first, second = described.pop("examples")
+    rows = picked(described.pop("tables")["tokens"], "example", "token", "id", "norm", "dot")
     assert described == {
         "shape": [2, 3, 2],
         "dtype": "float32",
@@ -60,112 +65,51 @@ def test_gradients_have_a_norm_and_a_product_for_each_token() -> None:
         "pad_leak": 0.5,
         "certificate": None,
     }
-    assert first == {
-        "objective": 1.5,
-        "norm": pytest.approx(30**0.5),
-        "tokens": [
-            {"token": "a", "id": 7, "real": True, "norm": 5.0, "dot": 14.0},
-            {"token": "##b", "id": 8, "real": True, "norm": 1.0, "dot": 2.0},
-            {"token": "c", "id": 9, "real": True, "norm": 2.0, "dot": 4.0},
-        ],
-    }
-    assert second["tokens"][1:] == [
-        {"token": "e", "id": 6, "real": True, "norm": 10.0, "dot": 28.0},
-        {"token": "[P]", "id": 0, "real": False, "norm": 0.5, "dot": 1.0},
-    ]
-    bare = gradients_of(np.array(4.0), values, tokens=None, mask=None)
-    described = describe(bare)
-    assert described["objective"] == 4.0
-    assert described["examples"][1]["objective"] is None
-    assert described["examples"][1]["tokens"][2] == {"token": None, "id": 0, "real": True, "norm": 0.5, "dot": 1.0}
+    first = [(0, "a", 7, 5.0, 14.0), (0, "##b", 8, 1.0, 2.0), (0, "c", 9, 2.0, 4.0)]
+    assert rows == [*first, (1, "d", 5, 0.0, 0.0), (1, "e", 6, 10.0, 28.0)]
+    bare = without_provenance(gradients_of(np.array(4.0), values, tokens=None, mask=None))
+    assert bare["objective"] == 4.0
+    assert picked(bare["tables"]["tokens"], "token", "id", "norm", "dot")[-1] == (None, 0, 0.5, 1.0)
     assert describe(gradients_of(None, values))["objective"] is None
 
 
-def test_attributions_have_a_score_for_each_token_and_word() -> None:
+def test_attributions_have_a_score_for_each_token() -> None:
     described = without_provenance(attribution_of(BATCH, [[1, 2, 4], [8, 16, 0]]))
-    first, second = described.pop("examples")
-    assert {
-        name: np.asarray(value).tolist() for name, value in described.items() if name not in ("method", "error")
-    } == {
+    rows = picked(described.pop("tables")["tokens"], "example", "token", "word", "id", "score")
+    assert described == {
         "shape": [2, 3],
         "objective": [2.5, 2.5],
         "baseline_objective": [1.5, 1.5],
         "delta": [0.01, 0.01],
+        "error": None,
     }
-    assert described["method"] == {"class": "IntegratedGradients", "steps": 5}
-    assert first == {
-        "objective": 2.5,
-        "words": [{"word": "ab", "score": 3.0}, {"word": "c", "score": 4.0}],
-        "tokens": [
-            {"token": "a", "id": 7, "real": True, "score": 1.0},
-            {"token": "##b", "id": 8, "real": True, "score": 2.0},
-            {"token": "c", "id": 9, "real": True, "score": 4.0},
-        ],
-    }
-    assert second["tokens"][1:] == [
-        {"token": "e", "id": 6, "real": True, "score": 16.0},
-        {"token": "[P]", "id": 0, "real": False, "score": 0.0},
-    ]
-    assert describe(attribution_of(NAMELESS))["examples"] == [
-        {
-            "objective": 2.5,
-            "words": None,
-            "tokens": [
-                {"token": None, "id": 7, "real": True, "score": 1.0},
-                {"token": None, "id": 8, "real": True, "score": 2.0},
-            ],
-        }
-    ]
+    first = [(0, "a", "ab", 7, 1.0), (0, "##b", "ab", 8, 2.0), (0, "c", "c", 9, 4.0)]
+    assert rows == [*first, (1, "d", "d", 5, 8.0), (1, "e", "e", 6, 16.0)]
+    nameless = without_provenance(attribution_of(NAMELESS))["tables"]["tokens"]
+    assert picked(nameless, "token", "id", "score") == [(None, 7, 1.0), (None, 8, 2.0)]
 
 
-def test_output_tokens_have_the_scores_of_the_inputs_and_examples_without_outputs_are_left_out() -> None:
+def test_output_tokens_have_the_scores_of_the_inputs() -> None:
     scores = [[[0, 0, 0], [0, 0, 0]], [[3, 0, 0], [0, 0, 0]]]
     described = without_provenance(token_attribution_of(BATCH, [[], [1]], np.array(scores)[:, :1]))
-    assert described == {
-        "shape": [2, 1, 3],
-        "method": {"class": "InputXGradient"},
-        "examples": [
-            {
-                "example": 1,
-                "inputs": [{"text": "d", "positions": (0,)}, {"text": "e", "positions": (1,)}],
-                "outputs": [{"text": "e", "positions": (1,), "objective": -1.0, "scores": [3.0, 0.0]}],
-            }
-        ],
-    }
+    assert (described["shape"], described["outputs"], described["objective"]) == (
+        [2, 1, 3],
+        [[-1], [1]],
+        [[None], [-1.0]],
+    )
+    assert picked(described["tables"]["tokens"], "example", "output", "token", "score") == [(1, 1, "d", 3.0)]
 
 
 def test_an_output_at_the_first_position_is_one() -> None:
-    (example,) = describe(encoder_decoder())["examples"]
-    assert [output["positions"] for output in example["outputs"]] == [(1,), (2,), (3,)]
     first = replace(encoder_decoder(), outputs=np.array([[0, -1, -1]]))
-    assert len(describe(first)["examples"]) == 1
     assert len(result_lines(first, Terminal(io.StringIO()))) == 1
 
 
 def test_substitutions_have_the_entries_of_each_position_that_was_searched() -> None:
-    assert without_provenance(MADE) == {
-        "shape": [2, 2, 2],
-        "goal": "maximize",
-        "examples": [
-            {
-                "objective": 0.5,
-                "positions": [
-                    {
-                        "position": 1,
-                        "id": 7,
-                        "substitutions": [
-                            {"id": 5, "token": "<b>", "score": 1.5},
-                            {"id": 3, "token": "##ing", "score": -0.25},
-                        ],
-                    }
-                ],
-            },
-            {
-                "objective": -2.0,
-                "positions": [{"position": 1, "id": 5, "substitutions": [{"id": 3, "token": "##ing", "score": 0.125}]}],
-            },
-        ],
-    }
+    described = without_provenance(MADE)
+    assert (described["shape"], described["objective"]) == ([2, 2, 2], [0.5, -2.0])
+    rows = picked(described["tables"]["tokens"], "example", "position", "id", "other_id", "other_token", "score")
+    assert rows == [(0, 1, 7, 5, "<b>", 1.5), (0, 1, 7, 3, "##ing", -0.25), (1, 1, 5, 3, "##ing", 0.125)]
 
 
 def test_one_comparison_that_differs_makes_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,43 +134,21 @@ def test_searches_have_their_changes_and_their_course() -> None:
     search = search_of([["a", "b"], ["c", "d"]], [["a", "x"], ["c", "d"]], until=0.5)
     described = without_provenance(search)
     assert described.pop("figures") == search.figures().to_dict()
+    history, tables = described.pop("history"), described.pop("tables")
     assert described == {
         "shape": [2, 2],
-        "method": {"class": "GCG", "steps": 2},
-        "goal": "maximize",
-        "until": 0.5,
-        "examples": [
-            {
-                "objective_before": -1.0,
-                "objective": 1.0,
-                "met_before": False,
-                "met": True,
-                "text_before": "a b",
-                "text": "a x",
-                "changes": [
-                    {"kind": "substituted", "position_before": 1, "position": 1, "before": "b", "after": "x"},
-                ],
-                "evaluations": 21,
-                "gradients": 2,
-                "objective_by_step": [-1.0, 0.0, 1.0],
-            },
-            {
-                "objective_before": 0.0,
-                "objective": 0.0,
-                "met_before": False,
-                "met": False,
-                "text_before": "c d",
-                "text": "c d",
-                "changes": [],
-                "evaluations": 1,
-                "gradients": 0,
-                "objective_by_step": [0.0, 0.0, 0.0],
-            },
-        ],
+        "objective_before": [-1.0, 0.0],
+        "objective": [1.0, 0.0],
+        "success_before": [False, False],
+        "success": [True, False],
         "trigger": None,
     }
-    bare = describe(search_of([["a"]], [["b"]], until=None, texts=None, texts_before=None))["examples"][0]
-    assert [bare[name] for name in ("met_before", "met", "text_before", "text")] == [None] * 4
+    assert picked(tables["changes"], "example", "kind", "before", "after") == [(0, "substituted", "b", "x")]
+    assert picked(tables["examples"], "text_before", "text") == [("a b", "a x"), ("c d", "c d")]
+    assert history["objective"] == [[-1.0, 0.0], [0.0, 0.0], [1.0, 0.0]]
+    bare = without_provenance(search_of([["a"]], [["b"]], until=None, texts=None, texts_before=None))
+    assert bare["success"] is bare["success_before"] is None
+    assert bare["tables"]["examples"]["text"] == [None]
 
 
 def test_the_lines_of_a_port_are_in_its_styles() -> None:

@@ -78,7 +78,7 @@ def test_json_is_ascii_and_exact(file: str, command: Any) -> None:
     answer = json.loads(done.out)["results"]
     assert list(answer) == list(TEXTS.values())
     for text in TEXTS.values():
-        assert answer[text]["examples"][0]["tokens"][1]["token"] == text
+        assert answer[text]["tables"]["tokens"]["token"][1] == text
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -15,8 +15,11 @@ from tests.unit.cli.commands import TEXTS, child, refused
 
 def tokens(done: Any) -> list[list[str]]:
     assert done.code == 0, done.err
-    actual = json.loads(done.out)["results"]["word"]["examples"]
-    return [[item["token"] for item in example["tokens"] if item["real"]] for example in actual]
+    table = json.loads(done.out)["results"]["word"]["tables"]["tokens"]
+    rows: dict[int, list[str]] = {}
+    for example, token in zip(table["example"], table["token"], strict=True):
+        rows.setdefault(example, []).append(token)
+    return list(rows.values())
 
 
 def test_texts_pairs_and_a_file_in_order(command: Any, directory: Path) -> None:
@@ -76,7 +79,7 @@ def test_a_tokenizer_from_a_python_file(command: Any) -> None:
     done = command(
         "gradients", "-m", "models.py:build", "--tokenizer", "models.py:tokenizer", "-t", "a bb ccc", "--json"
     )
-    assert [item["id"] for item in json.loads(done.out)["results"]["word"]["examples"][0]["tokens"]] == [2, 3, 4]
+    assert json.loads(done.out)["results"]["word"]["tables"]["tokens"]["id"] == [2, 3, 4]
 
 
 def test_a_missing_package_tokenizers(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
