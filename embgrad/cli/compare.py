@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import typer
@@ -20,33 +19,17 @@ from embgrad.common.tolerance import check_tolerance
 from embgrad.loading.errors import UsageError
 
 __all__ = [
-    "Compared",
-    "OfModels",
     "against_first",
     "compare",
     "compare_models",
-    "expect_none_for_models",
     "print_comparisons",
 ]
 
 #: The parameters of commands that apply to files; all others apply to models only.
-FOR_FILES: Final = ("files", "at", "tolerance", "output", "title", "as_json", "debug")
+FOR_FILES: Final = ("files", "at", "tolerance", "as_json", "debug")
 
 #: The options of gradients that are compared.
 OfModels = Annotated[GradientRequest, "objective", "labels", "at", "batch_size", "training", "pads", "call"]
-
-
-@dataclass(frozen=True)
-class Compared:
-    """The results of several models, and the comparison of each with the first.
-
-    Attributes:
-        results: the results by the models' labels.
-        comparisons: the comparisons by label, for all models but the first.
-    """
-
-    results: Mapping[str, Results]
-    comparisons: Mapping[str, Any]
 
 
 @command
@@ -73,11 +56,11 @@ def compare(
     if not files and models.model is None:
         raise UsageError("--model is missing: expected two files, or --model with --frameworks or --against")
     if files:
-        expect_none_for_models(context)
+        _expect_none_for_models(context)
         _expect_two(files)
         results = restrict(load_results(files), request.at or ())
         return print_comparisons(against_first(results, tolerance, terminal), terminal)
-    return print_comparisons(compare_models(models, inputs, request, tolerance, terminal).comparisons, terminal)
+    return print_comparisons(compare_models(models, inputs, request, tolerance, terminal), terminal)
 
 
 def against_first(
@@ -107,29 +90,27 @@ def compare_models(
     request: GradientRequest,
     tolerance: float | None,
     terminal: Terminal,
-    least: int = 2,
-) -> Compared:
+) -> dict[str, Any]:
     """Compute the gradients of the models and compare each with the first; the models are run again to find causes.
 
     Args:
-        models: the models, at least `least` of them.
+        models: the models.
         inputs: the source of the examples.
         request: the objective, the points and the other options of the gradients.
         tolerance: see `embgrad.compare`.
         terminal: where progress, notes and warnings are printed.
-        least: the smallest permitted number of models.
     """
     request.expect()
     check_tolerance(tolerance)
-    batch = batch_from(inputs, models.expect(least), terminal, request)
-    loaded = models.load(terminal, least)
+    batch = batch_from(inputs, models.expect(), terminal, request)
+    loaded = models.load(terminal)
     results: dict[str, Results] = {}
     used = request.parsed
     for label, model in loaded.items():
         used, results[label] = compute(model, batch, request, terminal, used)
     note_default(request, used, terminal)
     natives = {label: model.model for label, model in loaded.items()}
-    return Compared(results, against_first(results, tolerance, terminal, natives, request.function()))
+    return against_first(results, tolerance, terminal, natives, request.function())
 
 
 def print_comparisons(comparisons: Mapping[str, Any], terminal: Terminal) -> int:
@@ -148,7 +129,7 @@ def print_comparisons(comparisons: Mapping[str, Any], terminal: Terminal) -> int
     return OK if agrees else DIFFER
 
 
-def expect_none_for_models(context: typer.Context) -> None:
+def _expect_none_for_models(context: typer.Context) -> None:
     """Check that no option for models was passed together with files, where it would have no effect.
 
     Raises:

@@ -122,11 +122,11 @@ class Models:
             raise UsageError("--model is missing: expected a folder, or your own model as path/to/file.py:name")
         return self.model
 
-    def specify(self, least: int = 2) -> list[tuple[str, str | None]]:
+    def specify(self) -> list[tuple[str, str | None]]:
         """Return each model as the user wrote it, with its framework.
 
         Raises:
-            UsageError: there are fewer than `least` models, or the options contradict each other.
+            UsageError: there are fewer than two models, or the options contradict each other.
         """
         if self.model is None:
             raise UsageError("--model is missing: expected --model with --frameworks or --against")
@@ -137,23 +137,23 @@ class Models:
             if len(names) > 2:
                 raise UsageError("--against compares two models: expected one framework, or one for each of the two")
             return [(self.model, names[0]), (self.against, names[-1])]
-        if len(names) < least:
+        if len(names) < 2:
             raise UsageError(
                 f"there is only one model to compare: expected at least two frameworks, such as "
                 f"--frameworks {','.join(FRAMEWORKS)}, or --against MODEL"
             )
         return [(self.model, name) for name in names]
 
-    def expect(self, least: int = 2) -> list[str]:
+    def expect(self) -> list[str]:
         """Check that the models exist, see `expect_models`; return each as the user wrote it."""
-        models = self.specify(least)
+        models = self.specify()
         expect_models(models, self.ignore or (), own_process=own_process())
         return [spelled for spelled, _ in models]
 
-    def load(self, terminal: Terminal, least: int = 2) -> dict[str, Loaded]:
+    def load(self, terminal: Terminal) -> dict[str, Loaded]:
         """Load the models; return each by a label that is unique among them."""
         models: dict[str, Loaded] = {}
-        for spelled, framework in self.specify(least):
+        for spelled, framework in self.specify():
             with terminal.busy(f"loading {spelled} …"):
                 loaded = load_model(spelled, framework, self.ignore or ())
             label = loaded.framework if self.against is None else loaded.name

@@ -1,4 +1,4 @@
-"""`embgrad report`: an HTML page that shows results side by side, from files or from models."""
+"""`embgrad report`: an HTML page that shows saved results side by side."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from embgrad.cli.command import command
-from embgrad.cli.compare import OfModels, against_first, compare_models, expect_none_for_models
-from embgrad.cli.describe import Results, name_results
+from embgrad.cli.compare import against_first
+from embgrad.cli.describe import name_results
 from embgrad.cli.files import expect_writable, load_results, restrict
-from embgrad.cli.options import Inputs, Models, Tolerance, of_output
+from embgrad.cli.options import At, Tolerance, of_output
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
 from embgrad.loading.errors import UsageError
@@ -23,7 +23,6 @@ __all__ = ["report"]
 def report(
     terminal: Terminal,
     *,
-    context: typer.Context,
     files: Annotated[
         list[str] | None,
         typer.Argument(
@@ -31,9 +30,7 @@ def report(
             help="Files of saved gradients, attributions or a search; one may be '-', which is stdin.",
         ),
     ] = None,
-    models: Models,
-    inputs: Inputs,
-    request: OfModels,
+    at: At = None,
     output: Annotated[
         str | None, of_output("--output", "-o", metavar="PAGE", help="The HTML page to write; '-' is stdout.")
     ] = None,
@@ -44,30 +41,23 @@ def report(
 
     \b
     embgrad report a.safetensors b.safetensors -o page.html
-    embgrad report -m FOLDER --frameworks torch,tensorflow -f texts.txt --at word --at layer.0 -o page.html
+    embgrad report two.safetensors --at layer.-1 -o page.html
     """
-    _expect(files, models.model, output, terminal)
-    if files:
-        expect_none_for_models(context)
-        results: Mapping[str, Results] = restrict(load_results(files), request.at or ())
-        comparisons: Mapping[str, Any] = against_first(_comparable(results), tolerance, terminal)
-    else:
-        compared = compare_models(models, inputs, request, tolerance, terminal, least=1)
-        results, comparisons = compared.results, compared.comparisons
-    _write(results, comparisons, str(output), title, terminal)
-    agrees = all(comparison.agrees for comparison in comparisons.values()) if comparisons else None
-    terminal.give({"file": output, "results": list(results), "agrees": agrees})
-    return OK
-
-
-def _expect(files: list[str] | None, model: str | None, output: str | None, terminal: Terminal) -> None:
+    if not files:
+        raise UsageError(
+            "no file is named: expected files of results, as `embgrad gradients -o g.safetensors` writes them"
+        )
     if output is None:
         raise UsageError("--output is missing: expected the file name of the page, such as -o page.html")
     if output == "-" and terminal.as_json:
         raise UsageError("-o - writes the page to stdout, which --json uses as well: pass only one")
-    if bool(files) == (model is not None):
-        raise UsageError(f"expected files of results or --model, {'not both' if files else 'and got neither'}")
     expect_writable(output)
+    results = restrict(load_results(files), at or ())
+    comparisons = against_first(_comparable(results), tolerance, terminal)
+    _write(results, comparisons, output, title, terminal)
+    agrees = all(comparison.agrees for comparison in comparisons.values()) if comparisons else None
+    terminal.give({"file": output, "results": list(results), "agrees": agrees})
+    return OK
 
 
 def _comparable(results: Mapping[str, Any]) -> dict[str, Any]:

@@ -93,9 +93,8 @@ def test_the_number_of_labels_is_checked_before_a_model_is_loaded(command: Any, 
         (["gradients"], OF_GRADIENTS),
         (["compare", "--against", "my.py:build"], OF_TWO),
         (["bisect", "--against", "my.py:build"], OF_TWO),
-        (["report", "--against", "my.py:build", "-o", "page.html"], OF_TWO),
     ],
-    ids=["gradients", "compare", "bisect", "report"],
+    ids=["gradients", "compare", "bisect"],
 )
 def test_wrong_usage_is_reported_before_a_model_is_loaded(
     start: Sequence[str],
