@@ -1,4 +1,4 @@
-"""JAX models that carry a state from call to call, and objectives of several examples."""
+"""JAX models that carry a state from call to call."""
 
 from __future__ import annotations
 
@@ -16,32 +16,6 @@ from tests.frameworks.keras_state import keras_model_of_one_number
 from tests.support.company import LOGIT, expect_of_own_number, expect_state_of_one_number
 
 IDS = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
-
-
-class Carry(nnx.Module):
-    """A sum of rows that begins with that of the call before, in a variable of one of several classes."""
-
-    def __init__(self, kind: type) -> None:
-        self.table = nnx.Embed(9, 4, rngs=nnx.Rngs(0))
-        self.head = nnx.Linear(4, 2, rngs=nnx.Rngs(1))
-        self.state = kind(jnp.zeros((3, 4)))
-
-    def __call__(self, ids: Any) -> Any:
-        before = self.state[...] if self.state[...].shape[0] == ids.shape[0] else jnp.zeros((ids.shape[0], 4))
-        out = jnp.tanh(self.table(ids).sum(1) + before)
-        self.state.set_value(out)
-        return self.head(out)
-
-
-@pytest.mark.parametrize("kind", [nnx.BatchStat, nnx.Cache, nnx.Variable])
-def test_a_state_that_goes_on_from_call_to_call(kind: type) -> None:
-    model = Carry(kind)
-    model(jnp.asarray(IDS[::-1]))
-    state = np.array(model.state[...])
-    rows = np.tanh(np.array(model.table.embedding[...])[IDS].sum(1) + state)
-    own = np.array(model.head(jnp.asarray(rows)))[:, 1]
-    expect_of_own_number(model, IDS, own)
-    np.testing.assert_array_equal(model.state[...], state)
 
 
 def test_a_stateful_layer_of_keras() -> None:
