@@ -12,7 +12,7 @@ import numpy as np
 
 from embgrad.backend import Call, TokenBatch, layout_of
 from embgrad.errors import BatchError, UnsupportedError
-from embgrad.keras import is_keras
+from embgrad.keras import is_keras, plan_keras_call
 from embgrad.toolkit import copy_owned, expect_single, parameters_of, plan_call
 from embgrad_jax.walk import is_huggingface, is_linen
 
@@ -54,10 +54,9 @@ def plan(model: Any, batch: TokenBatch, call: Call | None, *, training: bool) ->
         )
     expect_single(model)
     if is_keras(model):
-        from embgrad_jax.keras import keras_arguments
-
-        nest, unused = keras_arguments(model, batch)
-        return _plan(nest, lambda model, nest: model(*nest[0], **nest[1], training=training), unused)
+        planned = plan_keras_call(model, batch, lambda value: value)
+        nest = (planned.args, dict(planned.kwargs))
+        return _plan(nest, lambda model, nest: model(*nest[0], **nest[1], training=training), planned.unused)
     if is_huggingface(model) and training:
         raise UnsupportedError(
             f"the model is a {type(model).__name__}, whose dropout needs a key: pass call=lambda model, inputs: model(**inputs, "

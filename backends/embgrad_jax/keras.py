@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import keras
-import numpy as np
 
-from embgrad.backend import TokenBatch
 from embgrad.errors import UnsupportedError
-from embgrad.keras import MASKS, MODES, cast_exactly, fill, find_declared, is_keras, keras_bases
+from embgrad.keras import is_keras, keras_bases
 from embgrad.keras import layers as keras_layers
-from embgrad.toolkit import CallPlan, Interception, is_recorded, may_be_state, parameters_of, plan_call
+from embgrad.toolkit import Interception, is_recorded, may_be_state
 from embgrad_jax.leaves import Leaf, record_changes
 from embgrad_jax.modules import mark
 
-__all__ = ["KerasParts", "keras_arguments"]
+__all__ = ["KerasParts"]
 
 _calls: Final = Interception(lambda: keras.Layer, "__call__")
 
@@ -111,37 +108,6 @@ class KerasParts:
             yield self._parts, random_values
             if is_recorded():
                 record_changes(self.leaves, arrays, [scope.get_current_value(variable) for variable in variables])
-
-
-def keras_arguments(model: Any, batch: TokenBatch) -> tuple[Any, tuple[str, ...]]:
-    """Return the arguments of a Keras model's call, positional and by name, and the parts of the batch that it cannot take.
-
-    Raises:
-        BatchError: the model needs an input that the batch does not have.
-    """
-
-    def native(name: str, value: Any, dtype: Any) -> Any:
-        return cast_exactly(name, value, dtype, str(dtype)) if isinstance(value, np.ndarray) and dtype else value
-
-    structure = find_declared(model)
-    if structure is not None:
-        inputs, unused = fill(structure, batch, native)
-        return ((inputs,), {}), unused
-    taken = parameters_of(model.call, skip=MODES)
-    planned = _plan(taken, batch)
-    dtypes = {"mask": np.bool_}  # as Keras's own masks are
-    args = tuple(native(p.name, value, dtypes.get(p.name)) for p, value in zip(taken, planned.args, strict=False))
-    kwargs = {name: native(name, value, dtypes.get(name)) for name, value in planned.kwargs.items()}
-    return (args, kwargs), planned.unused
-
-
-def _plan(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> CallPlan:
-    """Return the arguments of `call`; for one that passes on everything, the batch in the user's form."""
-    if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
-        return plan_call(parameters, batch, masks=MASKS)
-    inputs = batch.inputs()
-    unused = [name for name in ("mask", "types") if getattr(batch, name) is not None and not isinstance(inputs, dict)]
-    return CallPlan((inputs,), {}, tuple(unused))
 
 
 def _expect_built(part: Any) -> None:

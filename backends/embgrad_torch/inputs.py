@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 
 from embgrad.backend import Call, TokenBatch
 from embgrad.errors import BatchError, OutputError, UnsupportedError
-from embgrad.keras import MASKS, MODES, cast_exactly, fill, find_declared, is_keras
-from embgrad.toolkit import CallPlan, coarsest, copy_nest, parameters_of, plan_call
+from embgrad.keras import is_keras, plan_keras_call
+from embgrad.toolkit import coarsest, copy_nest, parameters_of, plan_call
 from embgrad_torch.walk import original
 
 __all__ = [
@@ -50,8 +50,10 @@ def plan(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> tuple
             "Pass call=lambda parts, inputs: outputs"
         )
     module = original(model)
-    if is_keras(module):
-        return _plan_keras(model, batch, device)
+    if is_keras(module):  # its `forward` passes on everything, and `training` sets the mode
+        planned = plan_keras_call(module, batch, functools.partial(to_tensors, device=device, examples=len(batch)))
+        keywords = {**planned.kwargs, "training": module.training}
+        return functools.partial(model, *planned.args, **keywords), planned.unused
     if _forward_of_class(module) is torch.nn.Module.forward and "forward" not in vars(module):
         children = ", ".join(name for name, _ in module.named_children())
         raise UnsupportedError(
@@ -62,38 +64,6 @@ def plan(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> tuple
     args = [to_tensors(argument, device, len(batch)) for argument in planned.args]
     kwargs = to_tensors(dict(planned.kwargs), device, len(batch))
     return functools.partial(unparallel(model), *args, **kwargs), planned.unused
-
-
-def _plan_keras(model: Any, batch: TokenBatch, device: Any) -> tuple[Callable[[], Any], tuple[str, ...]]:
-    """Return what `plan` does, for a Keras model on PyTorch: its `forward` passes on everything, and `training` sets the mode."""
-
-    def native(name: str, value: Any, dtype: Any) -> Any:
-        if isinstance(value, np.ndarray) and dtype is not None:
-            value = cast_exactly(name, value, dtype, str(dtype))
-        return to_tensors(value, device, len(batch))
-
-    layer = original(model)
-    structure = find_declared(layer)
-    if structure is not None:
-        inputs, unused = fill(structure, batch, native)
-        args, kwargs = [inputs], {}
-    else:
-        taken = parameters_of(layer.call, skip=MODES)
-        planned = _plan_keras_call(taken, batch)
-        dtypes = {"mask": np.bool_}  # as Keras's own masks are
-        args = [native(p.name, value, dtypes.get(p.name)) for p, value in zip(taken, planned.args, strict=False)]
-        kwargs = {name: native(name, value, dtypes.get(name)) for name, value in planned.kwargs.items()}
-        unused = planned.unused
-    return functools.partial(model, *args, **kwargs, training=layer.training), unused
-
-
-def _plan_keras_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> CallPlan:
-    """Return the arguments of a Keras model's `call`; for one that passes on everything, the batch in the user's form."""
-    if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
-        return plan_call(parameters, batch, masks=MASKS)
-    inputs = batch.inputs()
-    unused = [name for name in ("mask", "types") if getattr(batch, name) is not None and not isinstance(inputs, dict)]
-    return CallPlan((inputs,), {}, tuple(unused))
 
 
 def unparallel(model: Any) -> Any:

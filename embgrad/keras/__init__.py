@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = _attach(
             "is_keras",
             "keras_bases",
             "make_unique",
+            "plan_keras_call",
         ],
         "keras.layers": [
             "Node",

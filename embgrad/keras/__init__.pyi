@@ -1,6 +1,16 @@
 """The names of `embgrad.keras` and their types: `__init__.py` imports each when it is first used."""
 
-from embgrad.keras.inputs import MASKS, MODES, cast_exactly, fill, find_declared, is_keras, keras_bases, make_unique
+from embgrad.keras.inputs import (
+    MASKS,
+    MODES,
+    cast_exactly,
+    fill,
+    find_declared,
+    is_keras,
+    keras_bases,
+    make_unique,
+    plan_keras_call,
+)
 from embgrad.keras.layers import (
     Node,
     errors_unchanged,
@@ -24,6 +34,7 @@ __all__ = [
     "is_keras",
     "keras_bases",
     "make_unique",
+    "plan_keras_call",
     "restore_declared_order",
     "value_of",
     "with_mask",

@@ -11,11 +11,11 @@ import numpy as np
 from embgrad.common.arrays import whole_numbers
 from embgrad.errors import BatchError
 from embgrad.inputs.batch import TokenBatch
-from embgrad.toolkit.signature import parameters_of, plan_mapping
+from embgrad.toolkit.signature import CallPlan, parameters_of, plan_call, plan_mapping
 
 __all__ = [
     *("MASKS", "MODES", "cast_exactly", "find_declared", "declared_names", "fill", "is_keras", "keras_bases"),
-    "make_unique",
+    *("make_unique", "plan_keras_call"),
 ]
 
 #: Names of parameters that select training or evaluation mode.
@@ -68,6 +68,41 @@ def declared_names(part: Any) -> tuple[str, ...] | None:
     """Return the names of the inputs that a Keras model declares; None where it declares none by name."""
     structure = find_declared(part)
     return None if structure is None else tuple(_leaves(structure))
+
+
+def plan_keras_call(part: Any, batch: TokenBatch, convert: Callable[[Any], Any]) -> CallPlan:
+    """Return the arguments of the `call` of a model of Keras 3, and the parts of the batch that it cannot take.
+
+    A `call` that passes on everything gets the batch in the user's form.
+
+    Args:
+        part: the model.
+        batch: the batch.
+        convert: returns the framework's own form of an array, or of another value that the user gave.
+
+    Raises:
+        BatchError: the model needs an input that the batch does not have, or declares it in a dtype that does not hold it.
+    """
+
+    def native(name: str, value: Any, dtype: Any) -> Any:
+        if dtype is not None and isinstance(value, np.ndarray):
+            value = cast_exactly(name, value, dtype, str(dtype))
+        return convert(value)
+
+    structure = find_declared(part)
+    if structure is not None:
+        inputs, unused = fill(structure, batch, native)
+        return CallPlan((inputs,), {}, unused)
+    taken = parameters_of(part.call, skip=MODES)
+    if all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in taken):
+        inputs = batch.inputs()
+        own = () if isinstance(inputs, dict) else ("mask", "types")
+        return CallPlan((convert(inputs),), {}, tuple(name for name in own if getattr(batch, name) is not None))
+    planned = plan_call(taken, batch, masks=MASKS)
+    dtypes = {"mask": np.bool_}  # as Keras's own masks are
+    args = tuple(native(p.name, value, dtypes.get(p.name)) for p, value in zip(taken, planned.args, strict=False))
+    kwargs = {name: native(name, value, dtypes.get(name)) for name, value in planned.kwargs.items()}
+    return CallPlan(args, kwargs, planned.unused)
 
 
 def _is_called_by_keras(part: Any) -> bool:
