@@ -77,8 +77,8 @@ def test_several_methods_are_listed_and_written_side_by_side(command: Any, maske
 
 def test_smooth_grad_takes_another_method(command: Any) -> None:
     asked = ("--method", "smooth-grad", "--set", "of=input-x-gradient", "--set", "samples=3", "--json")
-    described = json.loads(command("attribute", *ASK, *asked).out)["results"]["smooth_grad"]["method"]
-    assert (described["of"], described["samples"]) == ({"class": "InputXGradient"}, 3)
+    described = json.loads(command("attribute", *ASK, *asked).out)["results"]["smooth_grad"]["provenance"]
+    assert (described["method"]["of"], described["method"]["samples"]) == ({"class": "InputXGradient"}, 3)
 
 
 def test_a_saved_attribution_is_shown(command: Any, masked: Path) -> None:

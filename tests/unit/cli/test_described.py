@@ -136,7 +136,6 @@ def test_searches_have_their_changes_and_their_course() -> None:
     assert described.pop("figures") == search.figures().to_dict()
     history, tables = described.pop("history"), described.pop("tables")
     assert described == {
-        "shape": [2, 2],
         "objective_before": [-1.0, 0.0],
         "objective": [1.0, 0.0],
         "success_before": [False, False],
