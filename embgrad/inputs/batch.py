@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
 from embgrad.common.arrays import to_numpy
-from embgrad.common.options import count_or_none, expect_flag
+from embgrad.common.options import expect_flag
 from embgrad.common.pytree import entries, is_nest
 from embgrad.errors import BatchError, brief, did_you_mean, quote
 from embgrad.inputs.checks import (
@@ -298,12 +298,6 @@ class TokenBatch:
         such arrays itself.
         """
         return [name for name, value in self.extras.items() if name not in self.shared and is_of_each(value, len(self))]
-
-    def micro_batches(self, size: int) -> Iterator[TokenBatch]:
-        """Yield sub-batches of at most `size` examples, in order."""
-        size = count_or_none(size, "size") or len(self)
-        for start in range(0, len(self), size):
-            yield self[start : start + size]
 
     def to_huggingface(self) -> dict[str, np.ndarray]:
         """Return a dict of `input_ids`, and of `attention_mask` and `token_type_ids` where given, int64."""

@@ -409,18 +409,3 @@ def test_only_slices_cut() -> None:
         embgrad.TokenBatch(IDS)[0]
     with pytest.raises(embgrad.errors.BatchError, match="the batch is empty"):
         embgrad.TokenBatch(IDS)[5:]
-
-
-@given(st.integers(1, 7), st.integers(1, 9))
-def test_micro_batches_are_the_batch_in_order(examples: int, size: int) -> None:
-    ids = np.arange(examples * 2).reshape(examples, 2)
-    pieces = list(embgrad.TokenBatch(ids).micro_batches(size))
-    np.testing.assert_array_equal(np.concatenate([piece.ids for piece in pieces]), ids)
-    assert all(len(piece) == size for piece in pieces[:-1])
-    assert len(pieces[-1]) <= size
-
-
-@pytest.mark.parametrize("size", [0, -1, 1.5, True])
-def test_sizes_of_micro_batches_that_are_refused(size: Any) -> None:
-    with pytest.raises(embgrad.errors.BatchError, match=f"size is {size}: expected a whole number of at least 1"):
-        list(embgrad.TokenBatch(IDS).micro_batches(size))
