@@ -8,27 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertTokenizer, BertTokenizerFast, GPT2Config, GPT2Model, PreTrainedTokenizerFast
 
 import embgrad
+from tests.support.wordpiece import SENTENCES, SPECIAL, train_wordpiece
 
-SENTENCES = ["a gripping film", "the plot is thin but the film is gripping", "two hours of films, well spent"]
 TEXTS = ["a gripping film", ("the plot is thin", "two hours"), ""]
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 @pytest.fixture
 def wordpiece() -> Tokenizer:
-    built = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    built.train_from_iterator(
-        SENTENCES, trainers.WordPieceTrainer(vocab_size=80, special_tokens=SPECIAL, show_progress=False)
-    )
-    built.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    return built
+    return train_wordpiece(80, [*SPECIAL, "[MASK]"])
 
 
 @pytest.fixture

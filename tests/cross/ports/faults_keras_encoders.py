@@ -9,7 +9,8 @@ import keras
 from tests.cross.ports import plants_keras as keras_plants
 from tests.cross.ports.architectures import PADDING, VOCAB
 from tests.cross.ports.fault import Entry, Fault, faults_of
-from tests.cross.ports.plants_keras import masking, setting, subclassed
+from tests.cross.ports.plants_keras import masking
+from tests.cross.ports.plants_tensorflow import setting, subclassed
 from tests.cross.ports.weights import (
     both,
     changed,

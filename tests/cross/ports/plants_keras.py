@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,52 +10,10 @@ import keras
 from keras import ops
 
 from tests.cross.ports.fault import Plant
+from tests.cross.ports.plants_tensorflow import after, layers, subclassed
 
 #: The part of a layer that is attention, whatever the model calls it.
 ATTENTION = r"(self_attention(_layer)?|attention|cross_attention(_layer)?)"
-
-
-def layers(model: Any, pattern: str) -> list[Any]:
-    """Return the layers whose paths, with dots, end in the pattern."""
-    every = _paths(model, "")
-    found = [layer for path, layer in every if re.search(rf"(^|\.)(?:{pattern})$", path)]
-    assert found, (pattern, [path for path, _ in every])
-    return list({id(layer): layer for layer in found}.values())
-
-
-def _paths(layer: Any, prefix: str) -> list[tuple[str, Any]]:
-    paths = []
-    for child in layer._flatten_layers(recursive=False, include_self=False):
-        path = f"{prefix}.{child.name}".lstrip(".")
-        paths += [(path, child), *_paths(child, path)]
-    return paths
-
-
-def setting(pattern: str, **attributes: Any) -> Plant:
-    """Return what sets attributes that the layers have."""
-
-    def plant(model: Any) -> None:
-        for layer in layers(model, pattern):
-            for name, value in attributes.items():
-                assert hasattr(layer, name), (layer.path, name)
-                setattr(layer, name, value)
-
-    return plant
-
-
-def subclassed(pattern: str, **methods: Callable[..., Any]) -> Plant:
-    """Return what gives layers other methods; each is a function of the method that it replaces, and of its arguments."""
-
-    def plant(model: Any) -> None:
-        for layer in layers(model, pattern):
-            bound = {name: _after(getattr(type(layer), name), method) for name, method in methods.items()}
-            layer.__class__ = type(type(layer).__name__, (type(layer),), bound)
-
-    return plant
-
-
-def _after(inner: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, *given, **named: method(self, lambda *a, **k: inner(self, *a, **k), *given, **named)
 
 
 def returning(pattern: str, change: Callable[[Any], Any]) -> Plant:
@@ -241,7 +198,7 @@ def query_later(by: int, layer: str) -> Plant:
                 once = rotary(query, positions=ops.full((query.shape[1],), by))
                 return inner(once, key, value, *given, **named)
 
-            method = _after(type(attention)._compute_attention, attend)
+            method = after(type(attention)._compute_attention, attend)
             attention.__class__ = type(type(attention).__name__, (type(attention),), {"_compute_attention": method})
 
     return plant

@@ -1,4 +1,4 @@
-"""What goes wrong in transformers' models in TensorFlow, by their layers' attributes and classes."""
+"""What goes wrong in models of Keras, of transformers in TensorFlow and of keras-hub, by their layers' attributes and classes."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ def subclassed(pattern: str, **methods: Callable[..., Any]) -> Plant:
 
     def plant(model: Any) -> None:
         for layer in layers(model, pattern):
-            bound = {name: _after(getattr(type(layer), name), method) for name, method in methods.items()}
+            bound = {name: after(getattr(type(layer), name), method) for name, method in methods.items()}
             layer.__class__ = type(type(layer).__name__, (type(layer),), bound)
 
     return plant
 
 
-def _after(inner: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
+def after(inner: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method for a class, as a function of the method that it replaces, and of its arguments."""
     return lambda self, *given, **named: method(self, lambda *a, **k: inner(self, *a, **k), *given, **named)

@@ -12,24 +12,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 import embgrad
 from embgrad.inputs.fast_tokenizers import words_of
 from embgrad.inputs.tfhub import is_preprocessor
+from tests.support.wordpiece import SENTENCES, train_wordpiece
 from tests.unit.refusals import refused
-
-SENTENCES = ["a gripping film", "the plot is thin but the film is gripping", "two hours of films, well spent"]
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
 
 @pytest.fixture
 def tokenizer() -> Tokenizer:
     """Return a tokenizer as BERT's: WordPiece with [CLS] and [SEP], trained on three sentences."""
-    built = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    built.train_from_iterator(
-        SENTENCES, trainers.WordPieceTrainer(vocab_size=70, special_tokens=SPECIAL, show_progress=False)
-    )
-    built.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    return built
+    return train_wordpiece(70)
 
 
 @pytest.fixture
