@@ -16,7 +16,7 @@ from torch.nn import functional
 import embgrad
 from embgrad.testing.snapshot import Same, different
 from tests.decoders.architectures import DECODERS, DIM, MODES, Decoder, Inapplicable
-from tests.decoders.inputs import Cell, Inputs, alone, padded, relative
+from tests.decoders.inputs import Cell, Inputs, alone, from_alone, padded, relative
 
 
 def measure(name: str, mode: str, folder: Path) -> Cell:
@@ -40,13 +40,15 @@ def measure(name: str, mode: str, folder: Path) -> Cell:
     left = padded("left", encoder=decoder.encoder)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", embgrad.EmbgradWarning)
-        from_left = _from_alone(model, left, singles)
+        from_left = from_alone(_gradients(model, left).values, left, singles)
     return Cell(
         own=own,
         one_hot=one_hot,
-        right=_from_alone(model, right, singles),
+        right=from_alone(_gradients(model, right).values, right, singles),
         left=from_left,
-        positions=_from_alone(model, left.with_positions(), singles) if _takes_positions(model) else None,
+        positions=from_alone(_gradients(model, left.with_positions()).values, left, singles)
+        if _takes_positions(model)
+        else None,
         warned=any("padded on the left" in str(warning.message) for warning in caught),
         changed=tuple(different("", before, _state(model))),
         from_float32=_from_float32(model, decoder, right) if MODES[mode].approximate else None,
@@ -149,11 +151,6 @@ def _native(model: Any, inputs: Inputs) -> None:
 
 def _gradients(model: Any, inputs: Inputs, **options: Any) -> Any:
     return embgrad.gradients(model, inputs.batch, embgrad.CrossEntropy(inputs.labels), **options)
-
-
-def _from_alone(model: Any, inputs: Inputs, singles: list[np.ndarray]) -> float:
-    values = _gradients(model, inputs).values
-    return max(relative(values[row][inputs.mask[row] == 1], single) for row, single in enumerate(singles))
 
 
 def _from_float32(model: Any, decoder: Decoder, inputs: Inputs) -> float:

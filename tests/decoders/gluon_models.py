@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import functools
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -10,8 +10,8 @@ import numpy as np
 from embgrad_gluon.importing import import_gluonnlp, import_mxnet
 
 import embgrad
-from embgrad.testing.snapshot import different
-from tests.decoders.inputs import VOCAB, Cell, Inputs, alone, padded, relative
+from tests.decoders.inputs import VOCAB, Cell, Inputs
+from tests.decoders.inputs import measure as measure_decoder
 
 mx = import_mxnet()
 nlp = import_gluonnlp()
@@ -97,31 +97,9 @@ MODELS: Final[Mapping[str, bool]] = {"GPT-2": False, "GPT-2, hybridised": True}
 
 def measure(name: str) -> Cell:
     """Run the model in float32, see `tests.decoders.cells.measure`."""
-    model, right = build(hybrid=MODELS[name]), padded("right")
-    before = _state(model)
-    values = _gradients(model, right)
-    rows, one_hot, table = own_gradients(model, right)
-    generator = np.random.default_rng(3)
-    shape = (*right.mask.shape, DIM)
-    added, put = (0.02 * generator.normal(size=shape)).astype(np.float32), generator.normal(size=shape).astype("f4")
-    differences = [
-        relative(values, rows),
-        relative(_gradients(model, right, add={"word": added}), own_gradients(model, right, added=added)[0]),
-        relative(_gradients(model, right, override={"word": put}), own_gradients(model, right, put=put)[0]),
-    ]
-    assert _gradients(model, right, at="layer.-1").shape == shape
-    singles = [_gradients(model, inputs)[0] for inputs in alone()]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", embgrad.EmbgradWarning)
-        from_left = _from_alone(model, padded("left"), singles)
-    return Cell(
-        own=max(differences),
-        one_hot=relative(values @ table.T, one_hot),
-        right=_from_alone(model, right, singles),
-        left=from_left,
-        warned=any("padded on the left" in str(warning.message) for warning in caught),
-        changed=tuple(different("", before, _state(model))),
-    )
+    model = build(hybrid=MODELS[name])
+    given = [functools.partial(function, model) for function in (_gradients, own_gradients, _state)]
+    return measure_decoder(*given, DIM, positions=False)
 
 
 def own_gradients(
@@ -150,11 +128,6 @@ def own_gradients(
 def _gradients(model: Any, inputs: Inputs, **options: Any) -> np.ndarray:
     batch = embgrad.TokenBatch(inputs.batch["input_ids"])
     return embgrad.gradients(model, batch, embgrad.CrossEntropy(inputs.labels), **options).values
-
-
-def _from_alone(model: Any, inputs: Inputs, singles: list[np.ndarray]) -> float:
-    values = _gradients(model, inputs)
-    return max(relative(values[row][inputs.mask[row] == 1], single) for row, single in enumerate(singles))
 
 
 def _state(model: Any) -> dict[str, Any]:

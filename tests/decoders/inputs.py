@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
+
+import embgrad
+from embgrad.testing.snapshot import different
 
 VOCAB: Final = 320
 LENGTHS: Final = (7, 4, 9)
@@ -103,3 +107,53 @@ class Cell:
 def relative(values: np.ndarray, expected: np.ndarray) -> float:
     """Return the relative difference in the L2 norm."""
     return float(np.linalg.norm(values - expected) / np.linalg.norm(expected))
+
+
+def measure(
+    gradients: Callable[..., np.ndarray],
+    own: Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]],
+    state: Callable[[], Any],
+    dim: int,
+    *,
+    positions: bool,
+) -> Cell:
+    """Return what is measured of a model in float32.
+
+    Args:
+        gradients: returns embgrad's gradient for inputs and options.
+        own: returns the framework's gradients of the rows and of one-hot inputs, and the table; `added` is added to the rows, and
+            `put` takes their place.
+        state: returns what a call must leave as it was.
+        dim: the rows' length.
+        positions: whether the model takes `position_ids`.
+    """
+    right, left, before = padded("right"), padded("left"), state()
+    values = gradients(right)
+    rows, one_hot, table = own(right)
+    generator = np.random.default_rng(3)
+    shape = (*right.mask.shape, dim)
+    added, put = (0.02 * generator.normal(size=shape)).astype(np.float32), generator.normal(size=shape).astype("f4")
+    differences = [
+        relative(values, rows),
+        relative(gradients(right, add={"word": added}), own(right, added=added)[0]),
+        relative(gradients(right, override={"word": put}), own(right, put=put)[0]),
+    ]
+    assert gradients(right, at="layer.-1").shape == shape
+    singles = [gradients(inputs)[0] for inputs in alone()]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", embgrad.EmbgradWarning)
+        of_left = gradients(left)
+    return Cell(
+        own=max(differences),
+        one_hot=relative(values @ table.T, one_hot),
+        right=from_alone(gradients(right), right, singles),
+        left=from_alone(of_left, left, singles),
+        positions=from_alone(gradients(left.with_positions()), left, singles) if positions else None,
+        warned=any("padded on the left" in str(warning.message) for warning in caught),
+        changed=tuple(different("", before, state())),
+    )
+
+
+def from_alone(values: np.ndarray, inputs: Inputs, singles: Sequence[np.ndarray]) -> float:
+    """Return the largest difference of the gradients of a batch from those of its examples alone."""
+    return max(relative(values[row][inputs.mask[row] == 1], single) for row, single in enumerate(singles))

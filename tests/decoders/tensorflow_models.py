@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,8 +14,8 @@ import tensorflow as tf
 import transformers
 
 import embgrad
-from embgrad.testing.snapshot import different
-from tests.decoders.inputs import VOCAB, Cell, Inputs, alone, padded, relative
+from tests.decoders.inputs import VOCAB, Cell, Inputs
+from tests.decoders.inputs import measure as measure_decoder
 
 DIM: Final = 32
 
@@ -77,34 +77,9 @@ MODELS: Final[Mapping[str, Model]] = {
 def measure(name: str) -> Cell:
     """Run a model in float32, see `tests.decoders.cells.measure`."""
     kind = MODELS[name]
-    model, right, left = kind.build(), padded("right"), padded("left")
-    before = _state(model)
-    values = _gradients(kind, model, right)
-    rows, one_hot, table = own_gradients(kind, model, right)
-    generator = np.random.default_rng(3)
-    shape = (*right.mask.shape, DIM)
-    added, put = (0.02 * generator.normal(size=shape)).astype(np.float32), generator.normal(size=shape).astype("f4")
-    differences = [
-        relative(values, rows),
-        relative(
-            _gradients(kind, model, right, add={"word": added}), own_gradients(kind, model, right, added=added)[0]
-        ),
-        relative(_gradients(kind, model, right, override={"word": put}), own_gradients(kind, model, right, put=put)[0]),
-    ]
-    assert _gradients(kind, model, right, at="layer.-1").shape == shape
-    singles = [_gradients(kind, model, inputs)[0] for inputs in alone()]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", embgrad.EmbgradWarning)
-        from_left = _from_alone(kind, model, left, singles)
-    return Cell(
-        own=max(differences),
-        one_hot=relative(values @ table.T, one_hot),
-        right=_from_alone(kind, model, right, singles),
-        left=from_left,
-        positions=_from_alone(kind, model, left.with_positions(), singles) if kind.positions else None,
-        warned=any("padded on the left" in str(warning.message) for warning in caught),
-        changed=tuple(different("", before, _state(model))),
-    )
+    model = kind.build()
+    given = [functools.partial(function, kind, model) for function in (_gradients, own_gradients)]
+    return measure_decoder(*given, functools.partial(_state, model), DIM, positions=kind.positions)
 
 
 def own_gradients(
@@ -144,11 +119,6 @@ def _called(model: Any, batch: dict[str, Any], rows: Any) -> Any:
 
 def _gradients(kind: Model, model: Any, inputs: Inputs, **options: Any) -> np.ndarray:
     return embgrad.gradients(model, kind.batch(inputs), embgrad.CrossEntropy(inputs.labels), **options).values
-
-
-def _from_alone(kind: Model, model: Any, inputs: Inputs, singles: list[np.ndarray]) -> float:
-    values = _gradients(kind, model, inputs)
-    return max(relative(values[row][inputs.mask[row] == 1], single) for row, single in enumerate(singles))
 
 
 def _state(model: Any) -> dict[str, Any]:
