@@ -119,8 +119,7 @@ def test_a_report_does_not_compare_attributions_by_different_methods(command: An
         assert command("attribute", *ASK, "--method", method, "-o", f"{name}.safetensors").code == 0
     both = ("--method", "saliency", "--method", "occlusion", "--set", "replacement=0")
     assert command("attribute", *ASK, *both, "-o", "two.safetensors").code == 0
-    done = command("report", "a.safetensors", "b.safetensors", "-o", "page.html", "--json")
-    assert json.loads(done.out)["agrees"] is None
+    assert command("report", "a.safetensors", "b.safetensors", "-o", "page.html").code == 0
     assert "differs" not in Path("page.html").read_text(encoding="utf-8")
     done = command("report", "a.safetensors", "b.safetensors", "c.safetensors", "two.safetensors", "-o", "page.html")
     assert done.code == 0, done.err

@@ -282,7 +282,7 @@ def test_compare_models(command: Any) -> None:
 def test_report_files(command: Any, directory: Path) -> None:
     done = command("report", "a.safetensors", "b.safetensors", "-o", "page.html", "--title", "Two <models>", "--json")
     assert done.code == 0, done.err
-    assert json.loads(done.out) == {"file": "page.html", "results": ["a.safetensors", "b.safetensors"], "agrees": False}
+    assert json.loads(done.out) == {"file": "page.html", "results": ["a.safetensors", "b.safetensors"]}
     page = (directory / "page.html").read_text(encoding="utf-8")
     assert "Two &lt;models&gt;" in page
     piped = child("report", "a.safetensors", "-o", "-")
