@@ -75,6 +75,7 @@ def preserve(model: Structure, device: Any, *, training: bool) -> Iterator[Weigh
             parameters = model.parameters()
         weights = Weights(parameters, _find_written(model, parameters, training))
         stack.callback(weights.restore)
+        weights.put_gradients_aside()
         buffers = model.buffers()
         stack.callback(_contents_restorer(_plain_tensors(attributes.values, buffers), buffers, training))
         _set_mode(model, training, stack)
@@ -92,8 +93,6 @@ def _plain_tensors(values: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
 class Weights:
     """The parameters of a model: their memory, gradients and flags, which are restored after a pass.
 
-    During the pass they have no `grad`: gradients that the model or a user's function accumulates begin at zero.
-
     Args:
         parameters: the parameters.
         written: the parameters whose values the pass may change in place.
@@ -104,11 +103,14 @@ class Weights:
         self._states = [
             (weight, weight.data, weight.data_ptr(), weight.requires_grad, weight.grad) for weight in self._plain
         ]
+        self._values = [(weight.data, weight.data.clone()) for weight in written]
+        self._frozen: list[Any] = []
+
+    def put_gradients_aside(self) -> None:
+        """Take each parameter's `grad` away, so that what the model or a user's function accumulates begins at zero."""
         for weight, *_, gradient in self._states:
             if gradient is not None:
                 weight.grad = None
-        self._values = [(weight.data, weight.data.clone()) for weight in written]
-        self._frozen: list[Any] = []
 
     def freeze(self, requested: Sequence[Any]) -> bool:
         """Freeze the parameters, so that no operands are saved for their gradients; return whether any was trainable.
