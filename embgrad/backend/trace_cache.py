@@ -99,7 +99,9 @@ class _Form(Generic[Trace]):
 
 class _Model(Generic[Trace]):
     def __init__(self, references: tuple[Any, ...], limit: int) -> None:
-        self.references = references
+        self.references = (
+            references  # each drops this model from the cache when its owner dies, before an id is used again
+        )
         self.forms: LRUCache[_Form[Trace]] = LRUCache(limit)
         self.unused = 0
 
@@ -166,9 +168,7 @@ class TraceCache(Generic[Trace]):
         ids = (*map(id, owners), *map(id, functions))
         with self._lock:
             model = self._models.get(ids)
-            if model is None or any(
-                reference() is not owner for reference, owner in zip(model.references, owners, strict=True)
-            ):
+            if model is None:
                 # The callback may run at any moment, so it must not take the lock.
                 try:
                     references = tuple(weakref.ref(owner, lambda _: self._models.pop(ids, None)) for owner in owners)

@@ -132,9 +132,9 @@ def _advice(parts: Sequence[Any]) -> str | None:
             f"it is a Keras model on Keras's own backend {keras!r}, which embgrad does not support. Set KERAS_BACKEND to "
             "'tensorflow', 'torch' or 'jax' before keras is imported, and load the model there"
         )
-    if len(parts) > 1:
+    part, *further = parts
+    if further:
         return None
-    part = parts[0]
     for base in type(part).__mro__:
         if (base.__module__, base.__qualname__) in _INCOMPLETE:
             return _INCOMPLETE[base.__module__, base.__qualname__]

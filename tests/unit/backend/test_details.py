@@ -12,7 +12,7 @@ import pytest
 import embgrad
 from embgrad.backend import Callback, NativeObjective, PointValues, Run, unowned
 from embgrad.backend.objective_callback import BatchObjective, callback_of
-from embgrad.backend.protocol import Request
+from embgrad.backend.protocol import Request, Weight
 from embgrad.backend.registry import model_in
 from embgrad.backend.replay import AGREEING, agreeing, differ
 from embgrad.backend.trace_check import Trial
@@ -61,11 +61,17 @@ def test_a_request_asks_for_a_pullback_in_evaluation_mode_unless_it_says_otherwi
     assert not any(map(len, (request.points, request.objectives, request.override, request.add, request.edit)))
 
 
+def test_a_weight_is_shown_without_its_functions() -> None:
+    shown = repr(Weight("up.W", "up", (2,), "float32", get=np.array, rows=np.array, put=np.array))
+    assert shown.startswith("Weight(name='up.W', module='up', shape=(2,), dtype='float32', canonical=")
+
+
 def test_an_objective_is_called_back_once_for_the_whole_batch() -> None:
     objective, batch = embgrad.Sum(), embgrad.TokenBatch(IDS)
     made = callback_of(objective, batch)
     assert isinstance(made, BatchObjective)
-    assert inspect.signature(callback_of).parameters["sets"].default == 1
+    defaults = {name: it.default for name, it in inspect.signature(callback_of).parameters.items()}
+    assert (defaults["sets"], defaults["sized"]) == (1, False)
     assert made.objective is objective
     assert made({None: np.arange(6.0).reshape(2, 3)}).values.tolist() == [3.0, 12.0]
     answer = Callback(lambda outputs: [])({})
@@ -108,6 +114,8 @@ def test_an_answer_does_not_read_the_positions_before_the_batchs() -> None:
         np.testing.assert_allclose(found.values, own)
         assert not found.sets[0][None][:, :2].any()
     np.testing.assert_array_equal(made.reads(None, output.shape), [[0, 1], [2, 2]])
+    half = callback_of(embgrad.Logit(1, position=0), embgrad.TokenBatch(IDS[:, :2]))
+    np.testing.assert_array_equal(half.reads(None, (2, 2, 4)), [[0, 1], [0, 0]])
     layouts.prefixed[None, 2] = False
     np.testing.assert_allclose(
         callback_of(embgrad.Sum(), batch, layouts=layouts)({None: output}).values, output.sum((1, 2))

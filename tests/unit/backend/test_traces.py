@@ -143,6 +143,8 @@ def test_a_native_objective_is_known_by_its_code() -> None:
     for done in (["plain", "make", "run"], ["run"]):
         objective = NativeObjective(lambda returned: returned, scalar=False)
         assert asked(traces, model, request=replace(REQUEST, objectives=(objective,)))[1] == done
+    other = NativeObjective(lambda returned: -returned, scalar=False)
+    assert asked(traces, model, request=replace(REQUEST, objectives=(other,)))[1] == ["plain", "run"]
 
 
 def test_length_dependent_models_have_one_trace_per_length() -> None:
