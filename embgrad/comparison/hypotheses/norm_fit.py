@@ -199,11 +199,12 @@ def changed_norm(first: Parameters, x: np.ndarray, y: np.ndarray, declared: floa
         replace(first, gain=one, shift=zero),
     ]
     best = min(settings, key=lambda fit: relative(fit.apply(x), y))
-    if relative(best.apply(x), y) <= DIGITS:
+    is_usual = best.epsilon in (first.epsilon, *known)
+    if is_usual and relative(best.apply(x), y) <= DIGITS:
         return best
     divided = _other_divisors(first, (first.epsilon, *known))
     other = min(divided, key=lambda fit: relative(fit.apply(x), y), default=best)
-    enough = BETTER if best.epsilon in known else ALIKE  # another divisor is likelier than an epsilon that no model has
+    enough = BETTER if is_usual else ALIKE  # another divisor is likelier than an epsilon that no model has
     return other if relative(other.apply(x), y) < enough * relative(best.apply(x), y) else best
 
 

@@ -224,6 +224,14 @@ def test_what_a_norm_of_squares_divides_by_is_named() -> None:
     assert found.text == ("the norm divides by the root of the mean square + ε in a and the root mean square + ε in b")
 
 
+def test_of_vectors_of_nearly_one_length_a_divisor_is_named_rather_than_an_epsilon_that_no_model_has() -> None:
+    lengths = np.random.default_rng(1).uniform(1.9, 2.1, size=(2, 5, 1))
+    x = X / np.sqrt((X**2).mean(-1, keepdims=True)) * lengths
+    rms = norm(x, EPSILON, shift=ZERO, centred=False)
+    found = explained(site(rms, x / (lengths + EPSILON) * GAIN, x, held_a={"norm.gain": GAIN}))
+    assert (found.cause, found.setting) == ("norm-kind", "the norm divides by")
+
+
 @pytest.mark.parametrize(("a", "b", "cause", "values"), PLANTED.values(), ids=PLANTED)
 def test_one_token_shows_a_difference_where_the_weights_are_known(
     a: np.ndarray, b: np.ndarray, cause: str, values: tuple[str, str]
