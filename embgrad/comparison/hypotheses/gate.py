@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY, Activ
 from embgrad.comparison.hypotheses.products import products
 from embgrad.comparison.hypotheses.site import Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import Source, first_that_explains, most_off, relative, sample_of, sources
+from embgrad.model_points.points import INPUT
 
 __all__ = ["Gate"]
 
@@ -115,7 +116,7 @@ class Gate:
 def _branches(site: Site) -> Iterator[tuple[Source, Source]]:
     """Yield pairs of tensors of the site's width, and the halves of tensors that are twice as wide."""
     width = site.a.shape[-1]
-    found = list(sources(site, 2 * MOST))
+    found = [_returned(site, source) for source in sources(site, 2 * MOST)]
     same = [source for source in found if source.values.shape == site.a.shape][:MOST]
     yield from itertools.combinations(same, 2)
     for made in products(site):
@@ -130,6 +131,17 @@ def _branches(site: Site) -> Iterator[tuple[Source, Source]]:
                 source.part(np.arange(0, 2 * width, 2), "the even features"),
                 source.part(np.arange(1, 2 * width, 2), "the odd features"),
             )
+
+
+def _returned(site: Site, source: Source) -> Source:
+    """Return what an activation is given by the name of the projection that returns it, which readers know."""
+    if not source.name.endswith(f":{INPUT}"):
+        return source
+    same = (
+        it for it in site.before if it.shared and not it.name.endswith(INPUT) and it.values.shape == source.values.shape
+    )
+    name = next((it.name for it in same if np.array_equal(it.values, source.values)), source.name)
+    return replace(source, name=name)
 
 
 def _explanation(first: Gated, second: Gated) -> Explanation | None:

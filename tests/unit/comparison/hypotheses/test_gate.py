@@ -53,6 +53,11 @@ def test_a_difference_is_named(b: np.ndarray, cause: str, text: str) -> None:
     assert (found.cause, found.text) == (cause, text)
 
 
+def test_what_an_activation_is_given_has_the_name_of_its_projection() -> None:
+    found = best_of(site_of(A, G * silu(U), {"layers.0.mlp.act_fn:input": G, **BEFORE}))
+    assert found.text == "the activation is applied to gate_proj in a and up_proj in b"
+
+
 @pytest.mark.parametrize("size", [1e-6, 1e6])
 def test_tiny_and_huge_products_are_those_of_a_gate(size: float) -> None:
     found = best_of(site_of(size * A, size * np.maximum(G, 0) * U, {**BEFORE, UP: size * U}))
