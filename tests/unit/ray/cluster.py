@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 # Ray reads both as it is imported.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -21,24 +22,20 @@ def local_ray(logging_level: int = logging.ERROR) -> Iterator[None]:
     import ray
     import ray.data
 
-    path = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([path] if path else [])])
-    try:
-        ray.init(
-            address="local",
-            num_cpus=2,
-            object_store_memory=200_000_000,
-            include_dashboard=False,
-            log_to_driver=False,
-            runtime_env={"env_vars": {"USE_TF": "0"}},  # or transformers imports TensorFlow, too, in each actor
-            logging_level=logging_level,
-        )
-        logging.getLogger("ray.data").setLevel(logging_level)
-        ray.data.DataContext.get_current().enable_progress_bars = False
-        yield
-    finally:
-        ray.shutdown()
-        if path is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = path
+    # An environment for the actors alone would leave Ray's waiting processes unused, and each actor would start one of its own.
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with patch.dict(os.environ, {"PYTHONPATH": path, "USE_TF": "0"}):  # or transformers imports TensorFlow, too, in each
+        try:
+            ray.init(
+                address="local",
+                num_cpus=2,
+                object_store_memory=200_000_000,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging_level,
+            )
+            logging.getLogger("ray.data").setLevel(logging_level)
+            ray.data.DataContext.get_current().enable_progress_bars = False
+            yield
+        finally:
+            ray.shutdown()
