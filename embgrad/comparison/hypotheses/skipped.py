@@ -23,35 +23,64 @@ class Skipped:
     def explain(self, site: Site) -> list[Explanation]:
         """Return the nearest tensor that the port's output equals up to rounding; an empty list where there is none.
 
-        Where both models have as many layers, a point may have a wrong partner, whose values say nothing of a skipped part. A
-        vector of each text has no such partner.
+        Where both models have as many layers, a point may have a wrong partner, whose values say nothing of a skipped part,
+        unless the port multiplies with no matrix of the part. A vector of each text has no such partner.
         """
         first, second = (count_layers(side) for side in site.recordings)
         is_pooled = site.a.shape[1] == 1 < site.ids.shape[1]
-        if not is_pooled and (first == second or not (first and second)):
+        has_other_layers = first != second and bool(first and second) and not is_pooled
+        if not (has_other_layers or is_pooled or _matrices_left_out(site)):
             return []
         for computed in sorted(sums(site), key=lambda computed: bool(computed.name)):  # without a norm first
             for before in site.before:
-                if before.values.shape != site.a.shape or (is_pooled and _calls_as_often(site, before)):
+                if before.values.shape != site.a.shape or site.off(computed.apply(before.values)) > most_off(site):
                     continue
-                if site.off(computed.apply(before.values)) <= most_off(site):
+                between = _modules_between(site, before)
+                if has_other_layers or (
+                    not _calls_as_often(site, between) if is_pooled else _leaves_out(site, between)
+                ):
                     return [_explanation(site, before, computed)]
         return []
 
 
-def _calls_as_often(site: Site, before: Before) -> bool:
-    """Return whether b calls a module whose partner a calls between a tensor and the site, and as often, so as to lack none."""
+def _modules_between(site: Site, before: Before) -> set[str]:
+    """Return the paths of the modules that a calls between a tensor and the site."""
+    recording = site.recordings[0]
+    tensors = {name_of(tensor): tensor for tensor in recording.tensors.values()}
+    start = tensors[before.name].time if before.name in tensors else -np.inf
+    end = recording.tensors[site.pair.a].time
+    return {tensor.path for tensor in tensors.values() if tensor.side == OUTPUT and start < tensor.time <= end}
+
+
+def _calls_as_often(site: Site, modules: set[str]) -> bool:
+    """Return whether b calls the partner of one of a's modules as often as a does, so as to lack none."""
     a, b = site.recordings
-    tensors = {name_of(tensor): tensor for tensor in a.tensors.values()}
-    end, start = a.tensors[site.pair.a].time, tensors[before.name].time if before.name in tensors else -np.inf
-    between = {tensor.path for tensor in tensors.values() if tensor.side == OUTPUT and start < tensor.time <= end}
     own, others = ({weight.name: weight.module for weight in side.weights} for side in (a, b))
-    partners = {own[match.a]: others[match.b] for match in site.matching.matches if own[match.a] in between}
+    partners = {own[match.a]: others[match.b] for match in site.matching.matches if own[match.a] in modules}
     return any(0 < _calls(a, path) <= _calls(b, partner) for path, partner in partners.items())
 
 
 def _calls(recording: Recording, path: str) -> int:
     return sum(tensor.path == path and tensor.side == OUTPUT for tensor in recording.tensors.values())
+
+
+def _matrices_left_out(site: Site) -> dict[str, bool]:
+    """Return for each module of a with a matrix of both whether b never multiplies with it; empty where it uses all."""
+    held = {weight.name: weight for weight in site.recordings[0].weights if len(weight.shape) > 1}
+    others = {weight.name: weight.module for weight in site.recordings[1].weights}
+    used = {tensor.path for tensor in site.recordings[1].tensors.values()} - {""}
+    left_out = {
+        held[match.a].module: not used & {match.b, others[match.b]}
+        for match in site.matching.matches
+        if match.a in held
+    }
+    return left_out if len({*left_out.values()}) > 1 else {}
+
+
+def _leaves_out(site: Site, modules: set[str]) -> bool:
+    """Return whether some of a's modules have matrices, and b multiplies with none of them."""
+    of_part = [is_left_out for module, is_left_out in _matrices_left_out(site).items() if module in modules]
+    return bool(of_part) and all(of_part)
 
 
 def _explanation(site: Site, before: Before, computed: Sum) -> Explanation:

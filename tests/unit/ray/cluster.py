@@ -24,7 +24,9 @@ def local_ray(logging_level: int = logging.ERROR) -> Iterator[None]:
 
     # An environment for the actors alone would leave Ray's waiting processes unused, and each actor would start one of its own.
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with patch.dict(os.environ, {"PYTHONPATH": path, "USE_TF": "0"}):  # or transformers imports TensorFlow, too, in each
+    with patch.dict(
+        os.environ, {"PYTHONPATH": path, "USE_TF": "0"}
+    ):  # or transformers imports TensorFlow, too, in each
         try:
             ray.init(
                 address="local",

@@ -11,6 +11,7 @@ import pytest
 from embgrad.comparison.hypotheses import skipped
 from embgrad.comparison.hypotheses.skipped import Skipped
 from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
+from tests.unit.comparison.recorded import tensor
 
 X, Y, A = np.random.default_rng(0).normal(size=(3, *REAL.shape, 6))
 
@@ -77,3 +78,21 @@ def test_a_port_lacks_no_part_whose_module_it_calls(monkeypatch: pytest.MonkeyPa
     for held, is_known in ({}, True), ({"up.W": np.arange(36.0).reshape(6, 6)}, False):
         pooled = module_site(A[:, :1], Y[:, :1], {"first": Y[:, :1]}, held_a=held)
         assert bool(Skipped().explain(replace(pooled, real=np.ones((2, 1), bool)))) is is_known
+
+
+@pytest.mark.parametrize(
+    ("used", "is_known"),
+    [(["down"], True), (["down.W"], True), (["down", "up"], False), (["down", "up.W"], False), ([], False)],
+)
+def test_a_port_lacks_a_part_if_it_multiplies_with_its_matrices_nowhere_and_with_others(
+    used: list[str], is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(skipped, "count_layers", lambda side: 3)
+    held = {"up.W": np.arange(36.0).reshape(6, 6), "down.W": np.ones((6, 6)), "norm.gain": np.ones(6)}
+    at = module_site(
+        A, Y, {"first": Y}, held_a=held, others=[tensor("down:output#0", X, 1.0), tensor("first:output#0", Y, 2.0)]
+    )
+    a, b = at.recordings
+    tensors = {path: tensor(f"{path}:output#0", Y) for path in used}
+    found = Skipped().explain(replace(at, recordings=(a, replace(b, tensors=tensors))))
+    assert [it.text for it in found] == ["b lacks what a computes between first and up"] * is_known
