@@ -82,8 +82,12 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
 )
 
 
-#: The hypotheses whose search takes long, and the share of a difference that is left where they are not tested.
+#: The hypotheses whose search takes long.
 SEARCHING: Final = (AttentionCore, Experts)
+
+#: Those that are tested only where the others leave more than a few floors and this share of a difference: sums with a term
+#: left out are also sums of two other tensors.
+LATE: Final = (*SEARCHING, NormOfSum)
 NEXT_TO_NOTHING: Final = 1e-4
 
 
@@ -117,7 +121,7 @@ def _explain(site: Site, hypotheses: Sequence[Hypothesis]) -> Explanation | None
     best: tuple[float, Explanation, Hypothesis] | None = None
     for hypothesis in hypotheses:
         enough = max(site.floor, EXACT)
-        if isinstance(hypothesis, SEARCHING):
+        if isinstance(hypothesis, LATE):
             enough = max(enough, min(FLOORS * site.floor, NEXT_TO_NOTHING * site.difference))
         if best is not None and best[0] <= enough:
             break

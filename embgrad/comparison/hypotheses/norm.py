@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +29,7 @@ from embgrad.comparison.hypotheses.norm_fit import (
 )
 from embgrad.comparison.hypotheses.product import cause_of
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
-from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, relative
+from embgrad.comparison.hypotheses.sources import NEAR, SHARE, Term, carried, relative
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weight_values import rounded
 from embgrad.comparison.weights import Match, kind_of
@@ -92,7 +93,7 @@ class Norm:
         if second is not None and relative(second.apply(x), b) <= ROUGHLY:
             explanation = self._explanation(site, path, entry, first, second)
             explanations += [] if explanation is None else [explanation]
-        explanations = [*_unscaled(site, entry, first), *explanations]
+        explanations = [*_unscaled(site, entry, first), *_scaled(site, entry, first), *explanations]
         return [*explanations, *_missing(site, path, entry, x, b), *_in_half(site, entry, first, "b")]
 
     def _by_weights(self, site: Site, path: str, entry: Before, first: Parameters) -> list[Explanation]:
@@ -278,6 +279,20 @@ def _unscaled(site: Site, entry: Before, norm: Parameters) -> Iterator[Explanati
             yield Explanation("scaled-lookup", setting, values, predicted, compute, (before.name,))
 
 
+def _scaled(site: Site, entry: Before, norm: Parameters) -> Iterator[Explanation]:
+    """Yield the explanation that b scales the looked-up rows that its norm is given by their width's root, or by one over it."""
+    root = math.sqrt(entry.values.shape[-1])
+    for before in site.before:
+        if before.values.shape != entry.values.shape or not is_looked_up(site, before):
+            continue
+        for factor in (root, 1 / root) if np.array_equal(before.values, entry.values) else ():
+            compute = partial(_applied, norm, before.name, factor=factor)
+            predicted = norm.apply(factor * before.values)
+            if site.off(predicted) <= SHARE * site.difference:
+                setting, values = f"{before.name} is multiplied by", ("1", f"{factor:.6g}")
+                yield Explanation("scaled-lookup", setting, values, predicted, compute, (before.name,))
+
+
 def _missing_in_a(site: Site) -> Iterator[Explanation]:
     """Yield the explanations by a norm of b alone, whose input is a's output."""
     alone: dict[str, list[np.ndarray]] = defaultdict(list)
@@ -385,9 +400,9 @@ def _applied_to_sum(norm: Parameters, terms: Sequence[Term], at: Values) -> np.n
     return norm.apply(np.asarray(sum(term.read(at) for term in terms)))
 
 
-def _applied(norm: Parameters, name: str, at: Values) -> np.ndarray:
-    """Return the norm of the values at a point."""
-    return norm.apply(at(name))
+def _applied(norm: Parameters, name: str, at: Values, factor: float = 1.0) -> np.ndarray:
+    """Return the norm of the values at a point times a factor."""
+    return norm.apply(factor * at(name))
 
 
 def _in_half(site: Site, entry: Before, norm: Parameters, side: str) -> list[Explanation]:

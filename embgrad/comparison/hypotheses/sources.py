@@ -21,6 +21,7 @@ __all__ = [
     "first_that_explains",
     "last_part",
     "most_off",
+    "norms_before",
     "relative",
     "sample_of",
     "skipped_norms",
@@ -194,14 +195,18 @@ def sources(site: Site, most: int = MOST) -> Iterator[Source]:
 
 def skipped_norms(site: Site, values: np.ndarray) -> Iterator[tuple[str, Before]]:
     """Yield the paths of the norms of a that return these values, with what they are given."""
-    given = {before.name.removesuffix(f":{INPUT}"): before for before in site.before if before.name.endswith(INPUT)}
+    return ((norm.name, given) for given, norm in norms_before(site) if np.array_equal(norm.values, values))
+
+
+def norms_before(site: Site) -> Iterator[tuple[Before, Before]]:
+    """Yield what the norms of a before a site are given, and what they return, the nearest first."""
+    inputs = {before.name.removesuffix(f":{INPUT}"): before for before in site.before if before.name.endswith(INPUT)}
     for norm in site.before:
-        entry = given.get(norm.name)
-        if entry is None or entry.values.shape != norm.values.shape or not np.array_equal(norm.values, values):
-            continue
-        held = site.held_by(norm.name).values()
-        if held and all(len(weight.shape) == 1 for weight, _, _ in held):
-            yield norm.name, entry
+        given = inputs.get(norm.name)
+        if given is not None and given.values.shape == norm.values.shape:
+            held = site.held_by(norm.name).values()
+            if held and all(len(weight.shape) == 1 for weight, _, _ in held):
+                yield given, norm
 
 
 def last_part(name: str) -> str:

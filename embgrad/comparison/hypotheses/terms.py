@@ -14,7 +14,7 @@ from embgrad.comparison.hypotheses.combination import by_multipliers, distinct, 
 from embgrad.comparison.hypotheses.lookup import MISSING, explanation_of_rows, roles_of, rows_of, table_of
 from embgrad.comparison.hypotheses.norm import NUMBER, norms_of
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
-from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, skipped_norms
+from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, norms_before, skipped_norms
 from embgrad.model_points.points import OUTPUT
 
 __all__ = ["OtherTerm", "known_changes", "remember", "sums"]
@@ -28,6 +28,9 @@ HIDDEN: Final = 1e-6
 #: The most tensors of a alone that may be terms, and the most changes of earlier sums.
 MOST_UNSHARED: Final = 8
 MOST_KNOWN: Final = 8
+
+#: The most norms before a sum that may be those of one of its terms.
+MOST_NORMS: Final = 4
 
 #: The relative difference up to which two multipliers are equal.
 SAME: Final = 1e-3
@@ -147,6 +150,7 @@ def _explanations(site: Site, computed: Sum, tensors: Sequence[Before]) -> Itera
         tensors: those that may be its terms, likeliest first.
     """
     yield from _of_skipped_norms(site, computed, computed.whole, 1.0)
+    yield from _of_normed_residuals(site, computed)
     parts = [tensor for tensor in tensors if not np.array_equal(tensor.values, computed.whole)]
     found = terms_of(site, parts, site.rows(computed.whole))
     if found is None:
@@ -200,6 +204,19 @@ def _of_skipped_norms(site: Site, computed: Sum, term: np.ndarray, multiplier: f
             text = f"b adds what the norm {norm} is given, where a adds what it returns"
         found = Explanation(cause, f"the norm {norm}", values, given.values, sentence=text)
         yield _of_change(computed, found, multiplier * (given.values - term))
+
+
+def _of_normed_residuals(site: Site, computed: Sum) -> Iterator[Changed]:
+    """Yield the explanation that b adds to a part what the norm before it returns, where a adds what the norm is given."""
+    for given, returned in itertools.islice(norms_before(site), MOST_NORMS):
+        if returned.values.shape != computed.whole.shape or np.array_equal(given.values, computed.whole):
+            continue
+        norm, texts = NUMBER.sub("N", returned.name), ("what it is given", "what it returns")
+        sentence = f"b adds what the norm {norm} returns, where a adds what it is given"
+        own = Term(returned, returned.values)
+        for term in filter(None, (carried(site, own), own)):
+            found = Explanation("norm-order", f"the norm {norm}", texts, term.values, sentence=sentence)
+            yield _of_change(computed, found, term.values - given.values)
 
 
 def _of_multipliers(site: Site, computed: Sum, terms: Sequence[Term], multipliers: np.ndarray) -> Iterator[Changed]:

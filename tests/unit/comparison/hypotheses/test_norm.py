@@ -500,6 +500,18 @@ def test_rows_that_b_does_not_scale_look_like_another_epsilon_and_are_named() ->
     assert all(item.cause != "scaled-lookup" for item in Norm().explain(replace(at, before=unscaled)))
 
 
+@pytest.mark.parametrize("factor", [math.sqrt(SIZE), 1 / math.sqrt(SIZE)])
+def test_rows_that_b_alone_scales_are_named(factor: float) -> None:
+    table = Tensor("table#0", "table", None, 0, (), 0.0, X, ids=np.zeros(X.shape[:2], int))
+    outputs = [norm(rows, 1e-5, shift=ZERO, centred=False) for rows in (X, factor * X)]
+    before = {"norm:input": X, "table": X}
+    at = module_site(*outputs, before, key="norm:output#0", held_a={"norm.gain": GAIN}, others=[table])
+    found = explained(at)
+    assert (found.cause, found.text) == ("scaled-lookup", f"table is multiplied by 1 in a and {factor:.6g} in b")
+    further = [replace(it, values=2 * it.values) if it.name == "table" else it for it in at.before]
+    assert all(found.text != item.text for item in Norm().explain(replace(at, before=further)))
+
+
 def behind(b: np.ndarray, **further: Any) -> Site:
     """Return a site after a residual and what a layer adds to it, of which a computes the sum."""
     before = {"up": UP, "residual": X, "wide": np.ones((2, 5, 2 * SIZE))}

@@ -162,6 +162,21 @@ def test_a_residual_of_what_a_norm_is_given_is_one_of_order() -> None:
     assert explained(replace(at, before=alone)).text == "b lacks the norm first"
 
 
+def test_a_residual_of_what_a_norm_returns_is_named_also_where_b_holds_it_with_an_earlier_difference() -> None:
+    weights = {"layers.3.first.gain": GAIN, "layers.3.first.shift": SHIFT}
+    normed, added = norm(WORD), RANDOM.normal(size=WORD.shape)
+    before = {"added": added, "layers.3.first": normed, "layers.3.first:input": WORD}
+    settings = {"key": "sum:input#0", "held_a": weights}
+    text = "b adds what the norm layers.N.first returns, where a adds what it is given"
+    found = explained(module_site(WORD + added, normed + added, before, **settings))
+    assert (found.cause, found.text) == ("norm-order", text)
+    earlier = module_site(normed, 3 * normed, before, **settings)
+    memory = {"explained": [(earlier, replace(found, predicted=earlier.b))]}
+    at = module_site(WORD + added, 3 * normed + added, before, memory=memory, **settings)
+    assert explained(at).text == text
+    assert all(at.off(it.predicted) > 0.1 for it in OtherTerm().explain(replace(at, memory={})))
+
+
 def test_only_changes_that_explain_a_site_are_remembered() -> None:
     at = behind(WHOLE, WORD * PLACE)
     OtherTerm().explain(at)
