@@ -60,6 +60,7 @@ CAUSES: Final[dict[str, str]] = {
     "rotary-partial": "the two rotate different shares of a head",
     "rotary-offset": "one side's rotary positions are offset",
     "missing-rotary": "one side lacks rotary positions",
+    "rotary-in-half": "one side computes rotary positions in half precision",
     # recurrent layers
     "recurrence": "the two run a recurrent layer differently, such as from the other end of the text",
     # convolutions

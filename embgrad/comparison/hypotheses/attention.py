@@ -52,6 +52,7 @@ class AttentionCore:
         "rotary-partial",
         "rotary-offset",
         "missing-rotary",
+        "rotary-in-half",
     )
 
     def explain(self, site: Site) -> list[Explanation]:

@@ -213,6 +213,10 @@ def _of_rotaries(a: Rotary, b: Rotary, head_a: int, head_b: int) -> Iterator[Dif
     if a.sense != b.sense:
         names = ["forwards" if rotary.sense == 1 else "backwards" for rotary in (a, b)]
         yield Difference("rotary-layout", "rotary angles turn", (names[0], names[1]))
+    if a.rounded != b.rounded:
+        part = next(rotary.rounded[0] for rotary in (b, a) if rotary.rounded is not None)
+        texts = ["float32" if rotary.rounded is None else rotary.rounded[1] for rotary in (a, b)]
+        yield Difference("rotary-in-half", f"rotary {part} are in", (texts[0], texts[1]))
 
 
 def _layout(rotary: Rotary) -> str:

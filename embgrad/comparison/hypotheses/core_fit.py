@@ -10,11 +10,13 @@ from typing import Any, Final, cast
 
 import numpy as np
 
+from embgrad.common.tolerance import HALVES as HALF_DTYPES
 from embgrad.comparison.hypotheses.core import Core, Part
 from embgrad.comparison.hypotheses.core_distances import distance_terms
 from embgrad.comparison.hypotheses.core_parts import (
     HALVES,
     INTERLEAVED,
+    ROUNDED,
     HeadNorm,
     Layout,
     Mask,
@@ -327,6 +329,8 @@ def _rotaries(declared: Mapping[str, Any], size: int) -> Iterator[Rotary | None]
     if scaling is not None:
         plain += [replace(rotary, scaling=None) for rotary in plain if rotary is not None]
     plain += [Rotary(number, size, HALVES, other) for number in bases[:4] for other in SCALINGS]
+    first = Rotary(bases[0], turned_size(size, shares[0]), cast("Layout", layouts[0]), scaling)
+    plain += [replace(first, rounded=rounded) for rounded in itertools.product(ROUNDED, HALF_DTYPES)]
     yield from dict.fromkeys([plain[0], None, *plain])
 
 

@@ -13,10 +13,12 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.recording import HeldWeight
+from embgrad.comparison.weight_values import rounded
 
 __all__ = [
     "HALVES",
     "INTERLEAVED",
+    "ROUNDED",
     "HeadNorm",
     "Mask",
     "PositionBias",
@@ -133,6 +135,7 @@ class Rotary:
         keys: whether keys are turned.
         ahead: how much further the queries' positions are than the keys'.
         sense: 1, or -1 where angles have the opposite sign.
+        rounded: what is rounded to half precision, one of `ROUNDED`, and the dtype; None where nothing is.
     """
 
     base: float
@@ -143,6 +146,7 @@ class Rotary:
     keys: bool = True
     ahead: int = 0
     sense: int = 1
+    rounded: tuple[str, str] | None = None
 
     def turn_queries(self, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return turned queries, (example, position, head, feature)."""
@@ -153,7 +157,7 @@ class Rotary:
         return self._turn(values, positions) if self.keys else values
 
     def _turn(self, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        cosine, sine = _angles(self.base, self.size, self.scaling, tuple(positions.tolist()))
+        cosine, sine = _angles(self.base, self.size, self.scaling, tuple(positions.tolist()), self.rounded)
         half = self.size // 2
         turned = np.array(values)
         if self.layout == INTERLEAVED:
@@ -170,18 +174,27 @@ class Rotary:
         return replace(self, size=max(2, 2 * round(self.size * new / old / 2)))
 
 
+#: What of rotary positions is rounded where they are computed in half precision, each with what is computed from it exactly.
+ROUNDED: Final = ("frequencies", "angles", "frequencies and angles", "cosines and sines")
+
+
 @lru_cache(maxsize=512)
 def _angles(
-    base: float, size: int, scaling: Scaling | None, positions: tuple[int, ...]
+    base: float, size: int, scaling: Scaling | None, positions: tuple[int, ...], in_half: tuple[str, str] | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the cosines and sines, (position, 1, pair)."""
+    part, dtype = in_half or ("", "float32")
+
+    def within(name: str, values: np.ndarray) -> np.ndarray:
+        return rounded(values, dtype).astype(np.float64) if name in part else values
+
     half = size // 2
     frequencies = base ** (-np.arange(half) * 2.0 / (2 * half))
     length = 1.0
     if scaling is not None:
         frequencies, length = scaling.apply(frequencies, base, size), scaling.length
-    angles = np.array(positions, np.float64)[:, None, None] * frequencies
-    return length * np.cos(angles), length * np.sin(angles)
+    angles = within("angles", np.array(positions, np.float64)[:, None, None] * within("frequencies", frequencies))
+    return within("cosines", length * np.cos(angles)), within("sines", length * np.sin(angles))
 
 
 #: The most slopes that a text shows.

@@ -10,10 +10,20 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.common.tolerance import HALVES as HALF_DTYPES
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_distances import other_terms
 from embgrad.comparison.hypotheses.core_fit import BASES, CAPS, SCALINGS, biases, scales, turned_size
-from embgrad.comparison.hypotheses.core_parts import HALVES, INTERLEAVED, HeadNorm, Mask, Rotary, Scaling, gains_of
+from embgrad.comparison.hypotheses.core_parts import (
+    HALVES,
+    INTERLEAVED,
+    ROUNDED,
+    HeadNorm,
+    Mask,
+    Rotary,
+    Scaling,
+    gains_of,
+)
 from embgrad.comparison.hypotheses.core_slopes import fitted_slopes
 from embgrad.comparison.hypotheses.declared import declared_by, number_in
 from embgrad.comparison.hypotheses.norm_fit import EPSILONS
@@ -142,6 +152,7 @@ def _rotaries(declared: Mapping[str, Any], core: Core, rare: bool) -> Iterator[R
     yield from (replace(rotary, queries=queries, keys=not queries) for queries in (True, False))
     yield from (replace(rotary, ahead=ahead) for ahead in (-1, 0, 1))
     yield replace(rotary, sense=-rotary.sense)
+    yield from (replace(rotary, rounded=rounded) for rounded in (None, *itertools.product(ROUNDED, HALF_DTYPES)))
 
 
 def _scalings(declared: Mapping[str, Any], scaling: Scaling | None) -> Iterator[Scaling | None]:
@@ -235,7 +246,7 @@ def _norms(site: Site, core: Core) -> Iterator[HeadNorm | None]:
 
 
 def _norms_of_b(site: Site, core: Core) -> Iterator[HeadNorm]:
-    """Yield the norms of queries, keys or both whose gains b alone has."""
+    """Yield the norms of queries, keys or both whose gains b alone has, or that have none."""
     declared = number_in(declared_by(site, 1), "epsilon")
     gains = gains_of(site, core.size, of_b_alone=True)
     chosen = [*itertools.permutations(gains, 2), *((gain, None) for gain in gains), *((None, gain) for gain in gains)]
@@ -243,6 +254,9 @@ def _norms_of_b(site: Site, core: Core) -> Iterator[HeadNorm]:
         chosen, (1e-6, 1e-5) if declared is None else (declared,), (0.0, 1.0), (False, True)
     ):
         yield HeadNorm(query, key, epsilon, offset, late)
+    unit = np.ones(core.size)
+    for (query, key), epsilon in itertools.product(((unit, unit), (unit, None), (None, unit)), (1e-6, 1e-5)):
+        yield from (HeadNorm(query, key, epsilon, late=late) for late in (False, True))
 
 
 def _of_sources(site: Site, core: Core, rare: bool) -> Iterator[Core]:

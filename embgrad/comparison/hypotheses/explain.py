@@ -15,6 +15,7 @@ from embgrad.comparison.hypotheses.exchanged_norms import ExchangedNorms
 from embgrad.comparison.hypotheses.experts import Experts
 from embgrad.comparison.hypotheses.gate import Gate
 from embgrad.comparison.hypotheses.held_vector import HeldVector
+from embgrad.comparison.hypotheses.in_half import InHalf
 from embgrad.comparison.hypotheses.lookup import Rows
 from embgrad.comparison.hypotheses.norm import Norm, NormOfSum
 from embgrad.comparison.hypotheses.pooling import Pooling
@@ -63,6 +64,7 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     Rows(),
     Dropout(),
     Norm(),
+    InHalf(),
     Product(),
     Combination(),
     OtherTerm(),
@@ -100,7 +102,7 @@ def explain(site: Site, hypotheses: Sequence[Hypothesis] = HYPOTHESES) -> Explan
     """
     found = _explain(site, hypotheses)
     for behind in _seen_before(site, hypotheses) if found is None else ():
-        if site.off(behind.predicted) <= MOST_LEFT * site.difference:
+        if site.off(behind.predicted) <= MOST_LEFT * site.difference and site.suits_most_tokens(behind.predicted):
             return behind
     return found
 
@@ -128,7 +130,8 @@ def _explain(site: Site, hypotheses: Sequence[Hypothesis]) -> Explanation | None
         for explanation in hypothesis.explain(site):
             left = site.off(explanation.predicted)
             most = min(max(MOST_LEFT * site.difference, FLOORS * site.floor), 0.5 * site.difference)
-            if left <= most and (best is None or left < 0.5 * best[0]):
+            is_better = left <= most and (best is None or left < 0.5 * best[0])
+            if is_better and site.suits_most_tokens(explanation.predicted):
                 best = (left, explanation, hypothesis)
     if best is None:
         return None

@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 from embgrad.common.tolerance import HALVES
+from embgrad.comparison.hypotheses.in_half import MOST_ROUNDOFFS, has_digits_of
 from embgrad.comparison.hypotheses.lookup import is_looked_up
 from embgrad.comparison.hypotheses.norm_fit import (
-    DIGITS,
     EPSILONS,
     ROUGHLY,
     TRIED,
@@ -43,9 +43,8 @@ NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 #: The least number of features of a norm.
 LEAST_WIDE: Final = 4
 
-#: The number of unit roundoffs of half precision by which a norm that is computed in it differs.
-MOST_ROUNDOFFS: Final = 8.0
-
+#: The share of numbers that are equal where only what a norm returns is rounded to half precision.
+EXACTLY: Final = 0.98
 
 #: The most tensors among which those are looked for whose sum is given to a norm, and the number of tokens that shows it.
 MOST_TERMS: Final = 8
@@ -421,8 +420,9 @@ def _in_half(site: Site, entry: Before, norm: Parameters, side: str) -> list[Exp
         coarse, fine = (_has_digits_of(dtype, site.rows(output), norm) for output in outputs)
         if coarse and not fine and site.difference <= MOST_ROUNDOFFS * roundoff:
             values = (dtype, "float32") if side == "a" else ("float32", dtype)
-            sentence = f"{side} computes norms in {dtype}"
-            return [Explanation("norm-in-half", "norms", values, predicted, compute, names, sentence)]
+            exact = rounded(norm.apply(site.rows(entry.values)), dtype) == site.rows(outputs[0]).astype(np.float32)
+            verb = "rounds what norms return to" if exact.mean() > EXACTLY else "computes norms in"
+            return [Explanation("norm-in-half", "norms", values, predicted, compute, names, f"{side} {verb} {dtype}")]
     return []
 
 
@@ -430,10 +430,7 @@ def _has_digits_of(dtype: str, values: np.ndarray, norm: Parameters) -> bool:
     """Return whether vectors, before or after the gain, have no more digits than a dtype."""
     gain = np.tile(np.where(norm.gain == 0, 1.0, norm.gain), values.shape[1] // len(norm.gain))
     shifted = bool(norm.shift.any())
-    return any(
-        bool((np.abs(rounded(array, dtype) - array) <= DIGITS * np.abs(array)).all())
-        for array in (values, *([] if shifted else [values / gain]))
-    )
+    return any(has_digits_of(dtype, array) for array in (values, *([] if shifted else [values / gain])))
 
 
 def _of_weights(site: Site, path: str, x: np.ndarray, y: np.ndarray) -> Parameters | None:

@@ -12,7 +12,6 @@ import numpy as np
 from embgrad.comparison.hypotheses.sources import NEAR, relative
 
 __all__ = [
-    "DIGITS",
     "DIVISORS",
     "EPSILONS",
     "ROUGHLY",
@@ -26,8 +25,8 @@ __all__ = [
     "with_best_epsilon",
 ]
 
-#: The relative rounding error of a number that was computed from one with few digits.
-DIGITS: Final = 1e-6
+#: The relative L2 up to which no other divisor is tried.
+EXACT: Final = 1e-6
 
 #: The epsilons that models have.
 EPSILONS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
@@ -200,7 +199,7 @@ def changed_norm(first: Parameters, x: np.ndarray, y: np.ndarray, declared: floa
     ]
     best = min(settings, key=lambda fit: relative(fit.apply(x), y))
     is_usual = best.epsilon in (first.epsilon, *known)
-    if is_usual and relative(best.apply(x), y) <= DIGITS:
+    if is_usual and relative(best.apply(x), y) <= EXACT:
         return best
     divided = _other_divisors(first, (first.epsilon, *known))
     other = min(divided, key=lambda fit: relative(fit.apply(x), y), default=best)

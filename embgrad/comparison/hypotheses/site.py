@@ -39,6 +39,10 @@ class Before:
     shared: bool = True
 
 
+#: The number of floors from which a token's own difference is not rounding.
+TOKEN_FLOORS: Final = 10.0
+
+
 @dataclass(frozen=True)
 class Explanation:
     """A cause of a difference at a site, with the output of the port that it predicts.
@@ -192,6 +196,16 @@ class Site:
     def off(self, predicted: np.ndarray, *, from_a: bool = False) -> float:
         """Return the relative L2 between a prediction and b's output, or a's, at real positions."""
         return difference(self.a if from_a else self.b, predicted, self.real)
+
+    def suits_most_tokens(self, predicted: np.ndarray) -> bool:
+        """Return whether a prediction leaves at most half of the difference of at least half of the tokens that differ.
+
+        The relative L2 of all tokens may be that of one of them: trained models have entries a thousand times as large as others.
+        """
+        a, b, its = (self.rows(values) for values in (self.a, self.b, predicted))
+        differences, left = np.linalg.norm(b - a, axis=-1), np.linalg.norm(b - its, axis=-1)
+        differing = differences > TOKEN_FLOORS * self.floor * np.linalg.norm(b, axis=-1)
+        return not differing.any() or float((left <= 0.5 * differences)[differing].mean()) >= 0.5
 
     def real_of(self, values: np.ndarray) -> np.ndarray:
         """Return the positions of a tensor that are not padding, which may be those of another text than the site's."""

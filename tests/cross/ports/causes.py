@@ -10,7 +10,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "activation": ("gelu", "activation", "gate-swapped"),
     "rotary": (
         *("rotary-base", "rotary-scaling", "rotary-layout", "rotary-partial"),
-        *("rotary-offset", "missing-rotary"),
+        *("rotary-offset", "missing-rotary", "rotary-in-half"),
     ),
     "attention": (
         *("attention-scale", "attention-cap", "attention-causal", "attention-window", "mask-ignored"),

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from embgrad.comparison.weight_values import rounded
+
 RANDOM = np.random.default_rng(3)
 EXAMPLES, POSITIONS, HEADS, PAIRS, SIZE = 2, 9, 4, 2, 8
 REAL = np.array([[True] * 9, [True] * 6 + [False] * 3])
@@ -28,13 +30,20 @@ def causal(row: int, column: int) -> bool:
 
 def turned(vector: np.ndarray, position: float, base: float = 10000.0, **settings: Any) -> np.ndarray:
     """Return a vector with its pairs of features turned, one pair after the other."""
+    part, dtype = settings.get("rounded", ("", "float32"))
+
+    def within(name: str, number: float) -> float:
+        return float(rounded(np.array([number]), dtype)[0]) if name in part else number
+
     size = settings.get("turned", len(vector))
     result = np.array(vector)
     for pair in range(size // 2):
-        angle = position * base ** (-2 * pair / size) / settings.get("factor", 1.0)
+        frequency = within("frequencies", base ** (-2 * pair / size) / settings.get("factor", 1.0))
+        angle = within("angles", position * frequency)
+        cosine, sine = within("cosines", math.cos(angle)), within("sines", math.sin(angle))
         i, j = (2 * pair, 2 * pair + 1) if settings.get("interleaved") else (pair, pair + size // 2)
-        result[i] = vector[i] * math.cos(angle) - vector[j] * math.sin(angle)
-        result[j] = vector[j] * math.cos(angle) + vector[i] * math.sin(angle)
+        result[i] = vector[i] * cosine - vector[j] * sine
+        result[j] = vector[j] * cosine + vector[i] * sine
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 
 from embgrad import TokenBatch
 from embgrad.comparison.hypotheses.attention import AttentionCore
+from embgrad.comparison.hypotheses.core_parts import ROUNDED
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.recording import Tensor
 from embgrad.comparison.weights import Part
@@ -159,6 +161,21 @@ PLANTED: Mapping[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "rotary-offset",
         "positions by which queries are ahead of keys 0 in a and 1 in b",
     ),
+    **{
+        f"{part} in {dtype}": (
+            {"rotary": ROTARY},
+            {"rotary": {**ROTARY, "rounded": (part, dtype)}},
+            "rotary-in-half",
+            f"rotary {part} are in float32 in a and {dtype} in b",
+        )
+        for part, dtype in itertools.product(ROUNDED, ["bfloat16", "float16"])
+    },
+    "angles in half precision in a": (
+        {"rotary": {**ROTARY, "rounded": ("angles", "bfloat16")}},
+        {"rotary": ROTARY},
+        "rotary-in-half",
+        "rotary angles are in bfloat16 in a and float32 in b",
+    ),
     "slopes": (
         {"bias": alibi},
         {"bias": lambda head, distance: -(0.1 + head) * abs(distance)},
@@ -282,6 +299,14 @@ def test_norms_of_heads_that_are_no_points_are_found_by_their_weights() -> None:
 
     assert named(attended()) == "the norms of queries and keys are applied in a and missing in b"
     assert named(output(1e-3)) == "epsilon 1e-05 in a and 0.001 in b"
+
+
+@pytest.mark.parametrize("roles", [("queries", "keys"), ("queries",), ("keys",)])
+def test_norms_without_gains_are_named(roles: tuple[str, ...]) -> None:
+    unit = np.ones(SIZE)
+    query, key = normed(QUERY, unit) if "queries" in roles else QUERY, normed(KEY, unit) if "keys" in roles else KEY
+    which = "the norms of queries and keys are" if len(roles) > 1 else f"the norm of {roles[0]} is"
+    assert only(site_between(attended(), attended(query, key))).text == f"{which} missing in a and applied in b"
 
 
 def test_the_other_model_is_reproduced_first_where_the_reference_is_not() -> None:

@@ -44,6 +44,8 @@ def test_every_kind_of_setting_is_changed() -> None:
         "rotary-partial",
         "rotary-offset",
         "missing-rotary",
+        "rotary-in-half",
+        "missing-norm",
     }
 
 

@@ -57,6 +57,30 @@ def test_an_explanation_leaves_a_tenth_or_ten_floors_and_never_half(left: float,
     assert (taken(Leaving(left), floor=floor) is not None) is accepted
 
 
+@pytest.mark.parametrize(("wrong", "accepted"), [(5, True), (6, False)])
+def test_an_explanation_suits_most_tokens_and_not_only_one_of_large_numbers(wrong: int, accepted: bool) -> None:
+    size = np.ones((10, 1))
+    size[-1] = 1e4
+    large = X.reshape(10, 6) * size
+    predicted = 2 * large
+    predicted[:wrong] = 1.4 * large[:wrong]
+    at = replace(site(), a=large.reshape(X.shape), b=2 * large.reshape(X.shape), real=np.ones((2, 5), bool))
+    named = Explanation("dropout", "", ("", ""), predicted.reshape(X.shape))
+    hypothesis = Leaving()
+    hypothesis.explain = lambda site: [named]  # type: ignore[method-assign]
+    assert (explain(at, [hypothesis]) is not None) is accepted
+
+
+def test_tokens_that_differ_by_rounding_do_not_count() -> None:
+    moved = 2 * X
+    moved[0] = X[0] * (1 + 0.9e-8)
+    named = np.where(np.arange(2)[:, None, None] == 1, moved, X + 1)
+    at = replace(site(), b=moved, real=np.ones((2, 5), bool))
+    assert at.suits_most_tokens(named)
+    assert not replace(at, floor=0.8e-9).suits_most_tokens(np.where(np.arange(2)[:, None, None] == 1, X, X + 1))
+    assert replace(at, b=X.copy()).suits_most_tokens(X + 1)
+
+
 def test_another_explanation_must_leave_less_than_half() -> None:
     assert taken(Leaving(0.04, 0.021)) == taken(Leaving(0.04), Leaving(0.021)) == "0.04"
     assert taken(Leaving(0.04, 0.019)) == taken(Leaving(0.04), Leaving(0.019)) == "0.019"
@@ -83,7 +107,7 @@ def test_no_search_begins_where_next_to_nothing_is_left(
     class Searching(Leaving):
         pass
 
-    monkeypatch.setattr("embgrad.comparison.hypotheses.explain.SEARCHING", (Searching,))
+    monkeypatch.setattr("embgrad.comparison.hypotheses.explain.LATE", (Searching,))
     other, second = Leaving(), Searching(0.0)
     explain(site(floor), (Leaving(left), other, second))
     assert (other.sites, second.sites) == (1, asked)

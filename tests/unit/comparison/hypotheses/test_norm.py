@@ -347,9 +347,13 @@ def test_a_norm_that_is_computed_in_half_precision_is_named(dtype: str, size: fl
     a = A * size
     at = site(a, rounded(a, dtype).astype(np.float64), held_a={name: each * size for name, each in WEIGHTS.items()})
     found = next(item for item in Norm().explain(at) if item.cause == "norm-in-half")
-    assert found.text == f"b computes norms in {dtype}"
+    assert found.text == f"b rounds what norms return to {dtype}"
     assert found.values == ("float32", dtype)
     assert at.off(found.predicted) == 0
+    inside = rounded(a * (1 + 2.0**-7 * RANDOM.random(a.shape)), dtype).astype(np.float64)
+    assert any(item.text == f"b computes norms in {dtype}" for item in Norm().explain(replace(at, b=inside))) is (
+        dtype == "bfloat16"
+    )
     far = site(a, rounded(a * 1.3, dtype).astype(np.float64))
     assert all(item.cause != "norm-in-half" for item in Norm().explain(far))
 
