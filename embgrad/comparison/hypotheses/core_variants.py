@@ -248,15 +248,15 @@ def _norms(site: Site, core: Core) -> Iterator[HeadNorm | None]:
 def _norms_of_b(site: Site, core: Core) -> Iterator[HeadNorm]:
     """Yield the norms of queries, keys or both whose gains b alone has, or that have none."""
     declared = number_in(declared_by(site, 1), "epsilon")
+    epsilons = (1e-6, 1e-5) if declared is None else (declared,)
     gains = gains_of(site, core.size, of_b_alone=True)
     chosen = [*itertools.permutations(gains, 2), *((gain, None) for gain in gains), *((None, gain) for gain in gains)]
-    for (query, key), epsilon, offset, late in itertools.product(
-        chosen, (1e-6, 1e-5) if declared is None else (declared,), (0.0, 1.0), (False, True)
-    ):
+    for (query, key), epsilon, offset, late in itertools.product(chosen, epsilons, (0.0, 1.0), (False, True)):
         yield HeadNorm(query, key, epsilon, offset, late)
     unit = np.ones(core.size)
-    for (query, key), epsilon in itertools.product(((unit, unit), (unit, None), (None, unit)), (1e-6, 1e-5)):
-        yield from (HeadNorm(query, key, epsilon, late=late) for late in (False, True))
+    without = ((unit, unit), (unit, None), (None, unit))
+    for (query, key), epsilon, late in itertools.product(without, epsilons, (False, True)):
+        yield HeadNorm(query, key, epsilon, late=late)
 
 
 def _of_sources(site: Site, core: Core, rare: bool) -> Iterator[Core]:

@@ -10,7 +10,7 @@ import pytest
 
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_difference import differences
-from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, HeadNorm, Mask, PositionBias, Rotary, Scaling
+from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, ROUNDED, HeadNorm, Mask, PositionBias, Rotary, Scaling
 from embgrad.comparison.hypotheses.core_variants import variants, with_settings_of
 from embgrad.comparison.hypotheses.sources import Source
 from embgrad.comparison.weights import Matching
@@ -181,6 +181,7 @@ def test_rotary_positions_that_differ_in_one_setting(rare: bool, sizes: tuple[in
         Rotary(1000.0, SIZE, ahead=-1),
         Rotary(1000.0, SIZE, ahead=1),
         Rotary(1000.0, SIZE, sense=-1),
+        *(Rotary(1000.0, SIZE, rounded=(part, dtype)) for part in ROUNDED for dtype in ("float16", "bfloat16")),
     ]
 
 
@@ -318,9 +319,11 @@ def test_norms_whose_gains_b_alone_has_are_those_of_queries_of_keys_or_of_both()
     site = site_of(QUERY, QUERY, BEFORE, real=REAL, weights=gains, settings=({"epsilon": 0.5}, {"epsilon": 0.25}))
     site = replace(site, matching=Matching((), {}, (), ("norm_1.gain", "norm_2.gain")))
     found = [each.norm for each in variants(site, CORE, rare=False) if each.norm is not None]
-    firsts = [tuple(None if gain is None else gain[0] for gain in (norm.query, norm.key)) for norm in found[::4]]
-    assert firsts == [(1, 2), (2, 1), (1, None), (2, None), (None, 1), (None, 2)]
+    firsts = [tuple(None if gain is None else gain[0] for gain in (norm.query, norm.key)) for norm in found]
+    assert firsts[:24:4] == [(1, 2), (2, 1), (1, None), (2, None), (None, 1), (None, 2)]
+    assert firsts[24::2] == [(1, 1), (1, None), (None, 1)]
     assert [(norm.offset, norm.late) for norm in found[:4]] == [(0, False), (0, True), (1, False), (1, True)]
+    assert [(norm.offset, norm.late) for norm in found[24:26]] == [(0, False), (0, True)]
     assert {norm.epsilon for norm in found} == {0.25}
 
 
@@ -390,7 +393,8 @@ def test_the_norms_of_queries_of_keys_and_of_both_are_skipped() -> None:
 def test_of_another_text_only_scores_padding_and_heads_change() -> None:
     memory = np.zeros((2, 5, 32))
     core = replace(CORE, key=Source("k", memory), value=Source("v", memory), rotary=None, mask=Mask())
-    assert causes_of(core) == {"attention-scale", "attention-cap", "attention-heads", "mask-ignored", "swapped-weights"}
+    causes = {"attention-scale", "attention-cap", "attention-heads", "mask-ignored", "swapped-weights", "missing-norm"}
+    assert causes_of(core) == causes
     assert [each.mask for each in variants(SITE, core) if each.mask != Mask() and each.joined == "by head"] == [
         Mask(padding=False)
     ]

@@ -41,13 +41,19 @@ def test_both_sides_in_half_precision_neither_and_far_numbers_are_not_named() ->
 
 
 @pytest.mark.parametrize(
-    ("held", "size", "named"), [(coarse(X), 1.001, True), (X, 1.001, False), (coarse(X), 1.005, False)]
+    ("key", "held", "size", "named"),
+    [
+        ("down:output#0", coarse(X), 1.001, True),
+        ("down:output#0", X, 1.001, False),
+        ("down:output#0", coarse(X), 1.005, False),
+        ("down#0", coarse(X), 1.001, False),  # rows of a table
+    ],
 )
 def test_what_b_computes_from_a_tensor_in_half_precision_is_off_by_its_rounding(
-    held: np.ndarray, size: float, named: bool
+    key: str, held: np.ndarray, size: float, named: bool
 ) -> None:
-    at = module_site(A, A * size, {"down": X}, others=[tensor("down:output#0", held)])
-    at = replace(at, pairs=[Pair("down", "down:output#0", "down:output#0")])
+    at = module_site(A, A * size, {"down": X}, others=[tensor(key, held)])
+    at = replace(at, pairs=[Pair("down", key, key)])
     assert bool(texts(at)) is named
     assert texts(replace(at, before=[replace(it, values=coarse(X)) for it in at.before])) == []
     assert texts(replace(at, pairs=[])) == []
