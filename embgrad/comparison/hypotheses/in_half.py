@@ -44,8 +44,9 @@ def _is_given_half(site: Site, dtype: str) -> bool:
     keys = {pair.name: pair.b for pair in site.pairs}
     for before in site.before[:NEAR_BEFORE]:
         tensor = site.recordings[1].tensors.get(keys.get(before.name, ""))
-        is_computed = tensor is not None and tensor.side is not None  # not rows of a table that is rounded
-        if is_computed and has_digits_of(dtype, site.rows(tensor.values)):
+        if tensor is None or tensor.side is None:  # rows of a table may be rounded
+            continue
+        if has_digits_of(dtype, site.rows(tensor.values)):
             return not has_digits_of(dtype, site.rows(before.values))
     return False
 
