@@ -115,6 +115,7 @@ def test_lines_differ_in_shape_and_colour_and_say_what_they_are() -> None:
     assert named.seen == " <name>"
     assert named.attributes("d") == [shapes[1]]
     assert named.attributes("class") == ["key", "c1"]
+    assert named.attributes("aria-hidden") == ["true"]
 
 
 @pytest.mark.parametrize(

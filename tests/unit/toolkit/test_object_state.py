@@ -10,6 +10,7 @@ import pytest
 
 from embgrad.toolkit import object_state
 from embgrad.toolkit.object_state import ObjectState
+from embgrad.toolkit.recorded_changes import changes_recorded
 from tests.support.keeping import KNOT, OBJECTS, WAYS, Way
 
 
@@ -149,6 +150,15 @@ def test_one_changed_attribute_among_many_is_restored() -> None:
     modules[0]["d"] = modules[0].pop("c")
     state.restore()
     assert modules[0] == {"c": 1}
+
+
+def test_attributes_that_hold_other_arrays_than_before_are_recorded() -> None:
+    model = {"cache": np.zeros(2), "table": np.zeros(2), "size": 1}
+    state = ObjectState([model])
+    model |= {"cache": np.ones(2), "size": 2}
+    with changes_recorded() as changes:
+        state.record_changes()
+    assert [*changes.names] == ["cache"]
 
 
 def test_unchanged_containers_are_not_written_to() -> None:

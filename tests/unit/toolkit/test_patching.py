@@ -65,3 +65,6 @@ def test_contexts_may_overlap() -> None:
     assert module.function() == "second"
     second.__exit__(None, None, None)
     assert module.function() == "original"
+    module.function = lambda: "another"
+    with interception.by(lambda original: f"heard {original()}"):
+        assert module.function() == "heard another"

@@ -16,7 +16,7 @@ import embgrad
 from embgrad.backend.cotangents import compute_dtype
 from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.conventions import as_batch
-from embgrad.toolkit.arguments import named_arguments
+from embgrad.toolkit.arguments import integer_arguments, named_arguments
 from embgrad.toolkit.signature import CallPlan, _further, _signature, as_parts, parameters_of, plan_call, plan_mapping
 from tests.unit.refusals import refused
 
@@ -401,6 +401,8 @@ def test_arguments_go_by_the_parameters_names() -> None:
     parameters = _parameters(lambda ids, mask=None, **more: None)
     assert named_arguments(parameters, (1,), {"mask": 2, "other": 3}) == {"ids": 1, "mask": 2, "more": {"other": 3}}
     assert named_arguments(parameters, (1, 2, 3), {}) is None
+    assert integer_arguments({"ids": [1, 2]}, lambda name, value: value) == {"ids.0": 1, "ids.1": 2}
+    assert not integer_arguments({"ids": [1]}, lambda name, value: None if name == "ids" else value, sequences=False)
 
 
 def test_the_compute_dtype_is_the_coarsest_that_shows() -> None:
