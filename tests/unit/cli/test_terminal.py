@@ -20,7 +20,7 @@ import pytest
 import embgrad
 from embgrad.cli import main
 from embgrad.cli.result_lines import legend_of, text_lines
-from embgrad.cli.terminal import _console, own_stdout
+from embgrad.cli.terminal import Terminal, _console, own_stdout
 from embgrad.results.gradient_display import gradient_lines
 from tests.unit.cli.commands import ASK, TEXTS, child, expected
 
@@ -108,6 +108,16 @@ def test_a_stream_in_memory_takes_any_character_while_a_command_writes_to_it(mon
 def test_the_width_of_text_without_a_terminal(monkeypatch: pytest.MonkeyPatch, columns: str, width: int) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     assert [_console(stream).width for stream in (io.StringIO(), None)] == [width] * 2
+
+
+def test_a_remark_is_one_line_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "10")
+    terminal = Terminal(io.StringIO())
+    for say in (terminal.note, terminal.warn, terminal.fail):
+        say("a longer text " * 9)
+    assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == ["note", "warning", "error"]
 
 
 def test_warnings_of_models_are_notes_and_those_for_developers_are_not_shown(command: Any) -> None:
