@@ -66,13 +66,13 @@ class Record:
         return self.within(sorted(chosen, key=lambda test: (test not in tests, ranks[test], self.seconds[test])))
 
     def within(self, ordered: list[str]) -> list[str]:
-        """Return the first of some tests, as many as take `most` seconds together."""
-        after = itertools.accumulate(self.seconds[test] for test in ordered)
-        return [
-            test
-            for number, (test, end) in enumerate(zip(ordered, after, strict=True))
-            if not number or end <= self.most
-        ]
+        """Return the first of some tests, and of the others in turn each that fits into what is left of `most` seconds."""
+        chosen, left = list[str](), self.most
+        for test in ordered:
+            if not chosen or self.seconds[test] <= left:
+                chosen.append(test)
+                left -= self.seconds[test]
+        return chosen
 
 
 def executed(file: str, line: int) -> None:

@@ -86,6 +86,11 @@ def test_a_change_after_which_the_source_is_not_python_is_not_drawn(tmp_path: Pa
     assert drawn == {"    pass", "    g(a=h)"}
 
 
+def test_tests_that_are_too_long_for_the_time_are_left_out_and_quick_ones_behind_them_run() -> None:
+    record = Record({"a": 1.0, "b": 9.0, "c": 3.0, "d": 0.5}, most=4.0)
+    assert [record.within(ordered) for ordered in (["a", "b", "c", "d"], ["b", "a"])] == [["a", "c"], ["b"]]
+
+
 CHANGE = Change(Path("x.py"), line=3, statement=3, start=0, end=1, text=b"", loaded=False)
 
 
