@@ -48,6 +48,16 @@ def test_of_a_linear_encoder_a_score_is_the_inner_product_of_both_rows() -> None
     np.testing.assert_allclose(cosine.similarity, expected / lengths, rtol=1e-12)
 
 
+def test_of_several_outputs_the_embedding_of_the_text_is_read() -> None:
+    def call(model: Any, inputs: Any) -> Any:
+        made = model(**inputs)
+        return {"twice": made + made, "sentence_embedding": made}
+
+    for options, factor in ({}, 1), ({"output": "twice"}, 4):
+        made = attribute_pairs(linear(), (A, B), similarity="dot", call=call, **options)
+        np.testing.assert_allclose(made.scores, factor * attribute_pairs(linear(), (A, B), similarity="dot").scores)
+
+
 def test_with_a_row_as_baseline_the_scores_are_of_the_differences_from_it() -> None:
     made = attribute_pairs(linear(), (A, B), IntegratedJacobians(3, baseline=11), similarity="dot")
     rows = [np.where(batch.real[..., None], ROWS[batch.ids] - ROWS[11], 0) for batch in (A, B)]

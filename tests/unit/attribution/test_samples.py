@@ -11,7 +11,7 @@ import pytest
 
 import embgrad
 from embgrad.attribution import discretized
-from embgrad.attribution.discretized import NearestRows
+from embgrad.attribution.discretized import NearestRows, paths_of
 from embgrad.attribution.quadrature import RULES, nodes_and_weights
 from embgrad.attribution.shapley import sample_coalitions
 from embgrad.methods import (
@@ -164,6 +164,13 @@ def test_the_nearest_rows_are_those_of_all_distances_in_any_pieces(
         np.testing.assert_array_equal(nearest.of(id_), others[np.lexsort((others, distances[others]))][:5])
     assert len(NearestRows(table, 50).of(0)) == 11
     assert len(NearestRows(table[:1], 5).of(0)) == 0
+
+
+def test_a_path_takes_the_row_with_the_fewest_dimensions_to_change_or_the_least_to_change() -> None:
+    table = np.array([[0.0, 0, 0], [-5, 1, 1], [-0.1, -0.1, 2], [3, 3, 3]])
+    for strategy, expected in (("maxcount", [1, 1, 1]), ("greedy", [1, 1, 2])):
+        (path,) = paths_of(NearestRows(table, 3), np.array([0]), 3, 3, strategy)
+        np.testing.assert_allclose(path[1], expected)
 
 
 def test_discretized_paths_are_made_of_rows_of_the_table_whatever_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
