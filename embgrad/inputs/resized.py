@@ -100,7 +100,7 @@ def expect_moved_input(batch: TokenBatch, name: str) -> None:
     if found is not None:
         raise BatchError(
             f"the further input {name!r} is {found}, and the batch is padded on the left: it may count or name positions, which "
-            "are moved. Pad on the right (padding_side='right')"
+            "are moved. Pad on the right (padding_side='right'), or leave it out"
         )
 
 
