@@ -142,7 +142,11 @@ def test_too_few_steps_are_a_warning() -> None:
         EmbgradWarning,
         match=r"with 1 steps the contributions to \d of 4 output tokens miss .* than 0.01 of it, .*more steps",
     ) as recorded:
-        attribute_tokens(sharp, alone(0), method=embgrad.methods.IntegratedGradients(1))
+        result = attribute_tokens(sharp, alone(0), method=embgrad.methods.IntegratedGradients(1))
+    worst = int(np.nanargmax(np.abs(result.delta)))
+    said = str(recorded[0].message)
+    assert f"at most by {np.abs(result.delta[0, worst]):.3g} of" in said
+    assert f"(example 0, output {worst})" in said
     assert [warning.filename for warning in recorded] == [__file__]
 
 
