@@ -93,7 +93,7 @@ class Trials:
                 run_items([items[test] for test in tests if test in items])
                 return PASSED
 
-            return run_apart(work, 20 + 5 * sum(self.record.seconds[test] for test in tests))
+            return run_apart(work, 60 + 10 * sum(self.record.seconds[test] for test in tests))
 
         verdicts = Verdicts(self.record, attempt, set())
         for index, change in enumerate(self.changes):
@@ -199,4 +199,4 @@ def _attempt_afresh(record: Record, change: Change | None, tests: list[str]) -> 
             replace_on_import(change)
         return run_pytest(sorted({*map(file_of, tests)}), [Chosen(tests), ending])
 
-    return run_apart(work, 60 + 5 * sum(record.seconds[test] for test in tests))
+    return run_apart(work, 60 + 10 * sum(record.seconds[test] for test in tests))
