@@ -130,7 +130,8 @@ _FAULTS: Final = (
     planted("linen-mistral", "window-one-more", "attention-window", ATTENTION, window=7),
     planted("linen-mistral", "tiled", "attention-groups", ATTENTION, tiled=True),
     planted("linen-mistral", "interleaved", "rotary-layout", ATTENTION, interleaved=True),
-    planted("linen-mistral", "frequencies-in-half", "rotary-scaling", ATTENTION, rounded=True, may_be_unnamed=True),
+    # It was listed as one of scaling that need not be named, before there was a cause of its own.
+    planted("linen-mistral", "frequencies-in-half", "rotary-in-half", ATTENTION, rounded=True),
     planted("linen-mistral", "w1-for-w3", _GATE, _MLP, gated=False),
     planted("linen-mistral", "epsilon", EPSILON, NORM, eps=1e-6),
     planted(

@@ -35,9 +35,9 @@ def test_the_side_with_few_digits_is_named_with_its_dtype(dtype: str) -> None:
 
 
 def test_both_sides_in_half_precision_neither_and_far_numbers_are_not_named() -> None:
-    for a, b in ((coarse(A), coarse(1.001 * A)), (A, 1.001 * A), (A, coarse(1.1 * A)), (A, 0 * A)):
+    for a, b in ((coarse(A), coarse(1.001 * A)), (A, 1.001 * A), (A, coarse((1 + 8.5 / 256) * A)), (A, 0 * A)):
         assert texts(module_site(a, b, {})) == []
-    assert texts(module_site(A, coarse(1.02 * A), {})) == ["b computes parts in bfloat16, up first"]
+    assert texts(module_site(A, coarse((1 + 7.5 / 256) * A), {})) == ["b computes parts in bfloat16, up first"]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,8 @@ def test_what_b_computes_from_a_tensor_in_half_precision_is_off_by_its_rounding(
     assert bool(texts(at)) is named
     assert texts(replace(at, before=[replace(it, values=coarse(X)) for it in at.before])) == []
     assert texts(replace(at, pairs=[])) == []
+    far = [[*[replace(at.before[0], name="other")] * number, *at.before] for number in (11, 12)]
+    assert [bool(texts(replace(at, before=before))) for before in far] == [named, False]
 
 
 def test_zeros_have_no_digits_that_show_a_dtype() -> None:
