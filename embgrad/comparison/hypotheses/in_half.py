@@ -29,7 +29,7 @@ class InHalf:
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return which side computes the site in half precision; an empty list where neither or both do."""
-        for dtype, roundoff in sorted(HALVES.items(), key=lambda entry: -entry[1]):  # the coarsest first
+        for dtype, roundoff in reversed(HALVES.items()):  # the coarsest first
             coarse = [has_digits_of(dtype, site.rows(values)) for values in (site.a, site.b)]
             is_part = coarse[0] != coarse[1] and site.difference <= MOST_ROUNDOFFS * roundoff
             if is_part or (site.difference <= roundoff and _is_given_half(site, dtype)):

@@ -416,7 +416,7 @@ def _in_half(site: Site, entry: Before, norm: Parameters, side: str) -> list[Exp
     outputs = (site.a, site.b) if side == "a" else (site.b, site.a)
     compute = partial(_applied, norm, entry.name) if side == "a" else None
     predicted, names = (norm.apply(entry.values), (entry.name,)) if side == "a" else (site.b, ())
-    for dtype, roundoff in sorted(HALVES.items(), key=lambda entry: -entry[1]):
+    for dtype, roundoff in reversed(HALVES.items()):
         coarse, fine = (_has_digits_of(dtype, site.rows(output), norm) for output in outputs)
         if coarse and not fine and site.difference <= MOST_ROUNDOFFS * roundoff:
             values = (dtype, "float32") if side == "a" else ("float32", dtype)
