@@ -136,7 +136,9 @@ class Core:
     def taken(self, part: Part) -> np.ndarray:
         """Return the values that some heads take, (example, head, key, feature)."""
         heads = np.array(self.order or self.usual_order)[part.heads, 1]
-        taken = self._split(self.value, part.examples, np.arange(self.real.shape[1]), heads)
+        positions = np.arange(self.real.shape[1])
+        taken = self._split(self.value, part.examples, positions, heads)
+        taken = taken if self.rotary is None else self.rotary.turn_values(taken, positions)
         return np.asarray(taken.transpose(0, 2, 1, 3))
 
     def weights(self, part: Part) -> np.ndarray:

@@ -205,8 +205,9 @@ def _of_rotaries(a: Rotary, b: Rotary, head_a: int, head_b: int) -> Iterator[Dif
     if a.scaling != b.scaling:
         texts = ["none" if rotary.scaling is None else rotary.scaling.text for rotary in (a, b)]
         yield Difference("rotary-scaling", "rotary scaling", (texts[0], texts[1]))
-    if (a.queries, a.keys) != (b.queries, b.keys):
-        texts = [" and ".join(["queries"] * rotary.queries + ["keys"] * rotary.keys) for rotary in (a, b)]
+    if (a.queries, a.keys, a.values) != (b.queries, b.keys, b.values):
+        turned = [[name for name in ("queries", "keys", "values") if getattr(rotary, name)] for rotary in (a, b)]
+        texts = [" and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) for names in turned]
         yield Difference("missing-rotary", "rotary positions are applied to", (texts[0], texts[1]))
     if a.ahead != b.ahead:
         yield Difference("rotary-offset", "positions by which queries are ahead of keys", (str(a.ahead), str(b.ahead)))

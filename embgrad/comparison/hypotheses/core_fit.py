@@ -330,6 +330,7 @@ def _rotaries(declared: Mapping[str, Any], size: int) -> Iterator[Rotary | None]
         plain += [replace(rotary, scaling=None) for rotary in plain if rotary is not None]
     plain += [Rotary(number, size, HALVES, other) for number in bases[:4] for other in SCALINGS]
     first = Rotary(bases[0], turned_size(size, shares[0]), cast("Layout", layouts[0]), scaling)
+    plain.append(replace(first, values=True))
     plain += [replace(first, rounded=rounded) for rounded in itertools.product(ROUNDED, HALF_DTYPES)]
     yield from dict.fromkeys([plain[0], None, *plain])
 

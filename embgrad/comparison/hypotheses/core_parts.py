@@ -135,6 +135,7 @@ class Rotary:
         keys: whether keys are turned.
         ahead: how much further the queries' positions are than the keys'.
         sense: 1, or -1 where angles have the opposite sign.
+        values: whether values are turned as well, as keys are.
         rounded: what is rounded to half precision, one of `ROUNDED`, and the dtype; None where nothing is.
     """
 
@@ -146,6 +147,7 @@ class Rotary:
     keys: bool = True
     ahead: int = 0
     sense: int = 1
+    values: bool = False
     rounded: tuple[str, str] | None = None
 
     def turn_queries(self, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -155,6 +157,10 @@ class Rotary:
     def turn_keys(self, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return turned keys, (example, position, head, feature)."""
         return self._turn(values, positions) if self.keys else values
+
+    def turn_values(self, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return values, (example, position, head, feature), turned where the model turns them."""
+        return self._turn(values, positions) if self.values else values
 
     def _turn(self, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
         cosine, sine = _angles(self.base, self.size, self.scaling, tuple(positions.tolist()), self.rounded)

@@ -214,7 +214,8 @@ _FAULTS: Final = (
     ),
     planted("tree-clip", "layers-exchanged", SWAP, "layers", change=swapped("layers.0.", "layers.1.")),
     planted("gluon-roformer", "halves", "rotary-layout", ATTENTION, halves=True),
-    planted("gluon-roformer", "values-turned", "missing-rotary", ATTENTION, turned="qkv", may_be_unnamed=True),
+    # It was listed as one that need not be named.
+    planted("gluon-roformer", "values-turned", "missing-rotary", ATTENTION, turned="qkv"),
     planted("gluon-roformer", "backwards", "rotary-layout", ATTENTION, sign=-1.0),
     planted("gluon-roformer", "base", "rotary-base", ATTENTION, base=1e3),
     planted("gluon-roformer", "mask-ignored", "mask-ignored", ATTENTION, masked=False),

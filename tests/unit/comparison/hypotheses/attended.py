@@ -82,7 +82,10 @@ def attended(
             score = float(q @ k) * (size**-0.5 if scale is None else scale)
             score = score if cap is None else cap * math.tanh(score / cap)
             scores.append(score + bias(head, column - row))
+        taken = [value[example, column, shared] for column in columns]
+        if rotary is not None and rotary.get("values"):
+            taken = [turned(v, column, **rotary) for column, v in zip(columns, taken, strict=True)]
         weights = np.exp(np.array(scores) - max(scores))
         total = weights.sum() + math.exp(sink(head) - max(scores))
-        result[example, row, own] = weights @ value[example, columns, shared] / total
+        result[example, row, own] = weights @ np.array(taken) / total
     return result

@@ -170,6 +170,18 @@ PLANTED: Mapping[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         )
         for part, dtype in itertools.product(ROUNDED, ["bfloat16", "float16"])
     },
+    "values turned": (
+        {"rotary": ROTARY},
+        {"rotary": {**ROTARY, "values": True}},
+        "missing-rotary",
+        "rotary positions are applied to queries and keys in a and queries, keys and values in b",
+    ),
+    "values turned in a": (
+        {"rotary": {**ROTARY, "values": True}},
+        {"rotary": ROTARY},
+        "missing-rotary",
+        "rotary positions are applied to queries, keys and values in a and queries and keys in b",
+    ),
     "angles in half precision in a": (
         {"rotary": {**ROTARY, "rounded": ("angles", "bfloat16")}},
         {"rotary": ROTARY},

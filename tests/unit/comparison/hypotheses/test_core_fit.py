@@ -156,12 +156,17 @@ PLAIN = [Rotary(base, size, kind) for base in BASES for kind in (HALVES, INTERLE
 WITH_SCALING = [Rotary(base, SIZE, HALVES, scaling) for base in BASES[:4] for scaling in SCALED]
 
 
-def in_half(rotary: Rotary) -> list[Rotary]:
+def rare(rotary: Rotary) -> list[Rotary]:
+    """Return the rotary positions that are tried last: of values as well, or with a part in half precision."""
+    return [replace(rotary, values=True), *_in_half(rotary)]
+
+
+def _in_half(rotary: Rotary) -> list[Rotary]:
     return [replace(rotary, rounded=(part, dtype)) for part in ROUNDED for dtype in ("float16", "bfloat16")]
 
 
 def test_rotary_positions_that_models_have() -> None:
-    assert list(_rotaries({}, SIZE)) == [PLAIN[0], None, *PLAIN[1:], *WITH_SCALING, *in_half(PLAIN[0])]
+    assert list(_rotaries({}, SIZE)) == [PLAIN[0], None, *PLAIN[1:], *WITH_SCALING, *rare(PLAIN[0])]
 
 
 def test_rotary_positions_that_are_declared_come_first() -> None:
@@ -172,7 +177,7 @@ def test_rotary_positions_that_are_declared_come_first() -> None:
     ]
     scaled = [Rotary(each.base, each.size, each.layout, scaling) for each in kinds]
     rest = [Rotary(base, SIZE, HALVES, other) for base in (7.0, *BASES[:3]) for other in SCALED]
-    assert list(_rotaries(declared, SIZE)) == [scaled[0], None, *scaled[1:], *kinds, *rest, *in_half(scaled[0])]
+    assert list(_rotaries(declared, SIZE)) == [scaled[0], None, *scaled[1:], *kinds, *rest, *rare(scaled[0])]
 
 
 def settings_of(core: Core) -> tuple[Mask, Rotary | None, float, float | None]:

@@ -178,6 +178,7 @@ def test_rotary_positions_that_differ_in_one_setting(rare: bool, sizes: tuple[in
         *(Rotary(1000.0, SIZE, scaling=scaling) for scaling in SCALINGS),
         Rotary(1000.0, SIZE, keys=False),
         Rotary(1000.0, SIZE, queries=False),
+        Rotary(1000.0, SIZE, values=True),
         Rotary(1000.0, SIZE, ahead=-1),
         Rotary(1000.0, SIZE, ahead=1),
         Rotary(1000.0, SIZE, sense=-1),
