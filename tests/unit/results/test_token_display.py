@@ -237,6 +237,7 @@ def test_the_axes_of_the_user_and_a_line_between_encoder_and_decoder(plt: Any) -
     assert ax.get_xlabel() == "input: of the encoder, then of the decoder"
     assert [line.get_xdata() for line in ax.lines] == [[2.5, 2.5]]
     assert plt.get_fignums() == []
+    assert [label.get_text() for label in PADDED.plot().get_yticklabels()] == texts(PADDED.matrix(0).outputs)
 
 
 def test_scores_that_are_not_finite_are_marked(plt: Any, capsys: Any, monkeypatch: Any) -> None:

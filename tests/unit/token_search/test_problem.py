@@ -52,13 +52,13 @@ def coupled(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> An
     return rows * rows.sum(0).tanh()
 
 
-def held(model: Any = None, given: embgrad.TokenBatch | None = None, **options: Any) -> Problem:
+def held(model: Any = None, given: embgrad.TokenBatch | None = None, ids: Any = 0, **options: Any) -> Problem:
     random = np.random.default_rng(0)
     weights = {"E": random.normal(size=(VOCAB, 3)), "W": random.normal(size=(3, 2))}
     model, given = model or ReferenceModel(coupled, weights), given or batch()
     usual: dict[str, Any] = {"goal": "maximize", "until": None, "allowed": None, "positions": None, "max_length": None}
     usual |= {"call": None, "batch_size": None, "tokenizer": None, "stable": False}
-    made, _ = problem_of(model, given, embgrad.Logit(0), **{**usual, **options})
+    made, _ = problem_of(model, given, embgrad.Logit(ids), **{**usual, **options})
     return made
 
 
@@ -76,6 +76,7 @@ def test_examples_that_depend_on_one_another_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=message):
         made.expect_independent()
     held(batch_size=1).expect_independent()  # each example runs alone
+    assert held(ids=[0, 1, 0, 1, 0, 1], batch_size=3).company is Company.HELD  # with two rows' targets
     with pytest.raises(UnsupportedError):
         held(joint=True).expect_independent()
 

@@ -98,6 +98,8 @@ def test_blocks_hold_texts_of_similar_length() -> None:
     blocks = [block.tolist() for block in made._blocks(made.everything, 4)]
     assert blocks == [[1, 3, 0, 4], [5, 2]]
     assert [block.tolist() for block in made._blocks(np.array([2, 0]), 0)] == [[0], [2]]
+    (block,) = made._blocks(np.tile([0, 1, 4, 1], 8), 32)
+    assert block.tolist() == [1] * 16 + [0, 4] * 8  # those of one length in their order
 
 
 def test_the_first_triggers_with_which_texts_come_back() -> None:
