@@ -49,17 +49,17 @@ def attach(
 
 
 def defer(module: str, name: str) -> Any:
-    """Return a static method that calls a function of a module, which is imported at the first call.
+    """Return a method that calls a function of a module without its object; the module is imported at the first call.
 
     Args:
         module: the module's name.
         name: the function's name in it.
     """
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(_self: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(import_module(module), name)(*args, **kwargs)
 
-    return staticmethod(call)
+    return call
 
 
 def _refusal(package: str, name: str, known: Collection[str]) -> str:
