@@ -91,8 +91,9 @@ def _has_effect(passes: Passes, name: str, changes: tuple[Callable[[np.ndarray],
     before = _objectives(passes, batch)
     try:
         for change in changes:
-            changed = with_numbers(batch, name, change)
-            if not np.array_equal(_objectives(passes, changed), before):
+            with np.errstate(all="ignore"):  # a model of NumPy may divide by a length of zero
+                after = _objectives(passes, with_numbers(batch, name, change))
+            if not np.array_equal(after, before):
                 return True
     except errors_of_model():  # the model does not take other numbers, and so reads them
         return True
