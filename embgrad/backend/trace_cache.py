@@ -99,9 +99,8 @@ class _Form(Generic[Trace]):
 
 class _Model(Generic[Trace]):
     def __init__(self, references: tuple[Any, ...], limit: int) -> None:
-        self.references = (
-            references  # each drops this model from the cache when its owner dies, before an id is used again
-        )
+        # Each drops this model from the cache when its owner dies, before an id is used again.
+        self.references = references
         self.forms: LRUCache[_Form[Trace]] = LRUCache(limit)
         self.unused = 0
 

@@ -207,7 +207,7 @@ def _of_rotaries(a: Rotary, b: Rotary, head_a: int, head_b: int) -> Iterator[Dif
         yield Difference("rotary-scaling", "rotary scaling", (texts[0], texts[1]))
     if (a.queries, a.keys, a.values) != (b.queries, b.keys, b.values):
         turned = [[name for name in ("queries", "keys", "values") if getattr(rotary, name)] for rotary in (a, b)]
-        texts = [" and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) for names in turned]
+        texts = [" and ".join(filter(None, (", ".join(names[:-1]), *names[-1:]))) for names in turned]
         yield Difference("missing-rotary", "rotary positions are applied to", (texts[0], texts[1]))
     if a.ahead != b.ahead:
         yield Difference("rotary-offset", "positions by which queries are ahead of keys", (str(a.ahead), str(b.ahead)))

@@ -10,13 +10,12 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from embgrad.common.tolerance import HALVES as HALF_DTYPES
 from embgrad.comparison.hypotheses.core import Core, Part
 from embgrad.comparison.hypotheses.core_distances import distance_terms
 from embgrad.comparison.hypotheses.core_parts import (
     HALVES,
     INTERLEAVED,
-    ROUNDED,
+    ROUNDINGS,
     HeadNorm,
     Layout,
     Mask,
@@ -323,15 +322,14 @@ def _rotaries(declared: Mapping[str, Any], size: int) -> Iterator[Rotary | None]
     bases = [*([] if base is None else [base]), *BASES]
     shares = [*([] if share is None else [share]), *SHARES]
     layouts = (HALVES, INTERLEAVED) if layout != INTERLEAVED else (INTERLEAVED, HALVES)
-    plain: list[Rotary | None] = []
+    plain: list[Rotary] = []
     for kept, number, kind, part in itertools.product([scaling] if scaling else [None], bases, layouts, shares):
         plain.append(Rotary(number, turned_size(size, part), cast("Layout", kind), kept))
     if scaling is not None:
-        plain += [replace(rotary, scaling=None) for rotary in plain if rotary is not None]
+        plain += [replace(rotary, scaling=None) for rotary in plain]
     plain += [Rotary(number, size, HALVES, other) for number in bases[:4] for other in SCALINGS]
-    first = Rotary(bases[0], turned_size(size, shares[0]), cast("Layout", layouts[0]), scaling)
-    plain.append(replace(first, values=True))
-    plain += [replace(first, rounded=rounded) for rounded in itertools.product(ROUNDED, HALF_DTYPES)]
+    plain.append(replace(plain[0], values=True))
+    plain += [replace(plain[0], rounded=rounded) for rounded in ROUNDINGS]
     yield from dict.fromkeys([plain[0], None, *plain])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import defaultdict
@@ -11,6 +12,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from embgrad.common.tolerance import HALVES as HALF_DTYPES
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weight_values import rounded
@@ -19,6 +21,7 @@ __all__ = [
     "HALVES",
     "INTERLEAVED",
     "ROUNDED",
+    "ROUNDINGS",
     "HeadNorm",
     "Mask",
     "PositionBias",
@@ -182,6 +185,7 @@ class Rotary:
 
 #: What of rotary positions is rounded where they are computed in half precision, each with what is computed from it exactly.
 ROUNDED: Final = ("frequencies", "angles", "frequencies and angles", "cosines and sines")
+ROUNDINGS: Final = tuple(itertools.product(ROUNDED, HALF_DTYPES))
 
 
 @lru_cache(maxsize=512)

@@ -10,14 +10,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.common.tolerance import HALVES as HALF_DTYPES
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_distances import other_terms
 from embgrad.comparison.hypotheses.core_fit import BASES, CAPS, SCALINGS, biases, scales, turned_size
 from embgrad.comparison.hypotheses.core_parts import (
     HALVES,
     INTERLEAVED,
-    ROUNDED,
+    ROUNDINGS,
     HeadNorm,
     Mask,
     Rotary,
@@ -153,7 +152,7 @@ def _rotaries(declared: Mapping[str, Any], core: Core, rare: bool) -> Iterator[R
     yield replace(rotary, values=not rotary.values)
     yield from (replace(rotary, ahead=ahead) for ahead in (-1, 0, 1))
     yield replace(rotary, sense=-rotary.sense)
-    yield from (replace(rotary, rounded=rounded) for rounded in (None, *itertools.product(ROUNDED, HALF_DTYPES)))
+    yield from (replace(rotary, rounded=rounded) for rounded in (None, *ROUNDINGS))
 
 
 def _scalings(declared: Mapping[str, Any], scaling: Scaling | None) -> Iterator[Scaling | None]:

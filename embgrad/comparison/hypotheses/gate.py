@@ -137,11 +137,9 @@ def _returned(site: Site, source: Source) -> Source:
     """Return what an activation is given by the name of the projection that returns it, which readers know."""
     if not source.name.endswith(f":{INPUT}"):
         return source
-    same = (
-        it for it in site.before if it.shared and not it.name.endswith(INPUT) and it.values.shape == source.values.shape
-    )
-    name = next((it.name for it in same if np.array_equal(it.values, source.values)), source.name)
-    return replace(source, name=name)
+    returned = (it for it in site.before if it.shared and not it.name.endswith(f":{INPUT}"))
+    names = (it.name for it in returned if np.array_equal(it.values, source.values))
+    return replace(source, name=next(names, source.name))
 
 
 def _explanation(first: Gated, second: Gated) -> Explanation | None:

@@ -92,7 +92,7 @@ class Norm:
         if second is not None and relative(second.apply(x), b) <= ROUGHLY:
             explanation = self._explanation(site, path, entry, first, second)
             explanations += [] if explanation is None else [explanation]
-        explanations = [*_unscaled(site, entry, first), *_scaled(site, entry, first), *explanations]
+        explanations = [*_of_scaled_rows(site, entry, first), *explanations]
         return [*explanations, *_missing(site, path, entry, x, b), *_in_half(site, entry, first, "b")]
 
     def _by_weights(self, site: Site, path: str, entry: Before, first: Parameters) -> list[Explanation]:
@@ -264,31 +264,26 @@ def _is_read_elsewhere(site: Site) -> bool:
     return any(tensors[it.a].side == INPUT and np.array_equal(tensors[it.a].values, values) for it in agreeing)
 
 
-def _unscaled(site: Site, entry: Before, norm: Parameters) -> Iterator[Explanation]:
-    """Yield the explanation that b's norm is given looked-up rows that a scales first, which another epsilon looks like."""
-    x = site.rows(entry.values)
+def _of_scaled_rows(site: Site, entry: Before, norm: Parameters) -> Iterator[Explanation]:
+    """Yield the explanations that a norm is given looked-up rows that a or b alone scales, which another epsilon looks like.
+
+    What b multiplies rows by is not seen before the norm: the root of their width is tried, and one over it.
+    """
+    x, root = site.rows(entry.values), math.sqrt(entry.values.shape[-1])
     for before in site.before:
         if before.values.shape != entry.values.shape or not is_looked_up(site, before):
             continue
         rows = site.rows(before.values)
         scale = float((x * rows).sum() / ((rows**2).sum() or 1.0))
-        if abs(scale - 1) > NEAR and relative(scale * rows, x) <= NEAR:
-            predicted, compute = norm.apply(before.values), partial(_applied, norm, before.name)
-            setting, values = f"{before.name} is multiplied by", (f"{scale:.6g}", "1")
-            yield Explanation("scaled-lookup", setting, values, predicted, compute, (before.name,))
-
-
-def _scaled(site: Site, entry: Before, norm: Parameters) -> Iterator[Explanation]:
-    """Yield the explanation that b scales the looked-up rows that its norm is given by their width's root, or by one over it."""
-    root = math.sqrt(entry.values.shape[-1])
-    for before in site.before:
-        if before.values.shape != entry.values.shape or not is_looked_up(site, before):
-            continue
-        for factor in (root, 1 / root) if np.array_equal(before.values, entry.values) else ():
-            compute = partial(_applied, norm, before.name, factor=factor)
-            predicted = norm.apply(factor * before.values)
-            if site.off(predicted) <= SHARE * site.difference:
-                setting, values = f"{before.name} is multiplied by", ("1", f"{factor:.6g}")
+        is_scaled = abs(scale - 1) > NEAR and relative(scale * rows, x) <= NEAR
+        factors = [(scale, 1.0)] if is_scaled else []
+        if np.array_equal(before.values, entry.values):
+            factors = [(1.0, root), (1.0, 1 / root)]
+        for own, other in factors:
+            predicted = norm.apply(other * before.values)
+            if is_scaled or site.off(predicted) <= SHARE * site.difference:
+                setting, values = f"{before.name} is multiplied by", (f"{own:.6g}", f"{other:.6g}")
+                compute = partial(_applied, norm, before.name, factor=other)
                 yield Explanation("scaled-lookup", setting, values, predicted, compute, (before.name,))
 
 

@@ -20,6 +20,9 @@ __all__ = ["FAINT_MEMORY", "Before", "Explanation", "Site", "real_of", "together
 #: The key in a site's memory of whether its difference is so small that only what is known from others is tried.
 FAINT_MEMORY: Final = "faint"
 
+#: The number of floors from which a token's own difference is not rounding.
+TOKEN_FLOORS: Final = 10.0
+
 #: Returns the values at a point before a site, (example, position, feature), by its name.
 Values = Callable[[str], np.ndarray]
 
@@ -37,10 +40,6 @@ class Before:
     name: str
     values: np.ndarray
     shared: bool = True
-
-
-#: The number of floors from which a token's own difference is not rounding.
-TOKEN_FLOORS: Final = 10.0
 
 
 @dataclass(frozen=True)

@@ -29,16 +29,18 @@ class Skipped:
         first, second = (count_layers(side) for side in site.recordings)
         is_pooled = site.a.shape[1] == 1 < site.ids.shape[1]
         has_other_layers = first != second and bool(first and second) and not is_pooled
-        if not (has_other_layers or is_pooled or _matrices_left_out(site)):
+        left_out = {} if has_other_layers or is_pooled else _matrices_left_out(site)
+        if not (has_other_layers or is_pooled or left_out):
             return []
         for computed in sorted(sums(site), key=lambda computed: bool(computed.name)):  # without a norm first
             for before in site.before:
                 if before.values.shape != site.a.shape or site.off(computed.apply(before.values)) > most_off(site):
                     continue
                 between = _modules_between(site, before)
-                if has_other_layers or (
-                    not _calls_as_often(site, between) if is_pooled else _leaves_out(site, between)
-                ):
+                of_part = [left_out[module] for module in between & left_out.keys()]
+                lacks_matrices = bool(of_part) and all(of_part)
+                lacks_calls = is_pooled and not _calls_as_often(site, between)
+                if has_other_layers or lacks_calls or lacks_matrices:
                     return [_explanation(site, before, computed)]
         return []
 
@@ -75,12 +77,6 @@ def _matrices_left_out(site: Site) -> dict[str, bool]:
         if match.a in held
     }
     return left_out if len({*left_out.values()}) > 1 else {}
-
-
-def _leaves_out(site: Site, modules: set[str]) -> bool:
-    """Return whether some of a's modules have matrices, and b multiplies with none of them."""
-    of_part = [is_left_out for module, is_left_out in _matrices_left_out(site).items() if module in modules]
-    return bool(of_part) and all(of_part)
 
 
 def _explanation(site: Site, before: Before, computed: Sum) -> Explanation:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embgrad import TokenBatch
 from embgrad.comparison.hypotheses.attention import AttentionCore
 from embgrad.comparison.hypotheses.core_parts import ROUNDED
 from embgrad.comparison.hypotheses.site import Explanation, Site
@@ -31,15 +30,12 @@ from tests.unit.comparison.hypotheses.attended import (
     VALUE,
     attended,
     causal,
+    everywhere,
 )
 from tests.unit.comparison.hypotheses.planted import expect_exact, site_of
 
 ROTARY: Mapping[str, Any] = {"base": 10000.0}
 TABLE = RANDOM.normal(size=(8, HEADS))
-
-
-def everywhere(row: int, column: int) -> bool:
-    return True
 
 
 def bucket(distance: int, longest: int) -> int:
@@ -464,43 +460,6 @@ def test_a_search_ends_after_several_sites_of_one_kind() -> None:
     for _ in range(8):
         assert not AttentionCore().explain(replace(good, a=OTHER))
     assert not AttentionCore().explain(good)
-
-
-LONGER = np.array([[True] * 12, [True] * 4 + [False] * 8])
-OTHER_KEY, OTHER_VALUE = RANDOM.normal(size=(2, 2, 12, HEADS * SIZE))
-
-
-def crossing(first: dict[str, Any], second: dict[str, Any]) -> Site:
-    """Return a site at which queries take the values of another text, of twelve positions, four of them real in the second."""
-    options = {"key": OTHER_KEY, "value": OTHER_VALUE, "seen": everywhere, "real": LONGER}
-    before = {"cross.v": OTHER_VALUE, "cross.k": OTHER_KEY, "cross.q": QUERY}
-    at = site_of(attended(**{**options, **first}), attended(**{**options, **second}), before, real=REAL)
-    batch = TokenBatch(np.ones(LONGER.shape, int), LONGER.astype(int))
-    return replace(at, recordings=(replace(at.recordings[0], batch=batch), at.recordings[1]))
-
-
-CROSSING: Mapping[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
-    "padding": ({}, {"padding": False}, "mask-ignored", "padding is hidden in a and attended to in b"),
-    "padding in a": ({"padding": False}, {}, "mask-ignored", "padding is attended to in a and hidden in b"),
-    "scale": ({"scale": 1.0}, {}, "attention-scale", "attention scale 1 in a and 0.353553 in b"),
-    "cap": ({}, {"cap": 1.5}, "attention-cap", "soft cap of the attention's scores none in a and 1.5 in b"),
-}
-
-
-@pytest.mark.parametrize(("first", "second", "cause", "text"), CROSSING.values(), ids=CROSSING)
-def test_settings_of_attention_to_another_text_are_named(
-    first: dict[str, Any], second: dict[str, Any], cause: str, text: str
-) -> None:
-    at = crossing(first, second)
-    found = AttentionCore().explain(at)[0]
-    assert (found.cause, found.text) == (cause, text)
-    expect_exact(at, found)
-
-
-def test_keys_of_another_text_are_not_their_own_mask() -> None:
-    hidden = LONGER[:, :9] & REAL  # the queries' own padding, which hides no key
-    at = crossing({}, {"real": np.concatenate([hidden, LONGER[:, 9:]], 1) ^ True})
-    assert not AttentionCore().explain(at)
 
 
 def test_another_split_of_a_fused_projection_of_b_is_named() -> None:
