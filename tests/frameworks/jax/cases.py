@@ -118,20 +118,19 @@ def cross_entropies(logits: jax.Array) -> jax.Array:
     return chosen if logits.ndim == 2 else jnp.where(labels >= 0, chosen, 0).sum(-1)
 
 
-def expected(case: Case, model: Any, rows: Any = None, losses: Callable[[Any], Any] = cross_entropies) -> Expected:
+def expected(case: Case, model: Any, rows: Any = None) -> Expected:
     """Return the objective, the values at the roles, and JAX's gradient by what is added there, in one compiled function.
 
     Args:
         case: says how the model's forward pass goes on from the rows.
         model: the model.
         rows: takes the place of those that the ids look up, (example, position, dim).
-        losses: of the logits, one an example.
     """
     ids, mask = jnp.asarray(IDS), jnp.asarray(MASK)
     words = case.table(model)[ids] if rows is None else jnp.asarray(rows)
     places = None if case.places is None else jnp.tile(case.places(model)[: ids.shape[1]], (ids.shape[0], 1, 1))
 
-    def total(added: Mapping[str, Any]) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
+    def total(added: Mapping[str, Any], words: Any) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
         values = {"word": words + added["word"]}
         if places is not None:
             values["position"] = places + added["position"]
@@ -140,11 +139,12 @@ def expected(case: Case, model: Any, rows: Any = None, losses: Callable[[Any], A
         for number in range(case.layers):
             hidden = case.behind(model, hidden, number, ids, mask, number + 1) + added[f"layer.{number}"]
             values[f"layer.{number}"] = hidden
-        each = losses(case.behind(model, hidden, case.layers, ids, mask))
+        each = cross_entropies(case.behind(model, hidden, case.layers, ids, mask))
         return each.sum(), (each, values)
 
     names = ["word", "position", "embeddings", *(f"layer.{number}" for number in range(case.layers))]
-    gradients, (each, values) = jax.jit(jax.grad(total, has_aux=True))(dict.fromkeys(names, jnp.zeros_like(words)))
+    zeros = dict.fromkeys(names, jnp.zeros_like(words))
+    gradients, (each, values) = jax.jit(jax.grad(total, has_aux=True))(zeros, words)  # compiled once for all rows
     last = f"layer.{case.layers - 1}"
     if case.layers:
         gradients["layer.-1"], values["layer.-1"] = gradients[last], values[last]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.frameworks.jax.cases import Case, as_dict, cross_entropies
-from tests.frameworks.jax.checks import ModelChecks, by_path, replaced
+from tests.frameworks.jax.checks import ModelChecks, by_path, known, replaced
 from tests.frameworks.jax.equinox_models import CASES
 
 
@@ -39,5 +39,5 @@ class TestEquinox(ModelChecks):
 
     def with_table(self, case: Case, table: Any) -> Any:
         """The model with another table."""
-        model = self.known(case, "float64")[0]
+        model = known(case)[0]
         return replaced(model, case.table(model), table)

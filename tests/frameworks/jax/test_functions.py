@@ -12,7 +12,7 @@ import pytest
 
 import embgrad
 from tests.frameworks.jax.cases import IDS, LABELS, MASK, Case, as_dict, cross_entropies, expected
-from tests.frameworks.jax.checks import ModelChecks, by_path, close, replaced
+from tests.frameworks.jax.checks import ModelChecks, by_path, close, known, replaced
 from tests.frameworks.jax.function_models import CASES, applied, mean_logits
 
 
@@ -39,17 +39,18 @@ class TestFunctions(ModelChecks):
 
     def with_table(self, case: Case, table: Any) -> Any:
         """The function, with parameters among which the table stands."""
-        function, parameters = self.known(case, "float64")[0]
+        function, parameters = known(case)[0]
         return function, replaced(parameters, case.table((function, parameters)), table)
 
-    def test_half_precision(self, case: Case) -> None:
-        """Values are widened behind the pullback, which JAX makes in bfloat16."""
-        model = case.make("bfloat16")
+    @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 5e-6), ("bfloat16", 0.05)])
+    def test_lower_precision(self, case: Case, dtype: str, tolerance: float) -> None:
+        """Values are widened behind the pullback, which JAX makes in the model's dtype."""
+        model = case.make(dtype)
         own = expected(case, model)
         result = embgrad.gradients(model, case.batch, case.objective, call=case.call)
-        close(result.values, own.gradients["word"], 0.05)
+        close(result.values, own.gradients["word"], tolerance)
         assert result.values.dtype == np.float32
-        assert result.provenance["compute_dtype"] == "bfloat16"
+        assert result.provenance["compute_dtype"] == dtype
 
 
 def test_closed_form_of_a_mean() -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.frameworks.jax.cases import Case, as_dict, cross_entropies
-from tests.frameworks.jax.checks import ModelChecks, by_path, replaced
+from tests.frameworks.jax.checks import ModelChecks, by_path, known, replaced
 from tests.frameworks.jax.linen_models import CASES
 
 
@@ -42,5 +42,5 @@ class TestLinen(ModelChecks):
 
     def with_table(self, case: Case, table: Any) -> Any:
         """The module, with variables among which the table stands."""
-        module, variables = self.known(case, "float64")[0]
+        module, variables = known(case)[0]
         return module, replaced(variables, case.table((module, variables)), table)

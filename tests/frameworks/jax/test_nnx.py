@@ -12,7 +12,7 @@ from flax import nnx
 
 import embgrad
 from tests.frameworks.jax.cases import Case, as_dict, cross_entropies
-from tests.frameworks.jax.checks import ModelChecks
+from tests.frameworks.jax.checks import ModelChecks, known
 from tests.frameworks.jax.nnx_models import CASES
 
 
@@ -50,7 +50,7 @@ class TestNNX(ModelChecks):
 
     def with_table(self, case: Case, table: Any) -> Any:
         """A copy of the model, in whose variable the table stands."""
-        model = self.known(case, "float64")[0]
+        model = known(case)[0]
         before = np.asarray(case.table(model))
         path = next(path for path, one in nnx.iter_graph(model) if _holds(one, before))
         copied = nnx.clone(model)
@@ -75,8 +75,7 @@ def test_a_layer_that_was_named_before_takes_one_run(monkeypatch: pytest.MonkeyP
         return forward(self, *arguments, **named)
 
     monkeypatch.setattr(type(model), "__call__", counted)
-    ids = np.random.default_rng(0).integers(1, 9, (8, 7))
-    batch = embgrad.TokenBatch(ids, np.ones_like(ids))
+    batch = CASES[0].batch
     embgrad.gradients(model, batch, embgrad.Logit(0), at="layer.0")
     for name in ("layer.0", "layers.0"):
         runs.clear()
