@@ -8,13 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["WITHOUT_TRACES", "conformance_checks", "passed"]
+__all__ = ["OF_KERAS", "conformance_checks", "passed"]
 
 ROOT = Path(__file__).parents[2]
 
-#: All checks but the long ones of what a call leaves behind: Keras's part of it is the same on each framework, and its
-#: checks run with TensorFlow.
-WITHOUT_TRACES = "not test_no_trace_of_a_call"
+#: All checks but those of what is the framework's part, or the same for each, which run with the framework's own models:
+#: what a call leaves behind, slopes, several objectives, perturbed passes, threads and messages.
+OF_KERAS = (
+    "not (no_trace_of_a_call or finite_diff or several or perturb or objective or has_one_message or threads or zeros)"
+)
 
 #: The longest that such a process may take, in seconds.
 LONGEST = 900
@@ -35,21 +37,23 @@ def conformance_checks(framework: str, which: str = "") -> int:
     return checks
 
 
-def passed(framework: str, file: Path, **settings: str) -> int:
+def passed(framework: str, file: Path, which: str = "", **settings: str) -> int:
     """Run a file of tests with Keras on a framework, and return how many passed; none may fail or be skipped.
 
     Args:
         framework: the framework that Keras runs on.
         file: the file of tests.
+        which: the expression by which pytest chooses tests; all where it is empty.
         settings: environment variables of the process.
     """
-    return _number(r"(\d+) passed", _run(framework, file, **settings))
+    return _number(r"(\d+) passed", _run(framework, file, "-k", which, **settings))
 
 
 def _run(framework: str, file: Path, *options: str, **settings: str) -> str:
     # TensorFlow 2.21 multiplies half precision wrongly by oneDNN on processors with AVX512-FP16, without any part of embgrad.
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0", "KERAS_BACKEND": framework, **settings}
-    for name in [name for name in environment if name.startswith("PYTEST_XDIST") or name == "PYTEST_CURRENT_TEST"]:
+    others = ("PYTEST_CURRENT_TEST", "EMBGRAD_TEST_SLOW")
+    for name in [name for name in environment if name.startswith("PYTEST_XDIST") or name in others]:
         del environment[name]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", *options, str(file)]
     done = subprocess.run(
