@@ -30,8 +30,14 @@ of_the_fuzzer = pytest.mark.framework(REFERENCE)
 SEED = 20
 
 
-@pytest.mark.parametrize("calls", [60, slow(1000)])
-@pytest.mark.parametrize("framework", backends_under_test())
+#: Fewer where each new shape is compiled.
+CALLS = {"jax": 25, "tensorflow": 30}
+
+
+@pytest.mark.parametrize(
+    ("framework", "calls"),
+    [each for name in backends_under_test() for each in ((name, CALLS.get(name, 60)), slow((name, 1000)))],
+)
 def test_a_short_run(framework: str, calls: int) -> None:
     said: list[str] = []
     tally = run(SEED, numbers(SEED, calls, [framework]), said.append)
@@ -148,7 +154,10 @@ def _hook(model: Any, framework: str) -> None:
         model.note = "mine"  # the others have no hooks
 
 
-@pytest.mark.parametrize("state", ["hook", "argument", "random", "environment", "settings"])
+@pytest.mark.parametrize(
+    "state",
+    ["hook", *(pytest.param(one, marks=of_the_fuzzer) for one in ("argument", "random", "environment", "settings"))],
+)
 def test_state_that_is_not_restored_is_a_failure(framework: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = _case(framework)
     (world,) = case.worlds
