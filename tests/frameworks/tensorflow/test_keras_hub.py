@@ -104,8 +104,9 @@ def _left_padding_is_warned_of() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", zoo.MODELS)
-@pytest.mark.parametrize("side", zoo.SIDES)
+@pytest.mark.parametrize(
+    ("name", "side"), [(name, zoo.SIDES[number % len(zoo.SIDES)]) for number, name in enumerate(zoo.MODELS)]
+)
 def test_every_role_has_the_value_and_the_gradient_of_the_tape(name: str, side: str | None) -> None:
     entry, model = zoo.MODELS[name], build(name)
     batch = zoo.batch(model, side)

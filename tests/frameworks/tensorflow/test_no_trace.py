@@ -19,6 +19,7 @@ from embgrad.testing.snapshot import different
 from tests.contract.conformance.harness_tensorflow import Harness, telling
 from tests.frameworks.tensorflow.helpers import KERAS
 from tests.frameworks.tensorflow.savedmodels import saved
+from tests.support.sampling import slow
 
 pytestmark = pytest.mark.filterwarnings("ignore:`build:UserWarning", "ignore:Layer '.*mask:UserWarning")  # of Keras 3
 
@@ -87,10 +88,18 @@ def trial(model: Any, silent: frozenset[str] = frozenset()) -> Trial:
     return Trial(asked, partial(Harness().state, model), Harness(), silent=silent)
 
 
-IN_KERAS_2 = ["gradients", "gradients, compiled", "points", "table_gradients", "parameter_gradients", "capture"]
-IN_BOTH = ["gradients at points, with changes", "gradients, in training"]
-CASES = [*(("keras2", name) for name in (*IN_KERAS_2, *IN_BOTH, "stream, left before its end"))]
-CASES += [*(("keras3", name) for name in (*IN_BOTH, "capture of a layer"))]
+IN_KERAS_2 = [
+    "gradients",
+    "gradients, compiled",
+    "gradients at points, with changes",
+    "gradients, in training",
+    "capture",
+]
+IN_KERAS_3 = ["gradients at points, with changes", "capture of a layer"]
+#: Those that run the model in no other way than these.
+OTHERS = [*(("keras2", name) for name in ("points", "table_gradients", "parameter_gradients"))]
+OTHERS += [("keras2", "stream, left before its end"), ("keras3", "gradients, in training")]
+CASES = [*(("keras2", name) for name in IN_KERAS_2), *(("keras3", name) for name in IN_KERAS_3), *map(slow, OTHERS)]
 
 
 @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")
@@ -116,10 +125,14 @@ class Module(tf.Module):
 
 
 #: Those that a model without layers can stand.
-FLAT = ["gradients", "gradients of a native objective", "gradients, split", "points"]
+FLAT = [
+    "gradients",
+    "gradients, compiled",
+    *map(slow, ("gradients of a native objective", "gradients, split", "points")),
+]
 
 
-@pytest.mark.parametrize("name", [*FLAT, "gradients, compiled"])
+@pytest.mark.parametrize("name", FLAT)
 @pytest.mark.parametrize("kept", ["compiled", "saved"])
 def test_a_call_leaves_a_compiled_model_as_it_was(kept: str, name: str, tmp_path: Any) -> None:
     model = saved(Module(), tmp_path) if kept == "saved" else Module()

@@ -104,8 +104,9 @@ def close(actual: np.ndarray, expected: np.ndarray, bound: float = 2e-6) -> None
     np.testing.assert_allclose(actual, expected, rtol=bound, atol=bound * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("name", zoo.MODELS)
-@pytest.mark.parametrize("side", zoo.SIDES)
+@pytest.mark.parametrize(
+    ("name", "side"), [(name, zoo.SIDES[number % len(zoo.SIDES)]) for number, name in enumerate(zoo.MODELS)]
+)
 def test_every_role_has_pytorchs_value_and_gradient(name: str, side: str | None) -> None:
     model = zoo.build(name)
     batch = zoo.batch(model, side)
