@@ -76,7 +76,7 @@ class Trial:
         left += self._faults("success again", call, whole)
         left += [f"success: it does not reach {place!r}" for place in sorted(call.passes - self.silent - counts.keys())]
         for place in sorted(call.passes if call.keeps_a_trace else counts):
-            for error, times in _interruptions(counts.get(place, 1)):
+            for error, times in _interruptions(place, counts.get(place, 1)):
                 left += self.traces_of_an_interruption(call, place, error, times)
         return left
 
@@ -136,11 +136,10 @@ class Trial:
         return [re.sub(r"/\d+$", "", path) for path in before.differences()]
 
 
-def _interruptions(count: int) -> list[tuple[type[BaseException], int]]:
+def _interruptions(place: str, count: int) -> list[tuple[type[BaseException], int]]:
     """Return the errors that interrupt a call at a place that it reaches `count` times, and after how many times each."""
-    if count > MANY:
-        return [(KeyboardInterrupt, count // 2)]
-    return [(faults.UserError, 0), (KeyboardInterrupt, count - 1), (SystemExit, 0)]
+    end = KeyboardInterrupt if place in ("forward", "backward", "objective") else SystemExit
+    return [(end, count // 2)] if count > MANY else [(faults.UserError, 0), (end, count - 1)]
 
 
 def _interrupt(run: Callable[[], Any], place: str, error: type[BaseException], times: int) -> None:
