@@ -18,46 +18,18 @@ import pytest
 
 import embgrad
 from embgrad.cli import main
+from embgrad.loading import models
 from embgrad.loading.minilm import minilm_folder
+from tests.support.sampling import slow
 
 DATA = Path(__file__).parents[2] / "data"
 VOCABULARY = DATA / "tfhub_bert_tiny" / "assets" / "uncased_vocab.txt"
 TEXTS = "A gripping film, told with unforgettable warmth.\nNever again.\n\nThe plot collapses halfway through.\n"
 FRAMEWORKS = "torch,tensorflow,gluon,jax,keras"
 
-#: The command with a fault put into one framework's model by the framework's own means, before it is handed over.
-INJECT = """
-import sys
-import embgrad.cli, embgrad.loading.models as models
 
-at = sys.argv.index("--inject")
-_, fault = sys.argv[at], sys.argv[at + 1]
-del sys.argv[at : at + 2]
-load = models.load_bert
-
-def gelu_tanh(model, framework):
-    if framework == "tensorflow":
-        import tensorflow as tf
-        for layer in model.bert.encoder.layer:
-            layer.intermediate.intermediate_act_fn = lambda x: tf.nn.gelu(x, approximate=True)
-
-def swapped(model, framework):
-    if framework == "torch":
-        attention = model.encoder.layer[2].attention.self
-        attention.query, attention.key = attention.key, attention.query
-
-def load_bert(folder, framework, **options):
-    model = load(folder, framework, **options)
-    {"gelu-tanh": gelu_tanh, "swapped": swapped}[fault](model, framework)
-    return model
-
-models.load_bert = load_bert
-sys.exit(embgrad.cli.main())
-"""
-
-
-def child(*command: str, stdin: bytes = b"") -> SimpleNamespace:
-    done = subprocess.run([sys.executable, *command], input=stdin, capture_output=True, timeout=540, check=False)
+def child(*command: str) -> SimpleNamespace:
+    done = subprocess.run([sys.executable, *command], capture_output=True, timeout=540, check=False)
     return SimpleNamespace(
         code=done.returncode, out=done.stdout.decode(), err=done.stderr.decode("utf-8", "replace")[-3000:]
     )
@@ -84,9 +56,9 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def test_five_frameworks_agree(texts: Path) -> None:
+def test_five_frameworks_agree(command: Any, texts: Path) -> None:
     asked = ("--model", str(minilm_folder()), "--frameworks", FRAMEWORKS, "--file", str(texts), "--json")
-    done = child("-m", "embgrad", "compare", *asked)
+    done = command("compare", *asked)
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert found["agrees"] is True
@@ -98,28 +70,33 @@ def test_five_frameworks_agree(texts: Path) -> None:
     assert "1 blank line skipped" in done.err
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("fault", "cause"), [("gelu-tanh", "gelu"), ("swapped", "swapped-weights")])
-def test_a_fault_is_reported_with_its_cause(tmp_path: Path, texts: Path, fault: str, cause: str) -> None:
-    script = tmp_path / "injected.py"
-    script.write_text(INJECT)
-    compare = ("compare", "--model", str(minilm_folder()), "--frameworks", "torch,tensorflow", "--file", str(texts))
-    done = child(str(script), *compare, "--inject", fault, "--json")
+@pytest.fixture
+def swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in PyTorch's model, which is put in before the command gets it."""
+    load = models.load_bert
+
+    def load_bert(folder: Any, framework: str, **options: Any) -> Any:
+        model = load(folder, framework, **options)
+        if framework == "torch":
+            attention = model.encoder.layer[2].attention.self
+            attention.query, attention.key = attention.key, attention.query
+        return model
+
+    monkeypatch.setattr(models, "load_bert", load_bert)
+
+
+@pytest.mark.usefixtures("swapped")
+def test_a_fault_is_reported_with_its_cause_and_its_layer(command: Any, texts: Path) -> None:
+    asked = ("--model", str(minilm_folder()), "--frameworks", "torch,tensorflow", "--file", str(texts), "--json")
+    done = command("compare", *asked)
     assert done.code == 1, done.err
     comparison = json.loads(done.out)["comparisons"]["tensorflow"]
     assert comparison["agrees"] is False
-    assert comparison["findings"][0]["causes"] == [cause]
-
-
-def test_bisect_names_the_layer(tmp_path: Path, texts: Path) -> None:
-    script = tmp_path / "injected.py"
-    script.write_text(INJECT)
-    options = ("bisect", "--model", str(minilm_folder()), "--frameworks", "torch,tensorflow", "--file", str(texts))
-    done = child(str(script), *options, "--inject", "swapped", "--json")
+    assert comparison["findings"][0]["causes"] == ["swapped-weights"]
+    done = command("bisect", *asked)
     assert done.code == 1, done.err
     found = json.loads(done.out)
-    assert found["first"] == "layer.2"
-    assert found["direction"] == "forward"
+    assert (found["first"], found["direction"]) == ("layer.2", "forward")
 
 
 @pytest.fixture(scope="module")
@@ -280,6 +257,7 @@ def test_models_of_the_users_own(command: Any, tmp_path: Path, framework: str) -
     assert found["results"]["word"]["shape"] == [2, 3, 4]
 
 
+@pytest.mark.slow  # a process for each framework; tests/unit/doctor shows what it reports
 def test_doctor_finds_all_frameworks() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
     done = subprocess.run(
@@ -309,7 +287,7 @@ def test_the_demo_is_a_command(command: Any) -> None:
 
 @pytest.mark.parametrize(
     ("framework", "others"),
-    [("torch", ["tensorflow", "keras", "tf_keras", "mxnet"]), ("tensorflow", ["torch", "mxnet"])],
+    [("torch", ["tensorflow", "keras", "tf_keras", "mxnet"]), slow(("tensorflow", ["torch", "mxnet"]))],
 )
 def test_only_the_requested_framework_is_imported(framework: str, others: list[str], tmp_path: Path) -> None:
     import transformers
