@@ -52,6 +52,7 @@ def test_language_models(mode: str, checkpoint: str, monkeypatch: pytest.MonkeyP
 LONG = [mode for mode, (_, _, backend) in PRICED.items() if backend is not None or "compile" in mode]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", [*(mode for mode in PRICED if mode not in LONG), *(slow(mode) for mode in LONG)])
 def test_points_are_those_by_hand(mode: str, tmp_path: Path) -> None:
     _, _, backend = PRICED[mode]
@@ -67,7 +68,7 @@ def test_points_are_those_by_hand(mode: str, tmp_path: Path) -> None:
     assert {row["passes"] for row in rows} == ({0} if "compile" in mode else {1})
 
 
-@pytest.mark.parametrize("mode", ["PyTorch", "TensorFlow, Keras 2", "Gluon", "JAX"])
+@pytest.mark.parametrize("mode", ["PyTorch", *map(slow, ("TensorFlow, Keras 2", "Gluon", "JAX"))])
 def test_the_way_of_a_call_is_followed(mode: str) -> None:
     rows = list(way.rows_of(mode))
     assert [(row["at"], row["passes"]) for row in rows] == [("word", 1), ("layer.-1", 1)]

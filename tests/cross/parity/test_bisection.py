@@ -66,8 +66,15 @@ def test_one_checkpoint_agrees(models: dict[str, Any], one: str, other: str) -> 
     assert found.labels[0].startswith(BACKENDS.get(one, one))
 
 
-@pytest.mark.parametrize(("one", "other"), [*PAIRS[1:3], *NEWER[:2]])
-@pytest.mark.parametrize("module", ["attention.self.query", "attention.output.LayerNorm", "intermediate.dense"])
+@pytest.mark.parametrize(
+    ("one", "other", "module"),
+    [
+        (*PAIRS[1], "attention.self.query"),
+        (*PAIRS[2], "attention.output.LayerNorm"),
+        (*NEWER[0], "intermediate.dense"),
+        (*NEWER[1], "attention.self.query"),
+    ],
+)
 def test_a_perturbed_weight(models: dict[str, Any], one: str, other: str, module: str) -> None:
     name = f"encoder.layer.2.{module}.weight"
     with changed(models[other], name, lambda value: value * 1.001):
@@ -78,7 +85,7 @@ def test_a_perturbed_weight(models: dict[str, Any], one: str, other: str, module
     assert differing.relative_l2 == pytest.approx(1e-3, rel=1e-3)
 
 
-@pytest.mark.parametrize(("one", "other"), [*PAIRS[::3], *NEWER])
+@pytest.mark.parametrize(("one", "other"), [PAIRS[0], PAIRS[3], NEWER[2]])
 def test_a_transposed_weight(models: dict[str, Any], one: str, other: str) -> None:
     name = "encoder.layer.1.attention.self.key.weight"
     with changed(models[other], name, lambda value: value.T):
@@ -90,34 +97,34 @@ def test_a_transposed_weight(models: dict[str, Any], one: str, other: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "first"),
+    ("one", "other", "name", "first"),
     [
-        ("embeddings.token_type_embeddings.weight", "type"),
-        ("embeddings.LayerNorm.bias", "embeddings"),
-        ("pooler.dense.weight", None),  # behind the last role
+        (*PAIRS[1], "embeddings.token_type_embeddings.weight", "type"),
+        (*PAIRS[2], "embeddings.LayerNorm.bias", "embeddings"),
+        (*NEWER[0], "pooler.dense.weight", None),  # behind the last role
+        (*NEWER[1], "embeddings.LayerNorm.bias", "embeddings"),
     ],
 )
-def test_a_changed_weight_outside_the_layers(models: dict[str, Any], name: str, first: str | None) -> None:
-    for one, other in (*PAIRS[1:3], *NEWER[:2]):
-        with changed(models[other], name, lambda value: value * 1.01):
-            found = embgrad.bisect(models[one], models[other], BATCH, POOLED)
-        assert found.first == first or (first is None and "pool" in str(found.first))
-        assert [(weight.a, weight.b) for weight in found.parameters if weight.differs] == [
-            named(models, one, other, name)
-        ]
+def test_a_changed_weight_outside_the_layers(
+    models: dict[str, Any], one: str, other: str, name: str, first: str | None
+) -> None:
+    with changed(models[other], name, lambda value: value * 1.01):
+        found = embgrad.bisect(models[one], models[other], BATCH, POOLED)
+    assert found.first == first or (first is None and "pool" in str(found.first))
+    assert [(weight.a, weight.b) for weight in found.parameters if weight.differs] == [named(models, one, other, name)]
 
 
 def test_a_computation_that_differs(models: dict[str, Any]) -> None:
     layer = models["torch"].encoder.layer[2]
-    faults: list[tuple[Any, str, Any, str]] = [
-        (layer.intermediate, "intermediate_act_fn", torch.nn.ReLU(), "the activation is"),
-        (layer.output.LayerNorm, "eps", 1e-2, "epsilon "),
+    faults: list[tuple[Any, str, Any, str, tuple[str, ...]]] = [
+        (layer.intermediate, "intermediate_act_fn", torch.nn.ReLU(), "the activation is", ("tensorflow", "jax")),
+        (layer.output.LayerNorm, "eps", 1e-2, "epsilon ", ("gluon", "keras")),
     ]
-    for holder, attribute, value, cause in faults:
+    for holder, attribute, value, cause, others in faults:
         found = getattr(holder, attribute)
         setattr(holder, attribute, value)
         try:
-            for other in ("tensorflow", "gluon", "jax", "keras"):
+            for other in others:
                 parting = embgrad.bisect(models[other], models["torch"], BATCH, POOLED)
                 assert (parting.first, parting.after) == ("layer.2", "layer.1")
                 assert f"Cause: {cause}" in parting.text

@@ -10,6 +10,7 @@ import tokenizers
 
 import embgrad
 from embgrad.loading.minilm import minilm_folder
+from tests.support.sampling import slow
 
 FRAMEWORKS = ("torch", "tensorflow", "gluon", "jax")
 
@@ -31,7 +32,7 @@ def tokenizer() -> Any:
 
 @pytest.mark.parametrize(
     "method",
-    ["input_x_gradient", embgrad.methods.IntegratedJacobians(4, "pad", keep_special=True)],
+    ["input_x_gradient", slow(embgrad.methods.IntegratedJacobians(4, "pad", keep_special=True))],
     ids=["gradients", "integrated"],
 )
 @pytest.mark.filterwarnings("ignore:with 4 steps:embgrad.EmbgradWarning")

@@ -1,4 +1,4 @@
-"""Each search makes the same run from one checkpoint in four frameworks: the same texts at each step, and the same figures."""
+"""Each search makes the same run from one checkpoint in each framework: the same texts at each step, and the same figures."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import embgrad
 from embgrad.loading.minilm import minilm_folder
 from embgrad.results.search import Search
 from embgrad.token_search import PEZ, SearchMethod, UniversalTrigger, is_word
+from tests.support.sampling import slow
 
-FRAMEWORKS = ("torch", "tensorflow", "gluon", "jax")
-#: Texts of two lengths: JAX compiles each operation anew for each shape of a batch.
+FRAMEWORKS = ("tensorflow", "gluon", "jax")
 TEXTS = [
     "a tired and confused script",
     "the plot collapses halfway through",
@@ -46,19 +46,22 @@ def run(framework: str, method: SearchMethod) -> Search:
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_search_makes_the_same_run_in_each_framework(method: str) -> None:
-    results = {framework: run(framework, METHODS[method]) for framework in FRAMEWORKS}
-    expected = results.pop("torch")
+#: JAX compiles each operation anew for each shape of a batch, of which a search has many.
+ASKED = [(framework, method) for framework in FRAMEWORKS for method in METHODS]
+ORDINARY = [("tensorflow", "pez"), ("gluon", "universal_trigger")]
+
+
+@pytest.mark.parametrize(("framework", "method"), [*ORDINARY, *(slow(one) for one in ASKED if one not in ORDINARY)])
+def test_a_search_makes_the_same_run_as_in_pytorch(framework: str, method: str) -> None:
+    expected, found = (run(name, METHODS[method]) for name in ("torch", framework))
     assert (expected.objective <= expected.objective_before + 1e-6).sum() >= 4
     assert expected.texts != expected.texts_before
-    for framework, found in results.items():
-        np.testing.assert_array_equal(found.history.ids, expected.history.ids, err_msg=framework)
-        np.testing.assert_array_equal(found.history.evaluations, expected.history.evaluations)
-        np.testing.assert_array_equal(found.history.gradients, expected.history.gradients)
-        np.testing.assert_allclose(found.history.objective, expected.history.objective, rtol=2e-5, atol=2e-5)
-        assert found.texts == expected.texts
-        assert found.batch.ids.tolist() == expected.batch.ids.tolist()
-        if expected.trigger is not None:
-            assert found.trigger is not None
-            assert found.trigger.tolist() == expected.trigger.tolist()
+    np.testing.assert_array_equal(found.history.ids, expected.history.ids)
+    np.testing.assert_array_equal(found.history.evaluations, expected.history.evaluations)
+    np.testing.assert_array_equal(found.history.gradients, expected.history.gradients)
+    np.testing.assert_allclose(found.history.objective, expected.history.objective, rtol=2e-5, atol=2e-5)
+    assert found.texts == expected.texts
+    assert found.batch.ids.tolist() == expected.batch.ids.tolist()
+    if expected.trigger is not None:
+        assert found.trigger is not None
+        assert found.trigger.tolist() == expected.trigger.tolist()

@@ -16,6 +16,7 @@ import tokenizers
 
 import embgrad
 from embgrad.loading.minilm import minilm_folder
+from tests.support.sampling import slow
 
 FRAMEWORKS = ("torch", "tensorflow", "gluon", "jax")
 OBJECTIVE = embgrad.Sum(output="pooled")
@@ -46,7 +47,8 @@ def tokenizer() -> Any:
     return tokenizers.Tokenizer.from_file(f"{minilm_folder()}/tokenizer.json")
 
 
-@pytest.fixture(scope="module", params=FRAMEWORKS)
+#: What a stream does is the same in each framework: tests/unit/streaming shows it with the reference.
+@pytest.fixture(scope="module", params=["torch", *(slow(framework) for framework in FRAMEWORKS[1:])])
 def model(request: pytest.FixtureRequest) -> Any:
     return embgrad.zoo.load_bert(minilm_folder(), request.param)
 
