@@ -1,4 +1,4 @@
-"""Pictures of Matplotlib: bars of a text, heat maps of texts, methods and matrices, errors and L by steps, curves by depth."""
+"""Pictures of Matplotlib: bars of a text, heat maps of texts, methods and matrices, L by steps, curves by depth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from embgrad.display.lines import Line, Piece, TokenMatrix
 from embgrad.errors import EmbgradError
 
 __all__ = [
-    *("bars", "differences_by_depth", "error_by_steps", "heat_map", "matrix_picture", "new_axes", "objective_by_step"),
+    *("bars", "differences_by_depth", "heat_map", "matrix_picture", "new_axes", "objective_by_step"),
 ]
 
 #: The most characters of a text beside a bar.
@@ -194,27 +194,6 @@ def _draw_lines_between(ax: Any, rows: int, columns: int) -> None:
     ax.tick_params(which="minor", length=0)
     for spine in ax.spines.values():
         spine.set_visible(False)
-
-
-def error_by_steps(steps: Sequence[int], errors: np.ndarray, ax: Any) -> Any:
-    """Return axes with the error of completeness by the number of steps, a line for each example, both in powers of ten.
-
-    Args:
-        steps: the numbers of steps, from the smallest.
-        errors: the errors, (number of steps, example).
-        ax: the axes, or None for a new figure.
-    """
-    ax = new_axes(ax, 6.4, 4.0)
-    for example in range(errors.shape[1]):
-        ax.plot(steps, errors[:, example], marker="o", label=f"example {example}")
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xticks(steps, map(str, steps))
-    ax.minorticks_off()
-    ax.set_xlabel("steps")
-    ax.set_ylabel("|delta|")
-    _name_lines(ax, errors.shape[1])
-    return ax
 
 
 def objective_by_step(objectives: Mapping[int, np.ndarray], bounds: Iterable[float], ax: Any) -> Any:

@@ -29,7 +29,6 @@ __getattr__, __dir__, __all__ = _attach(
         "results.spans": ["Span"],
         "results.substitutions": ["Substitution", "Substitutions"],
         "results.token_attribution": ["TokenAttribution"],
-        "results.word_means": ["WordMean", "WordMeans"],
         "display.lines": ["TokenMatrix"],
         "streaming.stream": ["Stream", "StreamFolder"],
     },

@@ -25,7 +25,6 @@ from embgrad.results.search import Search
 from embgrad.results.spans import Span
 from embgrad.results.substitutions import Substitution, Substitutions
 from embgrad.results.token_attribution import TokenAttribution
-from embgrad.results.word_means import WordMean, WordMeans
 from embgrad.streaming.stream import Stream, StreamFolder
 
 __all__ = [
@@ -65,6 +64,4 @@ __all__ = [
     "TokenMatrix",
     "WeightPair",
     "Word",
-    "WordMean",
-    "WordMeans",
 ]

@@ -11,7 +11,6 @@ import numpy as np
 
 from embgrad.common.metrics import length
 from embgrad.common.text import visible
-from embgrad.display.pictures import error_by_steps
 from embgrad.errors import EmbgradError, brief, did_you_mean
 from embgrad.inputs.checks import Text
 from embgrad.results.displayed import Displayed
@@ -20,8 +19,7 @@ from embgrad.results.pieces import pieces_of, unit_of
 from embgrad.results.scores import Scores
 from embgrad.results.spans import Merge, Span, sentences_of, spans_of
 from embgrad.results.table_rows import attribution_columns
-from embgrad.results.tabular import Columns, Tabular, columns_of_tokens, stack
-from embgrad.results.word_means import WordMeans, word_means
+from embgrad.results.tabular import Columns, Tabular, stack
 from embgrad.results.words import Word, words_of_examples
 
 __all__ = ["Attribution", "Attributions"]
@@ -173,19 +171,6 @@ class Attribution(Scores, Displayed, Tabular, Saved):
             )
         return self.texts, self.offsets, self.parts
 
-    def by_word(self, *, min_count: int = 1, confidence: float = 0.95, special: bool = False) -> WordMeans:
-        """Return the mean score of each word over the examples, with counts and confidence intervals, the highest first.
-
-        Args:
-            min_count: words that occur less often are left out.
-            confidence: the confidence of the intervals, see `WordMeans`.
-            special: whether special tokens are among the words.
-
-        Raises:
-            EmbgradError: the tokens are not known, or an option is not valid.
-        """
-        return word_means([columns_of_tokens(self, "words", special)], min_count, confidence)
-
     def _by_name(self) -> Mapping[str, Attribution]:
         return {"": self}
 
@@ -233,43 +218,9 @@ class Attributions(Displayed, Tabular, Mapping[str, Attribution]):
     def _columns(self, by: Any, special: bool) -> Columns:
         return stack("method", {name: attribution_columns(each, by, special) for name, each in self.items()})
 
-    def plot_convergence(self, *, ax: Any = None) -> Any:
-        """Draw the error of completeness, the size of `delta`, by the number of steps, with a line for each example; both are in
-        powers of ten.
-
-        Args:
-            ax: see `plot`.
-
-        Returns:
-            The `matplotlib.axes.Axes`.
-
-        Raises:
-            EmbgradError: an attribution has no `delta`, or its method has no steps; the attributions are of different batches; or
-                Matplotlib is not installed.
-        """
-        self._expect_one_batch()
-        for name, attribution in self.items():
-            if attribution.delta is None or "steps" not in attribution.provenance["method"]:
-                raise EmbgradError(
-                    f"the attribution {name!r} by {attribution.method} has no steps whose error could be drawn: expected "
-                    "attributions by embgrad.methods.IntegratedGradients with several numbers of steps"
-                )
-        by_steps = sorted(self.values(), key=_steps)
-        return error_by_steps(
-            [_steps(attribution) for attribution in by_steps],
-            np.abs([attribution.delta for attribution in by_steps if attribution.delta is not None]),
-            ax,
-        )
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the attributions to a safetensors file, which `embgrad.load` reads back, see `Attribution.save`."""
         write_results(self, path, single=False)
 
     def __repr__(self) -> str:
         return "\n".join(f"{visible(name)}: {attribution!r}" for name, attribution in self.items())
-
-
-def _steps(attribution: Attribution) -> int:
-    """Return the number of steps; the largest that an example took where a tolerance doubled them."""
-    method = attribution.provenance["method"]
-    return int(max(method.get("steps_taken") or [method["steps"]]))

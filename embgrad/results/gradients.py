@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +16,8 @@ from embgrad.errors import EmbgradError, PointError, did_you_mean
 from embgrad.model_points.points import split_name
 from embgrad.results.certificate import Certificate
 from embgrad.results.row_sparse import RowSparse, scatter, scatter_each
-from embgrad.results.tabular import Columns, TabularGradients, columns_of_tokens
+from embgrad.results.tabular import Columns, TabularGradients
 from embgrad.results.words import Word, expect_vectors, words_of_examples
-
-if TYPE_CHECKING:
-    from embgrad.results.word_means import WordMeans
 
 __all__ = ["EmbeddingGradients", "Word"]
 
@@ -187,24 +184,6 @@ class EmbeddingGradients(TabularGradients):
 
         expect_vectors(self, self.values.shape[:-1])
         return saliency_columns(self, self.saliency(kind), kind, by, special)
-
-    def by_word(
-        self, *, kind: str = "norm", min_count: int = 1, confidence: float = 0.95, special: bool = False
-    ) -> WordMeans:
-        """Return the mean score of each word over the examples, with counts and confidence intervals, the highest first.
-
-        Args:
-            kind: "norm" or "dot", see `to_pandas`.
-            min_count: words that occur less often are left out.
-            confidence: the confidence of the intervals, see `WordMeans`.
-            special: whether special tokens are among the words.
-
-        Raises:
-            EmbgradError: the tokens are not known, or an option is not valid.
-        """
-        from embgrad.results.word_means import word_means  # few results are summed up
-
-        return word_means([columns_of_tokens(self, "words", special, kind=kind)], min_count, confidence)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result to a safetensors file, which `embgrad.load` reads back bit for bit.

@@ -16,7 +16,6 @@ from embgrad.results.tabular import (
     import_library,
     stack,
 )
-from embgrad.results.word_means import WordMeans, word_means
 
 __all__ = ["TabularResults", "columns_in_turn"]
 
@@ -40,24 +39,6 @@ class TabularResults(ABC):
         """
         import_library("pandas", "to_pandas")
         return map(frame, self._tables(kind, by, special))
-
-    def by_word(
-        self, *, kind: str | None = None, min_count: int = 1, confidence: float = 0.95, special: bool = False
-    ) -> WordMeans:
-        """Return the mean score of each word over all texts, with counts and confidence intervals, the highest first.
-
-        The sums of each word are in memory, and one result at a time.
-
-        Args:
-            kind: see `to_pandas`; so is `special`, for which the default is False here.
-            min_count: words that occur less often are left out.
-            confidence: the confidence of the intervals, see `WordMeans`.
-            special: whether special tokens are among the words.
-
-        Raises:
-            EmbgradError: the results are of several points; the tokens are not known; or as `to_pandas`.
-        """
-        return word_means(map(_expect_one_point, self._tables(kind, "words", special)), min_count, confidence)
 
     def _tables(self, kind: str | None, by: str, special: bool) -> Iterator[Columns]:
         expect_units(by, special)
@@ -87,14 +68,6 @@ def columns_in_turn(results: Iterable[Any], kind: str | None, by: str, special: 
         columns = tables[""] if "" in tables else stack("point", tables)
         yield {**columns, "example": columns["example"] + done}
         done += _count(next(iter(named.values())))
-
-
-def _expect_one_point(columns: Columns) -> Columns:
-    if "point" in columns:
-        raise EmbgradError(
-            "the results are of several points, whose scores have no common mean: make a stream for each"
-        )
-    return columns
 
 
 def _columns_of(result: Any, kind: str | None, by: str, special: bool) -> Columns:

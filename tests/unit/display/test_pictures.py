@@ -196,11 +196,9 @@ def test_the_words_of_a_heat_map_are_cut_to_their_cells_and_keep_their_notes() -
 
 @pytest.mark.parametrize(("examples", "shown"), [(1, False), (2, True), (10, True), (11, False)])
 def test_lines_by_steps_have_a_legend_where_it_says_something(examples: int, shown: bool) -> None:
-    ax = pictures.error_by_steps([5], np.ones((1, examples)), None)
+    ax = pictures.objective_by_step({example: np.ones(1) for example in range(examples)}, [], None)
     assert (ax.get_legend() is not None) == shown
     assert size_of(ax) == [6.4, 4.0]
-    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_xscale(), ax.get_yscale()) == ("steps", "|delta|", "log", "log")
-    assert [text.get_text() for text in ax.get_xticklabels()] == ["5"]
     assert [line.get_label() for line in ax.lines] == [f"example {example}" for example in range(examples)]
 
 

@@ -156,26 +156,6 @@ def test_scores_that_are_not_finite_are_marked_wherever_text_is_shown(capsys: An
     assert "a(?) b(?) c" in shown(none, capsys)
 
 
-def test_the_error_by_steps(plt: Any) -> None:
-    def with_steps(steps: int, delta: float) -> embgrad.results.Attribution:
-        found = by_words(["a", "b"], [["a"], ["b"]], 1.0)
-        found.provenance["method"]["steps"] = steps  # type: ignore[index]
-        assert found.delta is not None
-        found.delta[:] = delta
-        return found
-
-    several = Attributions({"20": with_steps(20, -0.5), "5": with_steps(5, 2.0)})
-    ax = several.plot_convergence()
-    assert [line.get_xydata().tolist() for line in ax.lines] == [[[5, 2.0], [20, 0.5]]] * 2
-    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    with refused(embgrad.EmbgradError, "the attributions '5' and 'other' are of different ids or texts"):
-        Attributions({"5": with_steps(5, 2.0), "other": ONE}).plot_convergence()
-    with refused(
-        embgrad.EmbgradError, "the attribution 'gradient' by Saliency has no steps whose error could be drawn"
-    ):
-        BOTH.plot_convergence()
-
-
 class Reader(HTMLParser):
     """Collects the elements and texts of a page; the texts of `pre-wrap` blocks are those of the user."""
 
