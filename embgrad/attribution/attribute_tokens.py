@@ -31,7 +31,6 @@ from embgrad.common.options import count_or_none, expect_flag, lists_choices
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.encoder_decoders import further_text, takes_decoder
 from embgrad.engine.generate import generate_tokens
-from embgrad.engine.keras_generate import prompts_of_texts
 from embgrad.engine.options import expect_one_name
 from embgrad.engine.probe import with_shared
 from embgrad.errors import (
@@ -100,8 +99,7 @@ def attribute_tokens(
         method: `Saliency`, `InputXGradient`, `IntegratedGradients` or `Occlusion`, or a name, such as "integrated_gradients".
             `Occlusion` changes input tokens, and still asks for the same output tokens.
         generate: continue the prompts by the model's own method `generate` first: the number of new tokens, for greedy
-            search, or a dict of the method's own arguments, such as {"max_new_tokens": 20, "do_sample": False}, or
-            {"max_length": 40, "stop_token_ids": None} for a model of keras-hub.
+            search, or a dict of the method's own arguments, such as {"max_new_tokens": 20, "do_sample": False}.
         hops: how many times the contributions of intermediate tokens, such as those of a model's reasoning, are passed on to the
             tokens before them, of which the model made them: what such a token contributes to an output is divided among these in
             proportion to the sizes of their contributions to the token itself. The sum of an output's contributions stays what it
@@ -122,7 +120,7 @@ def attribute_tokens(
         EmbgradError: a target is not a token with a real token before it; the method is not among those above; or as `gradients`
             raises.
         BatchError: the model is an encoder-decoder, and there are no decoder ids.
-        UnsupportedError: the model has no method `generate`, or prompts have further inputs than ids, mask and types; or the
+        UnsupportedError: the model has no method `generate`, or that of keras-hub, or prompts have further inputs than ids, mask and types; or the
             backend cannot pull back several objectives.
     """
     chosen = _method(method)
@@ -130,8 +128,7 @@ def attribute_tokens(
     size = count_or_none(batch_size, "batch_size")
     expect_flag(training, "training")
     hops = check_hops(hops, through, generate)
-    tokens = prompts_of_texts(model, batch) if generate is not None and tokenizer is max_length is None else None
-    tokens = batch_of(batch, tokenizer, max_length, model) if tokens is None else tokens
+    tokens = batch_of(batch, tokenizer, max_length, model)
     known = tokenizer_of(model, tokenizer)
     bound = bind(model, call)
     start = 0

@@ -10,7 +10,6 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel, Request
 from embgrad.common.arrays import to_numpy, whole_numbers
 from embgrad.engine.encoder_decoders import parameters_of_call, takes_decoder
-from embgrad.engine.keras_generate import generate_by_keras_hub, is_keras_hub
 from embgrad.errors import EmbgradError, OutputError, UnsupportedError, brief, quote
 from embgrad.inputs.alignment import Alignment
 from embgrad.inputs.batch import TokenBatch
@@ -37,7 +36,7 @@ def generate_tokens(bound: BoundModel, batch: TokenBatch, options: Any, tokenize
 
     Raises:
         EmbgradError: `options` is neither a number of tokens nor a dict.
-        UnsupportedError: the model has no method `generate`, or it returns no ids, or other ids than the prompts' before the
+        UnsupportedError: the model has no such method, or that of keras-hub; it returns no ids, or other ids than the prompts' before the
             new tokens; or the prompts have further inputs than ids, mask and types.
     """
     arguments = _arguments(options)
@@ -47,10 +46,12 @@ def generate_tokens(bound: BoundModel, batch: TokenBatch, options: Any, tokenize
             f"{type(bound.model).__name__} has no method generate(): give the prompts with their continuations as the batch, "
             "and the positions of the continuations as targets"
         )
+    if hasattr(bound.model, "make_generate_function"):
+        raise UnsupportedError(
+            f"{type(bound.model).__name__} is a model of keras-hub, whose generate() takes prompts with room for the new tokens: "
+            "call it yourself, and give what it returns as the batch, with targets=slice(n, None) for prompts of n tokens"
+        )
     encoder_decoder = bool(takes_decoder(bound.model))
-    if is_keras_hub(bound.model):
-        _expect_plain(batch, encoder_decoder, starts=True)
-        return generate_by_keras_hub(bound, batch, options)
     _expect_plain(batch, encoder_decoder)
     prompts = _prompts(bound, batch, padded_left=not encoder_decoder)
     returned = _call_generate(bound, prompts, arguments)
@@ -97,20 +98,17 @@ def _arguments(options: Any) -> dict[str, Any]:
     return {"max_new_tokens": int(options), "do_sample": False}
 
 
-def _expect_plain(batch: TokenBatch, encoder_decoder: bool, *, starts: bool = False) -> None:
+def _expect_plain(batch: TokenBatch, encoder_decoder: bool) -> None:
     """Refuse prompts with inputs that the continuation would need as well.
 
     Args:
         encoder_decoder: whether the model is an encoder-decoder, which keeps the encoder's inputs.
-        starts: whether the method continues the decoder's ids that the batch has.
 
     Raises:
         UnsupportedError: the batch has such inputs.
     """
     of_decoder = set(decoder_names(batch.extras) or ())
     others = [name for name in batch.extras if name not in UNNEEDED and (not encoder_decoder or name in of_decoder)]
-    if starts and encoder_decoder:
-        others = [name for name in batch.extras if name not in UNNEEDED | of_decoder]
     if others:
         raise UnsupportedError(
             f"the batch has {quote(others)} beside the prompts, and generate=... continues these alone: leave it out, or give "

@@ -114,61 +114,17 @@ def test_the_decoders_tokens_are_the_output_tokens() -> None:
     np.testing.assert_allclose(occluded.decoder_scores[0, 0, 2], log_p[0, 4, 11] - other, atol=2e-6)
 
 
-def test_a_causal_model_continues_prompts_of_other_lengths_on_either_side() -> None:
+def test_what_the_model_generated_is_attributed() -> None:
     model = gpt2()
-    compiled = model.make_generate_function()
-    sampler, before = model.sampler, [numbers(weight) for weight in model.weights]
-    prompts = [np.array([5, 9, 21, 7]), np.array([8, 3])]
-    right = {"token_ids": IDS[:, :4], "padding_mask": MASK[:, :4]}
-    left = {"token_ids": np.array([prompts[0], [0, 0, 8, 3]]), "padding_mask": np.array([[1, 1, 1, 1], [0, 0, 1, 1]])}
-    results = [embgrad.attribute_tokens(model, batch, generate=3) for batch in (right, left)]
-    for example, prompt in enumerate(prompts):
-        ids = prompt[None]
-        for _ in range(3):
-            inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
-            ids = np.append(ids, numbers(model(native(inputs)))[:, -1].argmax(-1)[:, None], 1)
-        alone = embgrad.attribute_tokens(model, ids, targets=slice(-3, None))
-        for result in results:
-            np.testing.assert_array_equal(result.ids[example][result.real[example]], ids[0])
-            np.testing.assert_allclose(result.objective[example], alone.objective[0], rtol=1e-5)
-            np.testing.assert_allclose(result.scores[example][:, result.real[example]], alone.scores[0], atol=1e-5)
-    assert model.generate_function is compiled
-    assert model.sampler is sampler
-    for weight, value in zip(model.weights, before, strict=True):
-        np.testing.assert_array_equal(numbers(weight), value)
-
-
-def test_keras_hubs_options_go_with_the_models_own_sampler() -> None:
-    model = gpt2()
-    model.compile(sampler=keras_hub.samplers.TopKSampler(k=5, seed=3))
-    seeds = [numbers(variable) for variable in model.sampler.variables]
-    expected = model.generate(
-        {"token_ids": np.pad(IDS[:, :2], ((0, 0), (0, 4))), "padding_mask": np.array([[1, 1, 0, 0, 0, 0]] * 2)},
-        stop_token_ids=None,
-    )
-    for variable, value in zip(model.sampler.variables, seeds, strict=True):
-        variable.assign(value.astype("uint32"))
-    result = embgrad.attribute_tokens(model, IDS[:, :2], generate={"max_length": 6, "stop_token_ids": None})
-    np.testing.assert_array_equal(result.ids, numbers(expected["token_ids"]))
-    for variable, value in zip(model.sampler.variables, seeds, strict=True):
-        np.testing.assert_array_equal(numbers(variable), value)
-
-
-def test_an_encoder_decoder_generates() -> None:
-    model = bart()
-    start = np.array([[2], [2]])
-    encoder = {key: DATA[key] for key in ("encoder_token_ids", "encoder_padding_mask")}
-    result = embgrad.attribute_tokens(model, {**encoder, "decoder_token_ids": start}, generate=2)
-    ids = start
-    for _ in range(2):
-        inputs = {**encoder, "decoder_token_ids": ids, "decoder_padding_mask": np.ones_like(ids)}
-        ids = np.append(ids, numbers(model(native(inputs)))[:, -1].argmax(-1)[:, None], 1)
-    np.testing.assert_array_equal(result.decoder_ids, ids)
-    given = embgrad.attribute_tokens(model, {**encoder, "decoder_token_ids": ids})
+    model.compile(sampler="greedy")
+    prompts = {"token_ids": np.pad(IDS[:, :2], ((0, 0), (0, 4))), "padding_mask": np.array([[1, 1, 0, 0, 0, 0]] * 2)}
+    texts = model.generate(prompts, stop_token_ids=None)
+    result = embgrad.attribute_tokens(model, texts, targets=slice(2, None))
+    np.testing.assert_array_equal(result.outputs, [[2, 3, 4, 5]] * 2)
+    given = embgrad.attribute_tokens(model, numbers(texts["token_ids"]), targets=slice(2, None))
     np.testing.assert_allclose(result.scores, given.scores, atol=1e-6)
-    assert result.decoder_scores is not None
-    assert given.decoder_scores is not None
-    np.testing.assert_allclose(result.decoder_scores, given.decoder_scores, atol=1e-6)
+    with pytest.raises(embgrad.errors.UnsupportedError, match="is a model of keras-hub, whose generate"):
+        embgrad.attribute_tokens(model, IDS[:, :2], generate=3)
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "gripping", "film", "the", "plot"]

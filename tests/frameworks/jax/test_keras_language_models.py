@@ -13,9 +13,9 @@ FILE = Path(__file__).parents[1] / "keras_language_models.py"
 
 # keras-hub 0.32's own generation raises TypeError in JAX where 64-bit numbers are enabled.
 def test_an_encoder_decoder_and_a_language_model() -> None:
-    assert passed("jax", FILE, "Bart or causal_model", JAX_ENABLE_X64="0") == 2
+    assert passed("jax", FILE, "Bart or generated", JAX_ENABLE_X64="0") == 2
 
 
 @pytest.mark.slow
 def test_encoder_decoders_and_language_models() -> None:
-    assert passed("jax", FILE, JAX_ENABLE_X64="0") == 9
+    assert passed("jax", FILE, JAX_ENABLE_X64="0") == 7

@@ -177,3 +177,11 @@ def test_no_id_ends_a_text_where_the_arguments_say_so() -> None:
     # The model of these tests stops at its configuration's id all the same; that its tokens count is what matters here.
     result = attribute_tokens(model, BATCH, generate={"max_new_tokens": 4, "eos_token_id": None})
     assert (result.outputs >= 0).all()
+
+
+def test_a_model_of_keras_hub_generates_by_itself() -> None:
+    model = Generating()
+    model.make_generate_function = lambda: None  # type: ignore[attr-defined]
+    message = "is a model of keras-hub, whose generate() takes prompts with room for the new tokens: call it yourself"
+    with pytest.raises(embgrad.errors.UnsupportedError, match=re.escape(message)):
+        attribute_tokens(model, BATCH, generate=2)
