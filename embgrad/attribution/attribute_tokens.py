@@ -120,8 +120,8 @@ def attribute_tokens(
         EmbgradError: a target is not a token with a real token before it; the method is not among those above; or as `gradients`
             raises.
         BatchError: the model is an encoder-decoder, and there are no decoder ids.
-        UnsupportedError: the model has no method `generate`, or that of keras-hub, or prompts have further inputs than ids, mask and types; or the
-            backend cannot pull back several objectives.
+        UnsupportedError: the model has no method `generate`, or that of keras-hub; prompts have further inputs than ids, mask and
+            types; or the backend cannot pull back several objectives.
     """
     chosen = _method(method)
     expect_one_name(at, "make a call for each point")

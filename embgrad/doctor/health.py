@@ -1,4 +1,4 @@
-"""Checks of the installation: versions, packages that fit together, and a test gradient for each framework."""
+"""Checks of the installation: versions, packages that fit together, and whether each framework can be imported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from embgrad.keras.choice import KERAS, keras_choice
 
 __all__ = ["Health", "Part", "core_parts", "examine"]
 
-#: The default time limit, in seconds, for importing a framework and computing one gradient.
+#: The default time limit, in seconds, for importing a framework.
 LIMIT: Final = 120.0
 
 #: The built-in NumPy backend, which `doctor` does not list because it is not a framework.
@@ -83,11 +83,9 @@ class Health:
     Attributes:
         name: the backend's name.
         version: the framework's version; empty if it is not installed.
-        works: whether the test gradient was correct; for a third party's backend, whether its framework can be imported.
-        tried: whether a test gradient was computed, or test values.
-        computed: what was computed, "a gradient" or "values".
+        works: whether the framework can be imported.
         error: the reason why it does not work; empty if it works.
-        seconds: the duration of the test in seconds, including the import.
+        seconds: the duration of the import.
         install: the command that installs the framework.
         parts: the states of the packages that the backend uses, the framework first.
         classes: for each class that `embgrad.zoo.load_bert` builds, the reason why it cannot be imported; empty if it can.
@@ -96,8 +94,6 @@ class Health:
     name: str
     version: str = ""
     works: bool = False
-    tried: bool = False
-    computed: str = "a gradient"
     error: str = ""
     seconds: float = 0.0
     install: str = ""
@@ -215,8 +211,6 @@ def _health(name: str, limit: float) -> Health:
         name,
         version,
         works=outcome["works"],
-        tried=outcome["tried"],
-        computed="values" if getattr(backend, "values_only", False) else "a gradient",
         error=outcome["error"],
         seconds=outcome["seconds"],
         install=install,
@@ -300,15 +294,8 @@ def _choose() -> Part:
 
 
 def _run_trial(name: str, limit: float) -> dict[str, Any]:
-    """Compute the test gradient in a separate process; return its outcome as a dictionary."""
-    default: dict[str, Any] = {
-        "works": False,
-        "tried": False,
-        "error": "",
-        "versions": {},
-        "classes": {},
-        "seconds": 0.0,
-    }
+    """Import the framework in a separate process; return the outcome as a dictionary."""
+    default: dict[str, Any] = {"works": False, "error": "", "versions": {}, "classes": {}, "seconds": 0.0}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         try:

@@ -36,8 +36,8 @@ def generate_tokens(bound: BoundModel, batch: TokenBatch, options: Any, tokenize
 
     Raises:
         EmbgradError: `options` is neither a number of tokens nor a dict.
-        UnsupportedError: the model has no such method, or that of keras-hub; it returns no ids, or other ids than the prompts' before the
-            new tokens; or the prompts have further inputs than ids, mask and types.
+        UnsupportedError: the model has no such method, or that of keras-hub; it returns no ids, or other ids than the prompts'
+            before the new tokens; or the prompts have further inputs than ids, mask and types.
     """
     arguments = _arguments(options)
     method = getattr(bound.model, "generate", None)

@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import numpy as np
-
 from embgrad.common.options import count_or_none
-from embgrad.errors import EmbgradError, brief
 
 __all__ = ["Memory"]
 
@@ -33,8 +30,7 @@ class Memory:
         per_example: what a call takes for each example that is run at once: activations, gradients, temporary arrays, results.
         result: the size of one example's results, part of `per_example`; those of all examples are held until the call returns.
             0 on a GPU, since results lie in the memory of the process.
-        measured: what calls took beyond `base`, by the number of examples in the sub-batches that were run; with `longest` by
-            the number of positions of the example that was run.
+        measured: what calls took beyond `base`, by the number of examples in the sub-batches that were run.
     """
 
     device: str
@@ -68,28 +64,6 @@ class Memory:
         """
         size = count_or_none(batch_size, "batch_size") or self.examples
         return replace(self, batch_size=size, examples=max(size, self.examples))
-
-    def largest_batch(self, limit: float) -> int:
-        """Return the largest `batch_size` whose `peak` is at most `limit`, or 0 where the peak of one example is larger.
-
-        The number may be larger than that of the batch's examples: it then holds for a larger batch that is run at once.
-
-        Args:
-            limit: bytes, of the process or the device as a whole, such as `8 * 2**30` for 8 GiB.
-
-        Raises:
-            EmbgradError: the limit is not a number above 0.
-        """
-        is_number = isinstance(limit, (int, float, np.integer, np.floating)) and not isinstance(limit, bool)
-        if not is_number or not 0 < limit < float("inf"):
-            raise EmbgradError(
-                f"limit is {brief(limit)}: expected a number of bytes above 0, such as 8 * 2**30 for 8 GiB"
-            )
-        free = int(limit) - self.base - self.fixed
-        whole = free // self.per_example
-        if whole >= self.examples:
-            return whole
-        return max(0, (free - 2 * self.examples * self.result) // (self.per_example - self.result))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as JSON-compatible values, `activations` and `peak` included."""

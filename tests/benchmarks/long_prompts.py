@@ -1,4 +1,4 @@
-"""A long prompt: the forecast of its memory, what a call then takes, and its time, with and without gradient checkpointing.
+"""A long prompt: the memory that a call takes, and its time, with and without gradient checkpointing.
 
 `python -m tests.benchmarks.long_prompts --positions 2000`: a Llama of SmolLM2-135M's shape with random weights.
 """
@@ -32,12 +32,8 @@ def smollm2(layers: int, attention: str) -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-def measured(model: Any, ids: np.ndarray, outputs: int, longest: int) -> dict[str, float]:
-    """Return the forecast, the peak and the processor seconds of an attribution of the last tokens."""
-    start = time.process_time()
-    objective = embgrad.LogProbability(ids[:, -1], position=-1)
-    forecast = embgrad.memory(model, ids, objective, longest=longest)
-    forecasting = time.process_time() - start
+def measured(model: Any, ids: np.ndarray, outputs: int) -> dict[str, float]:
+    """Return the peak and the processor seconds of an attribution of the last tokens."""
     meter = process_meter()
     meter.restart()
     before, _ = meter.read()
@@ -46,11 +42,8 @@ def measured(model: Any, ids: np.ndarray, outputs: int, longest: int) -> dict[st
     seconds = time.process_time() - start
     after = meter.read()[1]
     return {
-        "forecast, MiB": forecast.activations / MIB,
         "taken, MiB": (after - before) / MIB,
-        "forecast of the peak / peak": forecast.peak / after,
         "seconds": seconds,
-        "seconds to forecast": forecasting,
     }
 
 
@@ -60,9 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--positions", type=int, default=2000)
     parser.add_argument("--outputs", type=int, default=2)
     parser.add_argument("--layers", type=int, default=30)
-    parser.add_argument(
-        "--longest", type=int, help="the most positions that the forecast runs; half of the positions by default"
-    )
     parser.add_argument("--attention", default="sdpa", choices=["sdpa", "eager"])
     parser.add_argument("--only", choices=["plain", "checkpointed"])
     options = parser.parse_args(arguments)
@@ -75,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
                 model.gradient_checkpointing_enable()
-        figures = measured(model, ids, options.outputs, options.longest or options.positions // 2)
+        figures = measured(model, ids, options.outputs)
         sys.stdout.write(
             json.dumps({"kind": kind, **{name: round(value, 3) for name, value in figures.items()}}) + "\n"
         )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +10,7 @@ import torch
 from embgrad_torch.parameters import device_meter
 
 import embgrad
-from tests.support.forecast import ROOT, figures
+from tests.support.forecast import figures
 from tests.unit.refusals import refused
 
 
@@ -23,18 +20,6 @@ def test_a_forecast_is_within_15_percent_of_what_is_measured() -> None:
     assert found["activations"] == pytest.approx(found["used"], rel=0.15)
     assert found["peak"] == pytest.approx(found["used_peak"], rel=0.15)
     assert found["weights"] == pytest.approx(22.7e6 * 4, rel=0.01)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("attention", "positions"), [("sdpa", 2000), ("eager", 1200)])
-def test_a_long_text_is_forecast_within_15_percent_from_shorter_ones(attention: str, positions: int) -> None:
-    module = [sys.executable, "-m", "tests.benchmarks.long_prompts", "--layers", "6", "--only", "plain"]
-    command = [*module, "--attention", attention, "--positions", str(positions), "--outputs", "2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["forecast, MiB"] == pytest.approx(found["taken, MiB"], rel=0.15)
-    assert found["forecast of the peak / peak"] == pytest.approx(1, abs=0.15)
 
 
 class Elsewhere(torch.nn.Module):

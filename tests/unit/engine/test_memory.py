@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad import TokenBatch
 from embgrad.common import memory_meter
 from embgrad.common.memory_meter import MemoryMeter, process_meter
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
@@ -76,21 +75,6 @@ def test_no_more_examples_are_run_than_show_what_one_takes(metered: Any, per_exa
     assert found.activations == FIXED + 40 * per_example
 
 
-@pytest.mark.parametrize(
-    ("objective", "options"),
-    [
-        (embgrad.CrossEntropy([1]), {}),
-        (lambda logits: logits.sum(1), {"add": {"word": np.ones((1, 6, 4))}}),
-        (embgrad.Scalar(lambda logits: logits.sum(1).sum(0)), {"training": False}),
-    ],
-    ids=["labels", "function", "scalar"],
-)
-def test_an_only_example_is_repeated(metered: Any, objective: Any, options: dict[str, Any]) -> None:
-    found = embgrad.memory(metered(MIB)[0], IDS[:1], objective, **options)
-    assert list(found.measured) == [1, 2]
-    assert (found.examples, found.per_example, found.activations) == (1, MIB, FIXED + MIB)
-
-
 def test_arguments_with_an_entry_for_each_example_are_cut(metered: Any) -> None:
     options: dict[str, Any] = {"override": {"word": np.ones((64, 6, 4))}, "at": "word", "split": True}
     labels = embgrad.CrossEntropy(np.zeros(64, int))
@@ -102,21 +86,6 @@ def test_results_of_all_sub_batches_count(metered: Any) -> None:
     found = replace(embgrad.memory(model, IDS, embgrad.Logit(0)), fixed=0, examples=1000)
     assert found.with_batch_size(600).activations == 600 * 4 * RESULT + 400 * RESULT + 1000 * RESULT
     assert found.with_batch_size(1000).activations == 1000 * 4 * RESULT
-
-
-def test_the_largest_batch_is_the_last_that_fits(metered: Any) -> None:
-    found = embgrad.memory(metered(MIB)[0], IDS, embgrad.Logit(0))
-    for size in (1, 7, 62, 65, 500):
-        peak = found.with_batch_size(size).peak
-        assert [found.largest_batch(limit) for limit in (peak - 1, peak, float(peak))] == [size - 1, size, size]
-    assert found.largest_batch(BASE) == 0
-
-
-@pytest.mark.parametrize("limit", [0, -3.5, "8 GiB", None, True, float("inf"), float("nan")])
-def test_a_limit_that_is_no_number_of_bytes_is_refused(metered: Any, limit: Any) -> None:
-    found = embgrad.memory(metered(MIB)[0], IDS, embgrad.Logit(0))
-    with refused(embgrad.EmbgradError, f"limit is {limit!r}: expected a number of bytes above 0, such as 8 * 2**30"):
-        found.largest_batch(limit)
 
 
 def test_the_figures_are_shown_in_units(metered: Any) -> None:
@@ -141,22 +110,7 @@ def test_an_example_takes_a_byte_at_least(monkeypatch: pytest.MonkeyPatch, meter
     monkeypatch.setattr("embgrad.engine.memory.process_meter", lambda: meter)
     found = embgrad.memory(model, IDS[:examples], embgrad.Logit(0))
     assert (found.fixed, found.per_example, found.activations) == (0, 1, examples)
-    assert found.largest_batch(BASE + 10) == 10
-    assert found.result == embgrad.memory(model, IDS[:examples], embgrad.Logit(0), longest=4).result == 0
-
-
-def test_a_function_of_the_whole_batch_alone_is_refused(metered: Any) -> None:
-    weights = np.ones((64, 1))
-    with refused(
-        embgrad.errors.ObjectiveError, "the objective raised ", " for 1 of the batch's 64 examples", "any number of"
-    ):
-        embgrad.memory(metered(MIB)[0], IDS, lambda logits: whole(logits, weights))
-
-
-def whole(logits: Tensor, weights: np.ndarray) -> Tensor:
-    if len(logits.value) != len(weights):
-        raise IndexError(f"{len(logits.value)} rows")
-    return logits.sum(1)
+    assert found.result == 0
 
 
 def test_a_scalar_objective_is_not_cut_by_a_batch_size(metered: Any) -> None:
@@ -210,67 +164,6 @@ def test_a_forecast_of_the_process_is_within_15_percent() -> None:
         assert forecast.peak == pytest.approx(meter.read()[1], rel=0.15)
 
 
-def by_positions(monkeypatch: pytest.MonkeyPatch, take: Callable[[int], float]) -> tuple[ReferenceModel, Calls]:
-    """Return a model whose runs take so many MiB by their positions, and the list of the shapes that it ran."""
-    calls: Calls = []
-
-    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
-        calls.append(input_ids.size)
-        return lookup(model["E"], input_ids).sum(1)
-
-    def read() -> tuple[int, int]:
-        return BASE, BASE + int(take(calls[-1]) * MIB)
-
-    monkeypatch.setattr(
-        "embgrad.engine.memory.process_meter", lambda: MemoryMeter("cpu", lambda: None, read, holds_results=True)
-    )
-    return ReferenceModel(forward, WEIGHTS), calls
-
-
-@pytest.mark.parametrize(
-    ("take", "expected"),
-    [
-        (lambda length: 10 + 2 * length, 10 + 2 * 160),
-        (lambda length: 10 + 2 * length + length**2 / 8, 10 + 2 * 160 + 160**2 / 8),
-        (
-            lambda length: min(2 * length, 60),
-            60 + (60 - 40) * 120 // 20,
-        ),  # no parabola that bends down: the last two's line
-        (lambda length: 50, 50),
-    ],
-    ids=["line", "attention", "bent down", "constant"],
-)
-def test_a_long_text_is_forecast_from_shorter_ones(
-    monkeypatch: pytest.MonkeyPatch, take: Callable[[int], float], expected: float
-) -> None:
-    ids = np.random.default_rng(0).integers(0, 20, (3, 160))
-    model, calls = by_positions(monkeypatch, take)
-    batch = TokenBatch(ids, np.ones_like(ids), types=ids % 2)
-    found = embgrad.memory(model, batch, embgrad.Logit(0), longest=40, batch_size=2)
-    assert list(found.measured) == [10, 20, 40]
-    assert max(calls) == 40
-    result = 2 * 160 * 4 * 4 + 160 * 8 * 3 + 8
-    assert abs(found.result - result) < 40
-    assert (found.examples, found.batch_size, found.fixed) == (3, 2, 0)
-    assert found.per_example == pytest.approx(expected * MIB, abs=8)
-
-
-def test_a_text_that_is_not_longer_than_the_longest_is_run_whole(metered: Any) -> None:
-    model, calls = metered(30 * MIB)
-    assert list(embgrad.memory(model, IDS, embgrad.Logit(0), longest=6).measured) == [1, 2, 4, 8]
-    assert max(calls) == 8
-
-
-def test_shorter_texts_that_cannot_be_made_are_refused(metered: Any) -> None:
-    with refused(embgrad.EmbgradError, "longest is 3: expected at least 4 positions"):
-        embgrad.memory(metered(MIB)[0], IDS, embgrad.Logit(0), longest=3)
-    batch = TokenBatch(IDS, extras={"bias": np.ones((64, 6), np.float32)})
-    with refused(embgrad.errors.UnsupportedError, "'bias'", "Give longest=None, or a batch of shorter texts"):
-        embgrad.memory(metered(MIB)[0], batch, embgrad.Logit(0), longest=4)
-
-
-def test_an_only_example_that_takes_plenty_is_not_doubled(metered: Any) -> None:
-    model, calls = metered(600 * MIB)
-    found = embgrad.memory(model, IDS[:1], embgrad.Logit(0))
-    assert (list(found.measured), max(calls)) == ([1], 1)
-    assert (found.fixed, found.per_example) == (0, FIXED + 600 * MIB)
+def test_of_an_only_example_all_counts_as_its_own(metered: Any) -> None:
+    found = embgrad.memory(metered(MIB)[0], IDS[:1], embgrad.Logit(0))
+    assert (list(found.measured), found.fixed, found.per_example) == ([1], 0, FIXED + MIB)

@@ -35,15 +35,6 @@ ALLOWED = {
     CORE / "loading" / "huggingface.py": {"transformers", "safetensors"},  # whose error transformers lets through
     CORE / "loading" / "tokenizer.py": {"tokenizers", "transformers"},
     CORE / "checkpoints" / "keras_bert.py": {"keras", "keras_hub"},  # it builds the model, on any backend of Keras
-    CORE / "doctor" / "trial.py": {
-        "torch",
-        "tensorflow",
-        "mxnet",
-        "jax",
-        "flax",
-        "keras",
-        "onnx",
-    },  # it tries them, in a process of its own
     CORE / "ray": {"ray", "pyarrow", "typing_extensions"},  # the last for type checkers alone
     CORE / "cli" / "ray_run.py": {"ray"},
     CORE / "display" / "pictures.py": {"matplotlib"},
