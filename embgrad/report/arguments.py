@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from embgrad.comparison.compare import compare
 from embgrad.comparison.result import Comparison
-from embgrad.errors import EmbgradError, PointError, did_you_mean, quote
+from embgrad.errors import EmbgradError, PointError, quote
 from embgrad.model_points.points import WORD
 from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.gradients import EmbeddingGradients
@@ -119,75 +119,34 @@ def _point(result: Result) -> str:
     return str(result.provenance.get("point", WORD))
 
 
-def points_of(results: Mapping[str, Results], layers: Sequence[str] | None) -> list[str]:
-    """Return the points to show, with the point of the sentences first.
+def points_of(results: Mapping[str, Results]) -> list[str]:
+    """Return the points that all results have, with the point of the sentences first.
 
     Raises:
-        PointError: a point of `layers` is not in all results, or there is no point in common.
+        PointError: there is none.
     """
     common = [point for point in next(iter(results.values())) if all(point in points for points in results.values())]
-    if layers is not None:
-        wanted = [layers] if isinstance(layers, str) else list(layers)
-        for point in wanted:
-            if point not in common:
-                raise PointError(
-                    f"layers names {point!r}, which not all results hold: expected some of {quote(common, 40)}."
-                    f"{did_you_mean(point, common)}"
-                )
-        if not wanted:
-            raise PointError(f"layers is empty: expected some of {quote(common, 40)}, or None for all")
-        return wanted
     if not common:
         held = "; ".join(f"{label} holds {quote(by_point)}" for label, by_point in results.items())
         raise PointError(f"the results have no point in common: {held}; expected results at the same points")
     return sorted(common, key=lambda point: point != WORD)
 
 
-def comparisons_by_point(
-    results: Mapping[str, Results], comparisons: Any, points: Sequence[str], *, restricted: bool
-) -> dict[str, dict[str, Comparison]]:
-    """Return the comparisons by label and point, in the order of the results; None compares what should be equal.
-
-    Raises:
-        EmbgradError: something else is among them, or a label that is not one of the results beside the first.
-    """
+def comparisons_by_point(results: Mapping[str, Results], points: Sequence[str]) -> dict[str, dict[str, Comparison]]:
+    """Return the comparisons with the first result by label and point, in its order, of what should be equal."""
     first, *others = results
-    if comparisons is None:
-        order = [point for point in results[first] if point in points] if not restricted else points
-        return {
-            label: {point: compare(results[first][point], results[label][point]) for point in order}
-            for label in others
-            if all(comparable(results[first][point], results[label][point]) for point in order)
-        }
-    if not isinstance(comparisons, Mapping):
-        raise EmbgradError(
-            f"comparisons is {_type_text(comparisons)}: expected a mapping of labels to comparisons, or None"
-        )
-    by_label: dict[str, dict[str, Comparison]] = {}
-    for label, entry in ((str(key), value) for key, value in comparisons.items()):
-        if label not in others:
-            hint = did_you_mean(label, others)
-            raise EmbgradError(
-                f"comparisons names {label!r}: expected some of the results beside the first ({first!r}): {quote(others)}.{hint}"
-            )
-        by_label[label] = _comparisons_of(label, entry, points[0])
-        if restricted:
-            by_label[label] = {point: by_label[label][point] for point in points if point in by_label[label]}
-    return {label: by_label[label] for label in others if by_label.get(label)}
+    order = [point for point in results[first] if point in points]
+    return {
+        label: {point: compare(results[first][point], results[label][point]) for point in order}
+        for label in others
+        if all(comparable(results[first][point], results[label][point]) for point in order)
+    }
 
 
 def comparable(first: Any, second: Any) -> bool:
     """Return whether two results should be equal: attributions by different methods need not be."""
     methods = [result.provenance["method"] for result in (first, second) if isinstance(result, Attribution)]
     return len(methods) < 2 or methods[0] == methods[1]
-
-
-def _comparisons_of(label: str, entry: Any, point: str) -> dict[str, Comparison]:
-    if isinstance(entry, Comparison):
-        return {point: entry}
-    if isinstance(entry, Mapping) and all(isinstance(comparison, Comparison) for comparison in entry.values()):
-        return {str(name): comparison for name, comparison in entry.items()}
-    raise EmbgradError(f"comparisons[{label!r}] is {_type_text(entry)}: expected what embgrad.compare returns")
 
 
 def _type_text(value: object) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from embgrad.common.files import write_whole
-from embgrad.comparison.result import Comparison
 from embgrad.comparison.verdicts import Verdict, verdict
 from embgrad.display.colours import token_css
 from embgrad.display.figures import key, picture, rows_html
@@ -73,10 +72,8 @@ class Origin:
 def write_page(
     path: str | Path,
     results: Shown | Mapping[str, Shown | Mapping[str, Shown]],
-    comparisons: Mapping[str, Comparison | Mapping[str, Comparison]] | None = None,
     *,
     title: str | None = None,
-    layers: Sequence[str] | None = None,
 ) -> None:
     """Write one self-contained HTML file: sentences with tokens coloured by saliency, and the findings of comparisons.
 
@@ -85,41 +82,36 @@ def write_page(
 
     Args:
         path: the path of the file.
-        results: a mapping of labels to results, or to mappings of points to results; the others are shown beside the first. A
-            single result is accepted too. All are gradients, or all are attributions, such as the `Attributions` of several
-            methods; colours then show the scores, on one scale for each method. A result of `embgrad.attribute_tokens` or
-            `embgrad.search` has a page by itself, that of its `to_html`, to which the other arguments do not apply.
-        comparisons: a mapping of labels to what `embgrad.compare(first, other)` returned; None to compare each result with the
-            first, attributions where they are by the same method; an empty mapping for no comparison.
-        title: the title of the page; None for "Embedding gradients" or "Attributions".
-        layers: the points to show, in this order; sentences are shown at the first. None for all points that the results have
-            in common, with sentences at "word", or else at the first.
+        results: a mapping of labels to results, or to mappings of points to results; the others are shown beside the first, and
+            compared with it, attributions where they are by the same method. A single result is accepted too. All are gradients,
+            or all are attributions, such as the `Attributions` of several methods; colours then show the scores, on one scale for
+            each method. A result of `embgrad.attribute_tokens` or `embgrad.search` has a page by itself, that of its `to_html`.
+        title: the title of the page; None for "Embedding gradients" or "Attributions". All points that the results have in common
+            are shown, with sentences at "word", or else at the first.
 
     Raises:
-        EmbgradError: the results or comparisons are of other types.
-        PointError: a point of `layers` is not in all results, or the results have no point in common.
+        EmbgradError: the results are of other types.
+        PointError: the results have no point in common.
         BatchError: the results cannot be compared, since they hold different texts.
         OSError: the file cannot be written.
     """
-    page = render_page(results, comparisons, title=title, layers=layers)
+    page = render_page(results, title=title)
     # Lone surrogates, which UTF-8 cannot hold, have been spelled out before.
     write_whole(path, page.encode("utf-8"))
 
 
 def render_page(
     results: Shown | Mapping[str, Shown | Mapping[str, Shown]],
-    comparisons: Mapping[str, Comparison | Mapping[str, Comparison]] | None = None,
     *,
     title: str | None = None,
-    layers: Sequence[str] | None = None,
 ) -> str:
     """Return the page that `write_page` writes, as text; the arguments and errors are the same."""
     if (alone := of_own_page(results)) is not None:
         return alone.to_html()
     by_label = results_by_label(results)
     of_attributions = are_attributions(by_label)
-    points = points_of(by_label, layers)
-    compared = comparisons_by_point(by_label, comparisons, points, restricted=layers is not None)
+    points = points_of(by_label)
+    compared = comparisons_by_point(by_label, points)
     first, point = next(iter(by_label)), points[0]
     positions = {label: by_point[point].per_position for label, by_point in compared.items() if point in by_point}
     verdicts = [verdict(label, first, by_point, point) for label, by_point in compared.items()]

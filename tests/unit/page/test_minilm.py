@@ -37,12 +37,10 @@ def test_three_frameworks_on_one_page(browser: Browser, opened: Callable[..., Pa
         name: embgrad.gradients(embgrad.zoo.load_bert(minilm_folder(), name), batch, objective, at=list(POINTS))
         for name in FRAMEWORKS
     }
-    comparisons = {name: embgrad.compare(results["torch"], results[name]) for name in FRAMEWORKS[1:]}
-    page = opened(results, comparisons, title="One BERT in three frameworks")
+    page = opened(results, title="One BERT in three frameworks")
     text = page.evaluate("document.body.innerText")
     for name in FRAMEWORKS[1:]:
         assert f"✓ {name} agrees with torch at all {len(POINTS)} points" in text
-        assert comparisons[name].agrees
     assert page.evaluate("document.querySelectorAll('article').length") == len(TEXTS)
     assert page.evaluate("document.querySelectorAll('fieldset').length") == len(TEXTS) * 2 * 3
     reported = page.evaluate("[...document.querySelectorAll('fieldset .t')].map(one => one.textContent)")

@@ -92,7 +92,7 @@ def test_attributions_of_several_models_have_both_names(attributions: embgrad.re
 def test_gradients_and_attributions_are_not_mixed(attributions: embgrad.results.Attributions) -> None:
     gradients = embgrad.gradients(curved(), BATCH, embgrad.Logit(0))
     with pytest.raises(EmbgradError, match="results holds gradients and attributions: expected one of the two"):
-        render_page({"a": gradients, "b": attributions["gradient"]}, {})
+        render_page({"a": gradients, "b": attributions["gradient"]})
 
 
 def test_the_provenance_has_the_method(attributions: embgrad.results.Attributions) -> None:

@@ -206,25 +206,14 @@ def test_methods_are_named_by_their_label_where_there_are_others() -> None:
 
 def test_the_points_that_are_shown() -> None:
     first, second = {"layer.0": RESULT, "word": RESULT, "layer.1": RESULT}, {"layer.1": RESULT, "word": RESULT}
-    assert points_of({"a": first, "b": second}, None) == ["word", "layer.1"]
-    assert points_of({"a": first, "b": second}, ["layer.1"]) == points_of({"a": first}, "layer.1") == ["layer.1"]
+    assert points_of({"a": first, "b": second}) == ["word", "layer.1"]
 
 
 def test_results_are_compared_with_the_first_in_its_order() -> None:
     held = {"layer.0": RESULT, "word": RESULT, "extra": RESULT}
     results = {"a": held, "b": dict(reversed(held.items()))}
-    found = comparisons_by_point(results, None, ["word", "layer.0"], restricted=False)
+    found = comparisons_by_point(results, ["word", "layer.0"])
     assert {label: list(by_point) for label, by_point in found.items()} == {"b": ["layer.0", "word"]}
-    found = comparisons_by_point(results, None, ["word", "layer.0"], restricted=True)
-    assert list(found["b"]) == ["word", "layer.0"]
-    given = embgrad.compare(RESULT, RESULT)
-    three = {**results, "c": held}
-    found = comparisons_by_point(
-        three, {"c": given, "b": {"layer.0": given, "word": given}}, ["word"], restricted=False
-    )
-    assert {label: list(by_point) for label, by_point in found.items()} == {"b": ["layer.0", "word"], "c": ["word"]}
-    found = comparisons_by_point(three, {"c": given, "b": {"layer.0": given}}, ["word"], restricted=True)
-    assert {label: list(by_point) for label, by_point in found.items()} == {"c": ["word"]}
 
 
 def test_attributions_by_other_methods_need_not_be_equal() -> None:
@@ -257,9 +246,9 @@ def test_differences_are_shown_at_the_tokens_of_a_longer_padding() -> None:
 
 def test_examples_of_other_texts_are_counted() -> None:
     first, other = result([["a", "b"], ["c", "d"]]), result([["a", "b"], ["x", "y"]], ids=[[0, 1], [8, 9]])
-    page = read({"first": first, "other": other}, {})
-    assert "1 of the examples of other are not in first and are not shown" in page.seen
-    assert "not shown" not in read({"first": first, "same": replace(first)}, {}).seen
+    _, notes = sentences({"first": first, "other": other}, {})
+    assert notes == ["1 of the examples of other are not in first and are not shown"]
+    assert sentences({"first": first, "same": replace(first)}, {})[1] == []
 
 
 @pytest.mark.parametrize(("most", "shown"), [(16, 2), (15, 1), (1, 1), (24, 3)])

@@ -27,7 +27,7 @@ def test_levels_are_fractions_of_the_scale() -> None:
 
 def test_all_results_share_one_scale() -> None:
     gradient = result([["a", "b"]], np.full((1, 2, 1), 4.0))
-    page = read({"a": gradient, "b": replace(gradient, values=gradient.values / 4)}, {})
+    page = read({"a": gradient, "b": replace(gradient, values=gradient.values / 4)})
     assert [[token.classes[1] for token in panel.tokens] for panel in page.panels[:2]] == [["n16"] * 2, ["n4"] * 2]
 
 

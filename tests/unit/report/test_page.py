@@ -19,6 +19,7 @@ from embgrad.display.figures import figure
 from embgrad.errors import EmbgradError, PointError
 from embgrad.report import render_page, write_page
 from embgrad.report.arguments import of_own_page
+from embgrad.report.sentences import sentences
 from tests.unit.pages import SENTENCE, Reader, read, result, times
 from tests.unit.results.searched import search_of
 
@@ -93,17 +94,21 @@ def test_examples_in_another_order_are_matched() -> None:
 def test_missing_texts_are_named() -> None:
     first = result([["a", "b"], ["c", "d"]])
     part = replace(first, **{name: getattr(first, name)[:1] for name in FIELDS})
-    page = read({"whole": first, "part": part}, {})
+    page = read({"whole": first, "part": part})
     assert "part does not hold this text" in page.seen
     assert "objective 0.25 in whole, 0.25 in part" in page.seen
     assert "objective 1.25 in whole" in page.seen
     assert page.seen.count(" in part") == 1, "it has no objective of the second"
     assert ("objective 1.25" in read(first).seen, " in reference" in read(first).seen) == (True, False)
     assert [len(panel.tokens) for panel in page.panels] == [2, 2, 2, 2, 2, 0, 2, 0]
-    page = read({"part": part, "whole": first}, {})
+    page = read({"part": part, "whole": first})
     assert "1 of the examples of whole are not in part and are not shown" in page.seen
     other = result([["x", "y", "z"]], ids=[[71, 72, 73]])
-    assert "other does not hold this text" in read({"whole": first, "other": other}, {}).seen
+    with pytest.raises(embgrad.errors.BatchError):
+        read({"whole": first, "other": other})
+    assert sentences({"whole": first, "other": other}, {})[1] == [
+        "1 of the examples of other are not in whole and are not shown"
+    ]
 
 
 def test_an_extra_token_has_no_difference() -> None:
@@ -160,12 +165,6 @@ def test_several_points() -> None:
     assert next(attributes.get("role") for tag, attributes in page.tags if tag == "svg") == "img"
     assert "theirs from 0 at layer.0 to 0.5 at layer.1. The tables hold every figure." in text
     assert "theirs, layer.1: relative L2 0.5" in text
-
-    page = read({"ours": ours, "theirs": theirs}, layers=["layer.1", "layer.0"])
-    text = verdict_of(page)
-    assert "at 1 of 2 points" in text
-    assert "The gradient at layer.1, token by token" in text
-    assert "svg" not in [tag for tag, _ in read({"ours": ours, "theirs": theirs}, layers=["word"]).tags]
 
 
 def test_findings_name_their_points() -> None:
@@ -351,39 +350,6 @@ def test_a_search_has_a_page_by_itself() -> None:
     assert of_own_page({"a": RESULT, "b": {"word": RESULT}}) is of_own_page([]) is None
     with pytest.raises(EmbgradError, match=r"results holds 2 results, and one of embgrad\.search among them"):
         of_own_page({"a": {"word": RESULT}, "b": SEARCH})
-
-
-@pytest.mark.parametrize(
-    ("comparisons", "message"),
-    [
-        (3, "comparisons is of type int: expected a mapping"),
-        ({"theirz": None}, r"comparisons names 'theirz': .* \('ours'\): 'theirs'. Did you mean 'theirs'\?"),
-        ({"ours": None}, r"comparisons names 'ours': expected some of the results beside the first"),
-        ({"theirs": 3}, r"comparisons\['theirs'\] is of type int: expected what embgrad.compare returns"),
-        ({"theirs": {"word": 3}}, r"comparisons\['theirs'\] is a mapping with values of type 'int'"),
-        ({"theirs": {"word": 3, "b": embgrad.compare(RESULT, RESULT)}}, "values of type 'Comparison', 'int'"),
-    ],
-)
-def test_other_comparisons_are_refused(comparisons: Any, message: str) -> None:
-    with pytest.raises(EmbgradError, match=message):
-        render_page({"ours": result(SENTENCE), "theirs": result(SENTENCE)}, comparisons)
-
-
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        (
-            ["wrod"],
-            r"layers names 'wrod', which not all results hold: expected some of 'word', 'layer.0'. Did you mean 'word'\?",
-        ),
-        (["layer.1"], "layers names 'layer.1'"),
-        ([], "layers is empty"),
-    ],
-)
-def test_unknown_layers_are_refused(layers: list[str], message: str) -> None:
-    held = {"word": RESULT, "layer.0": RESULT}
-    with pytest.raises(PointError, match=message):
-        render_page({"a": {**held, "layer.1": RESULT}, "b": held}, layers=layers)
 
 
 def test_results_without_a_common_point_are_refused() -> None:
