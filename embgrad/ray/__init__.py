@@ -18,9 +18,8 @@ except ImportError as error:
         + ("; or, with NumPy 1 as MXNet needs it, pip install 'pyarrow<26'" if "NumPy" in str(error) else "")
     ) from error
 
-from embgrad.ray.influence import influence  # noqa: E402
 from embgrad.ray.run import Written, gradients, table, write  # noqa: E402
 from embgrad.ray.settings import Options  # noqa: E402
 from embgrad.ray.source import plain_errors  # noqa: E402
 
-__all__ = ["MissingPackageError", "Options", "Written", "gradients", "influence", "plain_errors", "table", "write"]
+__all__ = ["MissingPackageError", "Options", "Written", "gradients", "plain_errors", "table", "write"]
