@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,6 @@ import numpy as np
 
 from embgrad.checkpoints.load_bert import load_bert
 from embgrad.cli.result_lines import legend_of, text_lines
-from embgrad.common.timing import least_times
 from embgrad.comparison.compare import compare
 from embgrad.comparison.result import Comparison
 from embgrad.engine.gradients import gradients as compute
@@ -24,7 +23,7 @@ from embgrad.inputs.encode import encode
 from embgrad.keras.choice import KERAS
 from embgrad.loading.models import installed_frameworks, prepare_tensorflow
 from embgrad.loading.tokenizer import tokenizer_of
-from embgrad.objectives.objectives import Objective, Sum
+from embgrad.objectives.objectives import Sum
 from embgrad.results.gradient_display import gradient_lines
 from embgrad.results.gradients import EmbeddingGradients
 
@@ -49,20 +48,16 @@ TEXTS: Final[list[str | tuple[str, str]]] = [
 #: Limits for agreement: the relative L2 distance from the first framework, and the largest gradient at padding.
 MOST_RELATIVE_L2, MOST_PAD = 5e-6, 1e-7
 
-#: The number of examples in the timed batch, and of runs of each pass, of which the fastest counts.
-TIMED_EXAMPLES, TIMES = 16, 5
-
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: one framework, its result, its comparison with the first, and its time in forward passes."""
+    """A row of the table: one framework, its result and its comparison with the first."""
 
     framework: str
     version: str
     model: str
     comparison: Comparison
     gradients: EmbeddingGradients
-    multiple: float
 
 
 def usable_frameworks() -> list[str]:
@@ -103,7 +98,6 @@ def measure(folder: Path, frameworks: list[str]) -> list[Row]:
                 model=gradients.provenance["model"].rpartition(".")[2],
                 comparison=compare(first, gradients),
                 gradients=gradients,
-                multiple=_multiple(framework, model, batch, objective),
             )
         )
     return rows
@@ -125,7 +119,6 @@ def describe(rows: Sequence[Row]) -> dict[str, Any]:
                 "model": row.model,
                 "figures": row.comparison.figures.to_dict(),
                 "pad_leak": row.gradients.pad_leak,
-                "forward_passes": row.multiple,
             }
             for row in rows
         },
@@ -160,26 +153,13 @@ def show(rows: Sequence[Row], console: Any, picture: Path | None = None) -> None
 def _table(rows: Sequence[Row]) -> Any:
     from rich.table import Table
 
-    table = Table(
-        "framework", "model", caption=f"relative L2 is against {rows[0].framework}; time is in forward passes"
-    )
-    for heading in ("relative L2", "largest at padding", "time"):
+    table = Table("framework", "model", caption=f"relative L2 is against {rows[0].framework}")
+    for heading in ("relative L2", "largest at padding"):
         table.add_column(heading, justify="right")
     for row in rows:
         relative = f"{row.comparison.figures.relative_l2:.1e}" if row is not rows[0] else "–"
-        figures = (relative, f"{row.gradients.pad_leak:.1e}", f"{row.multiple:.2f} ×")
-        table.add_row(f"{row.framework} {row.version}", row.model, *figures)
+        table.add_row(f"{row.framework} {row.version}", row.model, relative, f"{row.gradients.pad_leak:.1e}")
     return table
-
-
-def _multiple(framework: str, model: Any, batch: TokenBatch, objective: Objective) -> float:
-    """Return the time of the call divided by that of a plain forward pass; both are timed in turn and the fastest runs count."""
-    repeats = -(-TIMED_EXAMPLES // len(batch))
-    types = np.zeros_like(batch.ids) if batch.types is None else batch.types
-    wide = TokenBatch(*(np.tile(array, (repeats, 1))[:TIMED_EXAMPLES] for array in (batch.ids, batch.real, types)))
-    forward = FORWARDS[framework](model, wide)
-    times = least_times({"forward": forward, "call": lambda: compute(model, wide, objective)}, TIMES)
-    return times["call"] / times["forward"]
 
 
 def _version(framework: str, provenance: Mapping[str, Any]) -> str:
@@ -187,52 +167,3 @@ def _version(framework: str, provenance: Mapping[str, Any]) -> str:
     if framework == KERAS:
         return f"{sys.modules[KERAS].__version__} on {provenance['backend']}"
     return str(next(iter(provenance["versions"].values()))).partition("+")[0]
-
-
-def _torch_forward(model: Any, batch: TokenBatch) -> Callable[[], Any]:
-    import torch
-
-    inputs = {name: torch.tensor(value) for name, value in batch.to_huggingface().items()}
-
-    def forward() -> Any:
-        with torch.no_grad():
-            return model(**inputs)
-
-    return forward
-
-
-def _tensorflow_forward(model: Any, batch: TokenBatch) -> Callable[[], Any]:
-    import tensorflow
-
-    inputs = {name: tensorflow.constant(value) for name, value in batch.to_huggingface().items()}
-    return lambda: model(inputs, training=False).pooler_output.numpy()
-
-
-def _gluon_forward(model: Any, batch: TokenBatch) -> Callable[[], Any]:
-    import mxnet
-
-    inputs = [mxnet.nd.array(value, dtype=value.dtype) for value in batch.to_gluonnlp()]
-    return lambda: [output.wait_to_read() for output in model(*inputs)]
-
-
-def _jax_forward(model: Any, batch: TokenBatch) -> Callable[[], Any]:
-    import jax
-
-    inputs = {name: jax.numpy.asarray(value) for name, value in batch.to_huggingface().items()}
-    return lambda: jax.block_until_ready(model(**inputs))
-
-
-def _keras_forward(model: Any, batch: TokenBatch) -> Callable[[], Any]:
-    import keras
-
-    inputs = {name: keras.ops.convert_to_tensor(value) for name, value in batch.to_keras_hub().items()}
-    return lambda: keras.ops.convert_to_numpy(model(inputs, training=False)["pooled_output"])
-
-
-FORWARDS: Final = {
-    "torch": _torch_forward,
-    "tensorflow": _tensorflow_forward,
-    "gluon": _gluon_forward,
-    "jax": _jax_forward,
-    KERAS: _keras_forward,
-}

@@ -41,7 +41,7 @@ def demo(
     from embgrad.loading.minilm import minilm_folder
 
     names = usable_frameworks() if frameworks is None else frameworks_from(frameworks)
-    with terminal.busy("loading, running and timing each framework …"):
+    with terminal.busy("loading and running each framework …"):
         rows = measure(model or minilm_folder(), names)
     if not terminal.as_json:
         show(rows, terminal.out, svg)

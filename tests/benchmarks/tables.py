@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 import embgrad
-from embgrad.common.timing import least_times
 from tests.benchmarks.cases import ONCE, SPLIT, SPLIT_BY_HAND, Case, drawn_bert
 from tests.benchmarks.measuring import MOST_DISTANCE, distance
 from tests.benchmarks.modes_torch import with_separate_rows
+from tests.benchmarks.timing import least_times
 
 VOCAB, DIM, LAYERS, ROUNDS = 30_522, 384, 2, 3
 

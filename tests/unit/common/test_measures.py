@@ -20,7 +20,6 @@ from embgrad.common.metrics import _unit, figures_of, length, lengths, position_
 from embgrad.common.options import count_or_none, expect_flag, expect_flags
 from embgrad.common.progress import reporter
 from embgrad.common.pytree import copy_nest
-from embgrad.common.timing import least_times
 from embgrad.common.token_text import direction, show_token, token_text
 from embgrad.common.tolerance import check_tolerance, coarsest, tolerance_for, tolerance_of, unit_roundoff
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError
@@ -197,23 +196,6 @@ def test_flags_and_counts() -> None:
     for value in (0, -1, True, 1.0, "1", np.bool_(True)):
         with refused(BatchError, "n is ", "expected a whole number of at least 1, or None"):
             count_or_none(value, "n")
-
-
-def test_the_shortest_time_of_each_function_counts_after_a_round_without_a_clock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now, calls = [0.0], list[str]()
-    spent = {"a": iter([0.5, 3.0, 2.0, 4.0]), "b": iter([0.1, 1.0, 5.0, 6.0])}
-
-    def run(name: str) -> None:
-        calls.append(name)
-        now[0] += next(spent[name])
-
-    monkeypatch.setattr("embgrad.common.timing.time.perf_counter", lambda: now[0])
-    assert least_times({"a": lambda: run("a"), "b": lambda: run("b")}, 3) == pytest.approx({"a": 2.0, "b": 1.0})
-    assert calls == ["a", "b"] * 4
-    least_times({"c": lambda: calls.append("c")})
-    assert calls[8:] == ["c"] * 6
 
 
 @pytest.mark.parametrize(
