@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copyreg
 import dataclasses
 import functools
 import hashlib
@@ -30,10 +29,6 @@ _NUMBERS: Final = (bool, int, float, complex)
 _SETTINGS: Final = ("truncation_side", "split_special_tokens", "model_input_names", "encode_special_tokens")
 
 
-#: The first protocol of `pickle` that covers objects with slots.
-_PROTOCOL: Final = 4
-
-
 class _Hash(Protocol):
     def update(self, data: bytes, /) -> None: ...
 
@@ -50,7 +45,7 @@ def digest_of(value: Any) -> str:
 
 
 class UnreadableError(Exception):
-    """The content of a value is not known: it is a function, an object of a user's class, or cannot be read.
+    """The content of a value is not known: it is a function or an object of a user's, or of a class that is not digested.
 
     Attributes:
         value: the value.
@@ -62,12 +57,12 @@ class UnreadableError(Exception):
 
 
 def update(hasher: _Hash, value: Any) -> None:
-    """Add a value to a hash: text, numbers, arrays and tensors, batches, lists, sets and dicts of them, and objects.
+    """Add a value to a hash: text, numbers, arrays and tensors, batches, and lists and dicts of them.
 
-    An object is what `pickle` would write of it; a class is its name, and so is a function of an installed package.
+    A function or class of an installed package is its name.
 
     Raises:
-        UnreadableError: the value is a function of the user's, or an object that `pickle` cannot write.
+        UnreadableError: the value is something else.
     """
     cls = type(value)
     if value is None or cls in _NUMBERS:
@@ -92,21 +87,12 @@ def update(hasher: _Hash, value: Any) -> None:
         _put(hasher, "list", str(len(value)).encode())
         for item in value:
             update(hasher, item)
-    elif cls in (set, frozenset):
-        _put(hasher, "set", str(len(value)).encode())
-        for digest in sorted(map(digest_of, value)):  # the order of a set differs from process to process
-            _put(hasher, "element", digest.encode())
-    elif isinstance(value, type):
-        _put(hasher, "class", f"{value.__module__}.{value.__qualname__}".encode())
     elif hasattr(value, "__qualname__"):
         _put(hasher, "function", name_of(value).encode())
     elif (array := _array_of(value)) is not None:
         update(hasher, [str(getattr(value, "dtype", "")), array])
     else:
-        try:
-            _put(hasher, "object", digest_of(_parts_of(value)).encode())
-        except RecursionError:  # it holds itself
-            raise UnreadableError(value) from None
+        raise UnreadableError(value)
 
 
 def name_of(function: Any) -> str:
@@ -175,20 +161,6 @@ def _array_of(value: Any) -> np.ndarray | None:
     return None if array.dtype == object and not array.ndim else array
 
 
-def _parts_of(value: Any) -> Any:
-    """Return the parts from which `pickle` would rebuild an object: the function, its arguments, the state and the items."""
-    if type(value).__module__ == "itertools":  # these can be pickled up to Python 3.13, with a warning
-        raise UnreadableError(value)
-    try:
-        reducer = copyreg.dispatch_table.get(type(value))
-        reduced = value.__reduce_ex__(_PROTOCOL) if reducer is None else reducer(value)
-    except Exception as error:  # whatever the class raises means that the object cannot be copied
-        raise UnreadableError(value) from error
-    if not isinstance(reduced, tuple):
-        return reduced
-    return [*reduced[:3], *(None if items is None else list(items) for items in reduced[3:5])]
-
-
 def _update_with_scalar(hasher: _Hash, value: np.generic) -> None:
     scalar = value.item()
     if type(scalar) in (*_NUMBERS, str, bytes) and value.dtype.kind not in "mM":  # times would lose their unit
@@ -198,12 +170,10 @@ def _update_with_scalar(hasher: _Hash, value: np.generic) -> None:
 
 
 def _update_with_array(hasher: _Hash, array: np.ndarray) -> None:
-    if array.dtype.names is not None:
-        update(hasher, [array.shape, *([name, array[name]] for name in array.dtype.names)])
-    elif array.dtype.kind in "OT":  # the memory holds pointers
+    if array.dtype.char in "VgG":  # the memory has gaps
+        raise UnreadableError(array)
+    if array.dtype.kind in "OT":  # the memory holds pointers
         update(hasher, [array.shape, array.astype(object).ravel().tolist()])
-    elif array.dtype.char in "gG":  # the memory has gaps
-        update(hasher, [array.dtype.str, array.shape, [repr(number) for number in array.ravel()]])
     else:
         dtype = f"{array.dtype.str} {array.dtype.name}"  # the dtypes of `ml_dtypes` differ in their names alone
         _put(hasher, f"array {dtype} {array.shape}", np.ascontiguousarray(array).tobytes())

@@ -177,7 +177,7 @@ class Source:
         except UnreadableError as error:
             raise BatchError(
                 f"{what} hold {brief(error.value)}, of type {type(error.value).__name__}, whose content cannot be read to "
-                "identify the source for to=...: use texts, numbers, arrays, or objects that pickle can copy, or omit to"
+                "identify the source for to=...: use texts, numbers, arrays, or lists and dicts of them, or omit to"
             ) from error
         return str(hasher.hexdigest())
 
