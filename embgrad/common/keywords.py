@@ -32,39 +32,12 @@ INSTEAD: Final = {
     "device": "the inputs go to the model's own device; move the model",
 }
 
-#: By the names that arguments of attribution methods have here or in other libraries, the method that takes them.
+#: By the beginning of a function's name, of which the first counts, a method to which further arguments may belong.
 OF_METHODS: Final = {
-    **dict.fromkeys(("steps", "n_steps"), "embgrad.methods.IntegratedGradients(steps=...)"),
-    **dict.fromkeys(("baseline", "reference"), "embgrad.methods.IntegratedGradients(baseline=...)"),
-    **dict.fromkeys(("rule", "tolerance"), "embgrad.methods.IntegratedGradients({}=...)"),
-    "baselines": "embgrad.methods.IntegratedGradients(baseline=...), or embgrad.methods.GradientShap(baselines=...)",
-    **dict.fromkeys(
-        ("samples", "n_samples", "nt_samples", "seed"), "embgrad.methods.SmoothGrad({}=...), or another that draws"
-    ),
-    **dict.fromkeys(("sigma", "stdevs"), "embgrad.methods.SmoothGrad(sigma=...)"),
-    "replacement": "embgrad.methods.Occlusion(replacement=...)",
-    "keep_special": "embgrad.methods.IntegratedGradients(keep_special=...), or another with a baseline",
+    "attribute_pairs": "IntegratedJacobians(steps=50)",
+    "attribute": "IntegratedGradients(steps=50)",
+    "search": "GCG(steps=250)",
 }
-
-#: The same of the method of pairs.
-OF_PAIRS: Final = {
-    **dict.fromkeys(("steps", "n_steps"), "embgrad.methods.IntegratedJacobians(steps=...)"),
-    **dict.fromkeys(("baseline", "baselines", "reference"), "embgrad.methods.IntegratedJacobians(baseline=...)"),
-    **dict.fromkeys(("rule", "keep_special"), "embgrad.methods.IntegratedJacobians({}=...)"),
-}
-
-#: The same of the methods of a search.
-OF_SEARCHES: Final = {
-    **dict.fromkeys(("seed", "steps", "candidates"), "embgrad.methods.GCG({}=...), or another that has it"),
-    **dict.fromkeys(("beam", "insert", "delete"), "embgrad.methods.HotFlip({}=...)"),
-    **dict.fromkeys(("length", "place", "initial", "examples"), "embgrad.methods.UniversalTrigger({}=...)"),
-    **dict.fromkeys(("learning_rate", "weight_decay"), "embgrad.methods.PEZ({}=...)"),
-    "top": "embgrad.methods.GCG(top=...)",
-}
-
-
-#: These tables by the beginning of the function's name, of which the first counts.
-BY_FUNCTION: Final = {"attribute_pairs": OF_PAIRS, "attribute": OF_METHODS, "search": OF_SEARCHES}
 
 
 class ArgumentError(EmbgradError, TypeError):
@@ -100,11 +73,9 @@ def _unknown(function: str, name: str, known: list[str]) -> str:
     instead = INSTEAD.get(name)
     if instead is not None:
         return f"{function} takes no {name!r}: {instead}"
-    of_methods = next((table for start, table in BY_FUNCTION.items() if function.startswith(start)), {})
-    if name in of_methods:
-        own = "samples" if name in ("n_samples", "nt_samples") else name
-        return f"{function} takes no {name!r}, which belongs to the method: pass method={of_methods[name].format(own)}"
-    return f"{function} takes no {name!r}: expected one of {quote(known, 20)}.{did_you_mean(name, known)}"
+    method = next((method for start, method in OF_METHODS.items() if function.startswith(start)), None)
+    of_method = "" if method is None else f" A method's own arguments go into it, method=embgrad.methods.{method}."
+    return f"{function} takes no {name!r}: expected one of {quote(known, 20)}.{did_you_mean(name, known) or of_method}"
 
 
 def _missing(function: str, name: str, needed: list[str]) -> str:

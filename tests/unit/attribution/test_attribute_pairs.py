@@ -465,12 +465,6 @@ def test_an_encoding_of_zeros_has_no_cosine() -> None:
         attribute_pairs(model, (A, B))
 
 
-def test_an_argument_of_the_method_is_told_from_one_of_the_call() -> None:
-    message = "attribute_pairs takes no 'n_steps', which belongs to the method: pass method=embgrad.methods.IntegratedJacobians("
-    with pytest.raises(EmbgradError, match=re.escape(message)):
-        attribute_pairs(linear(), (A, B), n_steps=3)  # type: ignore[call-arg]
-
-
 @pytest.mark.parametrize(
     ("field", "value"), [("steps", 0), ("baseline", "one"), ("rule", "simpson"), ("keep_special", 1)]
 )
