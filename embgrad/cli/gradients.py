@@ -10,7 +10,6 @@ from embgrad.cli.command import command
 from embgrad.cli.describe import Results, describe, name_results, print_summary
 from embgrad.cli.files import expect_writable
 from embgrad.cli.options import GradientRequest, Inputs, OneModel, of_output
-from embgrad.cli.ray_run import OnRay, write_on_ray
 from embgrad.cli.request import compute, load_with_batch, note_default
 from embgrad.cli.run import OK
 from embgrad.cli.terminal import Terminal
@@ -26,14 +25,13 @@ def gradients(
     models: OneModel,
     inputs: Inputs,
     request: GradientRequest,
-    on: OnRay,
     output: Annotated[
         str | None,
         of_output(
             "--output",
             "-o",
             metavar="FILE",
-            help="The safetensors file to write, for embgrad.load; '-' is stdout. With --ray, a new folder for Parquet files.",
+            help="The safetensors file to write, for embgrad.load; '-' is stdout.",
         ),
     ] = None,
 ) -> int:
@@ -43,15 +41,9 @@ def gradients(
     embgrad gradients -m FOLDER --framework torch -t "A gripping film." -o g.safetensors
     embgrad gradients -m FOLDER -f texts.txt --labels 0,1,1 --at word --at layer.-1 -o g.safetensors
     embgrad gradients -m my.py:build --ids ids.json --objective "Logit(1)" --json
-    embgrad gradients -m FOLDER --ray -f reviews.parquet --labels label -o FOLDER_OF_PARQUET
     cut -f2 reviews.tsv | embgrad gradients -m FOLDER -o - | embgrad show -
     """
-    _expect(output, terminal, on.ray)
-    if on.ray:
-        on.expect(request, output)
-        terminal.give(write_on_ray(models, inputs, request, on, str(output), terminal))
-        return OK
-    _expect_no_ray(on)
+    _expect(output, terminal)
     request.expect()
     loaded, batch, _ = load_with_batch(models, inputs, request, terminal)
     used, results = compute(loaded, batch, request, terminal)
@@ -65,19 +57,13 @@ def gradients(
     return OK
 
 
-def _expect(output: str | None, terminal: Terminal, ray: bool) -> None:
+def _expect(output: str | None, terminal: Terminal) -> None:
     if output == "-" and terminal.as_json:
         raise UsageError("-o - writes the file to stdout, which --json uses as well: pass only one")
     if output == "-" and terminal.stream.isatty():
         raise UsageError("-o - writes a binary file, but stdout is a terminal: pipe the output, or name a file")
-    if output is not None and not ray:
+    if output is not None:
         expect_writable(output)
-
-
-def _expect_no_ray(on: OnRay) -> None:
-    for name in ("workers", "column", "give", "prefix"):
-        if getattr(on, name) is not None:
-            raise UsageError(f"--{name} requires --ray: add --ray, or remove it")
 
 
 def _write(results: Results, output: str, terminal: Terminal) -> None:

@@ -33,7 +33,6 @@ __all__ = [
     "of_model",
     "of_objective",
     "of_output",
-    "of_ray",
     "of_texts",
 ]
 
@@ -46,7 +45,6 @@ of_method = functools.partial(typer.Option, rich_help_panel="Method")
 of_objective = functools.partial(typer.Option, rich_help_panel="Objective")
 of_points = functools.partial(typer.Option, rich_help_panel="Points and passes")
 of_comparison = functools.partial(typer.Option, rich_help_panel="Comparison")
-of_ray = functools.partial(typer.Option, rich_help_panel="Ray")
 of_output = functools.partial(typer.Option, rich_help_panel="Output")
 
 At = Annotated[

@@ -43,7 +43,6 @@ PARTS: Final = {
     ),
     "ray": (
         "embgrad.ray",
-        "embgrad.cli.ray_run",
         "embgrad.loading.huggingface:_expect_all_used",
         "embgrad.loading.huggingface:_expect_complete",
         "embgrad.loading.huggingface:_expect_no_code",

@@ -107,7 +107,6 @@ def test_the_version(command: Any) -> None:
             ["report", "a", "-o", "-", "--json"],
             "-o - writes the page to stdout, which --json uses as well: pass only one",
         ),
-        (["gradients", *ASK, "--workers", "2"], "--workers requires --ray: add --ray, or remove it"),
         (
             ["compare", *ASK, "--framework", "torch", "--frameworks", "torch,gluon"],
             "--framework and --frameworks both name the framework of the model: pass only one",

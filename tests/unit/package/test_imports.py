@@ -36,7 +36,6 @@ ALLOWED = {
     CORE / "loading" / "tokenizer.py": {"tokenizers", "transformers"},
     CORE / "checkpoints" / "keras_bert.py": {"keras", "keras_hub"},  # it builds the model, on any backend of Keras
     CORE / "ray": {"ray", "pyarrow", "typing_extensions"},  # the last for type checkers alone
-    CORE / "cli" / "ray_run.py": {"ray"},
     CORE / "display" / "pictures.py": {"matplotlib"},
     CORE / "display" / "terminal.py": {"rich"},  # where it is installed
     CORE / "results" / "faithfulness.py": {"matplotlib"},
