@@ -1,4 +1,4 @@
-"""Pictures of Matplotlib: bars of a text, heat maps of texts, methods and matrices, L by steps, curves by depth."""
+"""Pictures of Matplotlib: bars of a text, heat maps of texts, methods and matrices, L by steps."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import numpy as np
 
 from embgrad.common.text import visible
 from embgrad.display.colours import LEVELS, PALETTES, shade, step
-from embgrad.display.depth import Depth
 from embgrad.display.lines import Line, Piece, TokenMatrix
 from embgrad.errors import EmbgradError
 
 __all__ = [
-    *("bars", "differences_by_depth", "heat_map", "matrix_picture", "new_axes", "objective_by_step"),
+    *("bars", "heat_map", "matrix_picture", "new_axes", "objective_by_step"),
 ]
 
 #: The most characters of a text beside a bar.
@@ -215,38 +214,6 @@ def objective_by_step(objectives: Mapping[int, np.ndarray], bounds: Iterable[flo
     ax.set_ylabel("L")
     _name_lines(ax, len(objectives))
     return ax
-
-
-def differences_by_depth(depth: Depth, ax: Any) -> Any:
-    """Return axes with the curves of differences in powers of ten, the band of rounding errors, and the points at fault.
-
-    Args:
-        depth: the differences of two models by point.
-        ax: the axes, or None for a new figure.
-    """
-    ax = new_axes(ax, 8.0, 4.0)
-    numbers = np.arange(len(depth.names))
-    for name, values in depth.curves.items():
-        ax.plot(numbers, np.array(values, np.float64), label=name)
-    if any(depth.floor):
-        ax.fill_between(numbers, 0, depth.floor, color="0.85", label="rounding")
-    if depth.faults:
-        ax.plot(list(depth.faults), list(depth.faults.values()), "x", color=PALETTES["light"]["p"], label="at fault")
-    ax.set_yscale("symlog", linthresh=_least_above_zero(depth))
-    ax.set_ylim(bottom=0)
-    if depth.layers:
-        every = math.ceil(len(depth.layers) / 16)
-        ax.set_xticks(list(depth.layers)[::every], [str(layer) for layer in depth.layers.values()][::every])
-    ax.set_xlabel("layer" if depth.layers else "point, in the order of the pass")
-    ax.set_ylabel("relative L2")
-    ax.legend()
-    return ax
-
-
-def _least_above_zero(depth: Depth) -> float:
-    """Return the smallest difference above zero, below which the axis is linear, so that zero can be shown."""
-    values = [value for curve in (*depth.curves.values(), depth.floor) for value in curve if value]
-    return min((value for value in values if math.isfinite(value)), default=1.0)
 
 
 def _name_lines(ax: Any, count: int) -> None:

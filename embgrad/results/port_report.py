@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from embgrad.common.files import check_path, write_whole
-from embgrad.display.pictures import differences_by_depth
 from embgrad.display.terminal import print_parts
 from embgrad.results.file_format import Saved
-from embgrad.results.port_display import depth_of, parts, report_cell, report_page, text, verdict
+from embgrad.results.port_display import parts, report_cell, report_page, text, verdict
 from embgrad.results.port_records import PortFields
 
 __all__ = ["PortReport"]
@@ -71,23 +70,6 @@ class PortReport(PortFields, Saved):
     def _repr_html_(self) -> str:
         """Return the HTML that notebooks show."""
         return report_cell(self)
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draw the relative L2 of values and gradients over the depth of the model with Matplotlib, on a logarithmic axis.
-
-        What rounding alone causes is a grey band, and the points at fault are marked.
-
-        Args:
-            ax: the axes to draw on; None makes a new figure with `matplotlib.pyplot.subplots`. It is not shown: end with
-                `plt.show()` outside of notebooks.
-
-        Returns:
-            The `matplotlib.axes.Axes`.
-
-        Raises:
-            EmbgradError: Matplotlib is not installed (`pip install 'embgrad[plot]'`).
-        """
-        return differences_by_depth(depth_of(self), ax)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything in a form that JSON can hold, apart from numbers that are not finite."""
