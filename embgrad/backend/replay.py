@@ -17,9 +17,6 @@ __all__ = ["CallbackMemo", "Retries", "agreeing", "differ", "with_functions", "w
 #: The largest relative difference allowed between the results of a trace and of the model, by the coarsest dtype in the trace.
 AGREEING: Final[Mapping[str, float]] = {"float64": 1e-8, "float32": 1e-4, "float16": 5e-2, "bfloat16": 1e-1}
 
-#: The least number of blocks in a fingerprint, which stores sums over each block; in a smaller array each value is a block.
-STRETCHES: Final = 4096
-
 
 def agreeing(dtypes: Iterable[str]) -> float:
     """Return the largest relative difference allowed between two runs that compute in these dtypes.
@@ -70,11 +67,11 @@ class CallbackMemo:
     that disagrees on, the function is called anew.
 
     Attributes:
-        calls: for each call, a fingerprint of the value that it received, and its result.
+        calls: for each call, a copy of the value that it received, and its result.
     """
 
     def __init__(self) -> None:
-        self.calls: list[tuple[_Glimpse, np.ndarray]] = []
+        self.calls: list[tuple[np.ndarray, np.ndarray]] = []
 
     def again(self, change: Change) -> MemoizedCallback:
         """Return the function for another try.
@@ -105,40 +102,19 @@ class MemoizedCallback:
 
     def __call__(self, value: np.ndarray) -> np.ndarray:
         """Return the new values for a point, recorded or from the user's function; see `embgrad.backend.Change`."""
-        calls, fingerprint = self.record.calls, _Glimpse(value)
-        if self._position >= len(calls) or calls[self._position][0].is_apart(fingerprint):
+        calls, received = self.record.calls, value.copy()  # the function may write to the value
+        if self._position >= len(calls) or _are_apart(calls[self._position][0], received):
             del calls[self._position :]
-            calls.append((fingerprint, np.array(self.change(value))))
+            calls.append((received, np.array(self.change(value))))
         _, result = calls[self._position]
         self._position += 1
         copy: np.ndarray = result.copy()
         return copy
 
 
-class _Glimpse:
-    """A fingerprint of an array, which shows whether another array is equal up to rounding.
-
-    It takes the place of a copy of the array, which would occupy memory for the whole pass. It holds two weighted sums over each
-    of up to about 8,000 blocks; the weights are chosen so that hardly any change leaves both sums unchanged.
-
-    Args:
-        values: an array of floating-point numbers.
-    """
-
-    def __init__(self, values: np.ndarray) -> None:
-        flat = values.reshape(-1)
-        length = max(1, flat.size // STRETCHES)
-        whole = np.zeros((-(-flat.size // length), length), values.dtype)
-        np.copyto(whole.reshape(-1)[: flat.size], flat, where=np.isfinite(flat))
-        indices = np.arange(length)
-        weights = np.stack([np.cos(indices), np.sin(np.sqrt(2) * (indices + 1))], 1)
-        self._sums = whole @ weights.astype(values.dtype)
-        self._summary = (values.shape, values.dtype, int(np.isnan(flat).sum()), int(np.isinf(flat).sum()))
-
-    def is_apart(self, other: _Glimpse) -> bool:
-        """Return whether the arrays behind two fingerprints differ by more than rounding."""
-        tolerance = agreeing([self._summary[1].name])
-        return self._summary != other._summary or differ(self._sums, other._sums, tolerance, 0)
+def _are_apart(first: np.ndarray, second: np.ndarray) -> bool:
+    """Return whether two values differ by more than rounding, or in dtype."""
+    return first.dtype != second.dtype or differ(first, second, agreeing([first.dtype.name]), 0)
 
 
 class Retries:
