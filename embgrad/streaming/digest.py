@@ -57,7 +57,7 @@ class UnreadableError(Exception):
 
 
 def update(hasher: _Hash, value: Any) -> None:
-    """Add a value to a hash: text, numbers, arrays and tensors, batches, and lists and dicts of them.
+    """Add a value to a hash: text, numbers, arrays and tensors, batches, and lists, sets and dicts of them.
 
     A function or class of an installed package is its name.
 
@@ -87,6 +87,10 @@ def update(hasher: _Hash, value: Any) -> None:
         _put(hasher, "list", str(len(value)).encode())
         for item in value:
             update(hasher, item)
+    elif cls in (set, frozenset):
+        _put(hasher, "set", str(len(value)).encode())
+        for digest in sorted(map(digest_of, value)):  # the order of a set differs from process to process
+            _put(hasher, "element", digest.encode())
     elif hasattr(value, "__qualname__"):
         _put(hasher, "function", name_of(value).encode())
     elif (array := _array_of(value)) is not None:

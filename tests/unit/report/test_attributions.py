@@ -83,7 +83,7 @@ def test_unknown_words_and_masks_in_the_text_count_for_the_scale(located: bool, 
 
 
 def test_attributions_of_several_models_have_both_names(attributions: embgrad.results.Attributions) -> None:
-    page = render_page({"torch": attributions, "gluon": attributions}, {}, title="Two models")
+    page = render_page({"torch": attributions, "gluon": attributions}, title="Two models")
     assert "<h1>Two models</h1>" in page
     assert "torch, removal" in page
     assert "gluon, product" in page

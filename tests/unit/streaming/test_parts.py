@@ -117,7 +117,7 @@ def test_tables_that_were_changed_are_refused(tmp_path: Path, change: Any, messa
 def test_values_that_differ_have_digests_that_differ() -> None:
     values: list[Any] = [
         *(None, True, False, 0, 1, 1.0, -1, 1j, "", "1", b"", b"1", [], [1], [[1]], [1, 1], [[], 1], [1, []]),
-        *({}, {1: 2}, {2: 1}, {"1": 2}, {"a": 1, "b": 2}, {"a": 2, "b": 1}),
+        *({}, {1: 2}, {2: 1}, {"1": 2}, {"a": 1, "b": 2}, {"a": 2, "b": 1}, set(), {1}, {1, 2}, {frozenset({1}), 2}),
         *(np.zeros(2), np.zeros(2, np.float32), np.zeros((2, 1)), np.zeros(2, int), np.array([0.0, -0.0]), np.zeros(0)),
         *(np.array([1, "a"], object), np.array(["1", "a"], object), np.array(["1", "a"])),
         *(np.datetime64(1, "s"), np.datetime64(1, "D"), embgrad.TokenBatch([[1]]), embgrad.TokenBatch([[1]], [[1]])),
