@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,26 @@ def test_every_figure_comes_from_the_result() -> None:
     assert "1 padded positions not shown" in page.seen
 
 
-def test_each_token_shows_its_difference() -> None:
+ReadCompared = Callable[[dict[str, Any], dict[str, Any]], Reader]
+
+
+@pytest.fixture
+def read_compared(monkeypatch: pytest.MonkeyPatch) -> ReadCompared:
+    """Return a function that reads the page of results with these comparisons, by label and point."""
+
+    def read_with(results: dict[str, Any], comparisons: dict[str, Any]) -> Reader:
+        monkeypatch.setattr("embgrad.report.page.comparisons_by_point", lambda by_label, points: comparisons)
+        return read(results)
+
+    return read_with
+
+
+def test_each_token_shows_its_difference(read_compared: ReadCompared) -> None:
     first = result(SENTENCE)
     second = replace(first, values=first.values.copy())
     second.values[0, 4] *= 2
     comparison = embgrad.compare(first, second)
-    page = read({"ours": first, "theirs": second}, {"theirs": comparison})
+    page = read_compared({"ours": first, "theirs": second}, {"theirs": {"word": comparison}})
     assert [panel.legend for panel in page.panels] == [
         f"{kind}, {name}" for kind in ("Magnitude", "Signed") for name in ("ours", "theirs")
     ]
@@ -130,19 +145,19 @@ def test_the_verdict_in_words() -> None:
     page = verdict_of(read({"ours": RESULT, "theirs": replace(RESULT)}))
     assert "✓ theirs agrees with ours: relative L2 0 (tolerance" in page
     apart = embgrad.compare(RESULT, times(RESULT, -1))
-    page = verdict_of(read({"ours": RESULT, "theirs": times(RESULT, -1)}, {"theirs": apart}))
+    page = verdict_of(read({"ours": RESULT, "theirs": times(RESULT, -1)}))
     assert "✗ theirs differs from ours: relative L2 2 (tolerance" in page
     for finding in apart.findings:
         assert str(finding) in page
     assert "a is ours, reference some.Model at 'word'; b is theirs" in page
 
 
-def test_findings_notes_and_advice_come_before_the_sentences() -> None:
+def test_findings_notes_and_advice_come_before_the_sentences(read_compared: ReadCompared) -> None:
     actual = (embgrad.results.Finding(("sign",), "a change of sign", 0.987, 0.01),)
     comparison = replace(
         embgrad.compare(RESULT, times(RESULT, -1)), findings=actual, notes=("padded otherwise",), advice="try bisect"
     )
-    page = verdict_of(read({"a": RESULT, "b": times(RESULT, -1)}, {"b": comparison}))
+    page = verdict_of(read_compared({"a": RESULT, "b": times(RESULT, -1)}, {"b": {"word": comparison}}))
     where = [
         page.index(text)
         for text in ("98.7 % of the difference is a change of sign", "try bisect", "padded otherwise", "Example 0")
@@ -167,7 +182,7 @@ def test_several_points() -> None:
     assert "theirs, layer.1: relative L2 0.5" in text
 
 
-def test_findings_name_their_points() -> None:
+def test_findings_name_their_points(read_compared: ReadCompared) -> None:
     sign, factor = (embgrad.results.Finding((name,), name, 0.99, 0.1) for name in ("sign", "constant-factor"))
     whole = embgrad.compare(RESULT, times(RESULT, -1))
     given = embgrad.results.Comparisons(
@@ -177,7 +192,7 @@ def test_findings_name_their_points() -> None:
             "layer.1": embgrad.compare(RESULT, RESULT),
         }
     )
-    text = verdict_of(read({"a": RESULT, "b": times(RESULT, -1)}, {"b": given}))
+    text = verdict_of(read_compared({"a": RESULT, "b": times(RESULT, -1)}, {"b": given}))
     assert "99 % of the difference is sign" in text
     assert ": 99 % of the difference is sign" not in text, "at all points that differ"
     assert "at word: 99 % of the difference is constant-factor" in text
@@ -185,14 +200,15 @@ def test_findings_name_their_points() -> None:
     assert "at layer.0: m" in text
 
 
-def test_different_findings_are_listed_separately() -> None:
+def test_different_findings_are_listed_separately(read_compared: ReadCompared) -> None:
     whole = embgrad.compare(RESULT, times(RESULT, -1))
     texts = [f"a factor {number}" for number in range(12)]
     given = {
         f"layer.{number}": replace(whole, findings=(embgrad.results.Finding(("constant-factor",), text, 0.9, 0.1),))
         for number, text in enumerate(texts)
     }
-    text = verdict_of(read({"a": dict.fromkeys(given, RESULT), "b": dict.fromkeys(given, RESULT)}, {"b": given}))
+    results = {name: dict.fromkeys(given, RESULT) for name in "ab"}
+    text = verdict_of(read_compared(results, {"b": given}))
     for number in range(8):
         assert f"at layer.{number}: 90 % of the difference is a factor {number}" in text
     assert "a factor 8" not in text
