@@ -1,1 +1,1 @@
-"""Checks of the installation: the versions that embgrad is tested with, and a test gradient for each framework."""
+"""Checks of the installation: the versions that embgrad is tested with, and the import of each framework."""
