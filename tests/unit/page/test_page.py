@@ -103,15 +103,17 @@ def test_the_page_opens_without_a_warning_or_a_request(opened: Open) -> None:
     assert page.evaluate("getComputedStyle(document.querySelector('.t')).display") == "inline-block"
 
 
-def test_hostile_text_is_shown_as_text(opened: Open) -> None:
+def test_hostile_text_is_shown_as_text(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [*HOSTILE, *(text for text in TEXTS.values() if text.strip())]
     provenance = {"point": texts[9], "model": HOSTILE[0], "backend": texts[12], HOSTILE[2]: HOSTILE[1]}
     gradient = result([["[CLS]", *texts, "[SEP]"]], provenance=provenance)
     comparison = replace(
         embgrad.compare(gradient, times(gradient, 2)), notes=HOSTILE, advice=HOSTILE[0], labels=HOSTILE[:2]
     )
+    compared = {HOSTILE[2]: {texts[9]: comparison}}
+    monkeypatch.setattr("embgrad.report.page.comparisons_by_point", lambda by_label, points: compared)
     for title in (HOSTILE[4], list(TEXTS.values())[3]):
-        page = opened({HOSTILE[0]: gradient, HOSTILE[2]: times(gradient, 2)}, {HOSTILE[2]: comparison}, title=title)
+        page = opened({HOSTILE[0]: gradient, HOSTILE[2]: times(gradient, 2)}, title=title)
         shown = page.evaluate(
             "[...document.querySelector('fieldset').querySelectorAll('bdi')].map(one => one.textContent)"
         )
