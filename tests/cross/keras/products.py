@@ -1,7 +1,4 @@
-"""The products of a Keras layer with several matrices beside their closed form, on the Keras backend of KERAS_BACKEND.
-
-KERAS_BACKEND=jax python -m tests.cross.keras.products
-"""
+"""The products of a Keras layer with several matrices beside their closed form, on the Keras backend of KERAS_BACKEND."""
 
 from __future__ import annotations
 
@@ -72,7 +69,3 @@ def main() -> None:
     np.testing.assert_allclose(product.values, gradient, rtol=1e-4, atol=1e-6)
     wanted = np.einsum("btd,hkd->bthk", gradient, weights_o)
     np.testing.assert_allclose(mixed.values.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-6)
-
-
-if __name__ == "__main__":
-    main()

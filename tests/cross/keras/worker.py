@@ -1,6 +1,6 @@
-"""Run the keras-hub models of the tests on the Keras backend that KERAS_BACKEND names, and save the results as files.
+"""Run everything of this folder on the Keras backend that KERAS_BACKEND names, and save the results as files.
 
-KERAS_BACKEND=torch python -m tests.cross.keras.worker <folder of weights> <folder of results>
+KERAS_BACKEND=torch python -m tests.cross.keras.worker <folder of weights> <folder of a checkpoint> <folder of results>
 """
 
 from __future__ import annotations
@@ -15,17 +15,23 @@ from typing import Final
 import embgrad
 from tests.support import keras_hub_zoo as zoo
 
-__all__ = ["BACKENDS", "file_of", "run", "weights_of"]
+__all__ = ["BACKENDS", "COMPARED", "bisected", "file_of", "run", "weights_of"]
 
 #: The Keras backends under test, of which the others are compared with the first.
 BACKENDS: Final = ("tensorflow", "torch", "jax")
 
+#: One model of each family: a task has its backbone inside.
+COMPARED: Final = (
+    *("BertTextClassifier", "RobertaMaskedLM", "DistilBertBackbone", "GPT2CausalLM"),
+    *("GemmaCausalLM", "Gemma3CausalLM", "LlamaCausalLM"),
+)
+
 ROOT: Final = Path(__file__).parents[3]
 
 
-def run(backend: str, module: str, *arguments: object) -> None:
-    """Run a module of this folder in a process of its own, since a process has one Keras backend."""
-    command = [sys.executable, "-m", f"tests.cross.keras.{module}", *map(str, arguments)]
+def run(backend: str, *arguments: object) -> None:
+    """Run this module in a process of its own, since a process has one Keras backend."""
+    command = [sys.executable, "-m", "tests.cross.keras.worker", *map(str, arguments)]
     paths = [str(ROOT), str(ROOT / "backends"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
@@ -42,10 +48,20 @@ def file_of(folder: Path, name: str, side: str | None, role: str) -> Path:
     return folder / f"{name}-{side}-{role}.safetensors"
 
 
-def main(weights: Path, results: Path) -> None:
-    """Save for every model, batch and role the result of the plain call, with the weights of the files."""
+def bisected(folder: Path) -> Path:
+    """Return the file of what bisections found."""
+    return folder / "bisected.json"
+
+
+def main(weights: Path, checkpoint: Path, results: Path) -> None:
+    """Save for every model, batch and role the result of the plain call, with the weights of the files, and bisections."""
+    from tests.cross.keras import bisecting, products
+
+    products.main()
+    bisecting.main(checkpoint, bisected(results))
     warnings.filterwarnings("ignore", "the batch is padded on the left", embgrad.EmbgradWarning)
-    for name, entry in zoo.MODELS.items():
+    for name in COMPARED:
+        entry = zoo.MODELS[name]
         model = entry.build()
         zoo.load(model, weights_of(weights, name))
         for side in zoo.SIDES:
@@ -57,4 +73,4 @@ def main(weights: Path, results: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))
