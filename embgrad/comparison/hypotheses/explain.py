@@ -87,10 +87,12 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
 #: The hypotheses whose search takes long.
 SEARCHING: Final = (AttentionCore, Experts)
 
-#: Those that are tested only where the others leave more than a few floors and this share of a difference: sums with a term
-#: left out are also sums of two other tensors.
-LATE: Final = (*SEARCHING, NormOfSum)
+#: The share of a difference up to which no search begins where the others leave no more, and few floors.
 NEXT_TO_NOTHING: Final = 1e-4
+
+#: The share up to which no sum of two other tensors is tried: each sum with a term left out is one, and its other explanation
+#: leaves the roundings of entries that are a thousand times as large as the rest.
+LITTLE: Final = 1e-2
 
 
 def explain(site: Site, hypotheses: Sequence[Hypothesis] = HYPOTHESES) -> Explanation | None:
@@ -123,8 +125,10 @@ def _explain(site: Site, hypotheses: Sequence[Hypothesis]) -> Explanation | None
     best: tuple[float, Explanation, Hypothesis] | None = None
     for hypothesis in hypotheses:
         enough = max(site.floor, EXACT)
-        if isinstance(hypothesis, LATE):
+        if isinstance(hypothesis, SEARCHING):
             enough = max(enough, min(FLOORS * site.floor, NEXT_TO_NOTHING * site.difference))
+        elif isinstance(hypothesis, NormOfSum):
+            enough = max(enough, LITTLE * site.difference)
         if best is not None and best[0] <= enough:
             break
         for explanation in hypothesis.explain(site):

@@ -197,13 +197,13 @@ class Site:
         return difference(self.a if from_a else self.b, predicted, self.real)
 
     def suits_most_tokens(self, predicted: np.ndarray) -> bool:
-        """Return whether a prediction leaves at most half of the difference of at least half of the tokens that differ.
+        """Return whether a prediction leaves at most half of the difference of at least half of the tokens that differ or would.
 
         The relative L2 of all tokens may be that of one of them: trained models have entries a thousand times as large as others.
         """
         a, b, its = (self.rows(values) for values in (self.a, self.b, predicted))
         differences, left = np.linalg.norm(b - a, axis=-1), np.linalg.norm(b - its, axis=-1)
-        differing = differences > TOKEN_FLOORS * self.floor * np.linalg.norm(b, axis=-1)
+        differing = np.maximum(differences, left) > TOKEN_FLOORS * self.floor * np.linalg.norm(b, axis=-1)
         return not differing.any() or float((left <= 0.5 * differences)[differing].mean()) >= 0.5
 
     def real_of(self, values: np.ndarray) -> np.ndarray:

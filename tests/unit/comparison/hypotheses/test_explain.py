@@ -71,14 +71,13 @@ def test_an_explanation_suits_most_tokens_and_not_only_one_of_large_numbers(wron
     assert (explain(at, [hypothesis]) is not None) is accepted
 
 
-def test_tokens_that_differ_by_rounding_do_not_count() -> None:
-    moved = 2 * X
-    moved[0] = X[0] * (1 + 0.9e-8)
-    named = np.where(np.arange(2)[:, None, None] == 1, moved, X + 1)
-    at = replace(site(), b=moved, real=np.ones((2, 5), bool))
-    assert at.suits_most_tokens(named)
-    assert not replace(at, floor=0.8e-9).suits_most_tokens(np.where(np.arange(2)[:, None, None] == 1, X, X + 1))
-    assert replace(at, b=X.copy()).suits_most_tokens(X + 1)
+def test_only_tokens_that_differ_or_would_differ_count() -> None:
+    few = np.arange(10).reshape(2, 5, 1) < 2
+    at = replace(site(), b=np.where(few, 2 * X, X * (1 + 0.9e-8)), real=np.ones((2, 5), bool))
+    assert at.suits_most_tokens(np.where(few, 2 * X, X))
+    assert not replace(at, floor=0.8e-9).suits_most_tokens(np.where(few, 2 * X, X))
+    assert not at.suits_most_tokens(np.where(few, 2 * X, X + 1))
+    assert replace(at, b=X.copy()).suits_most_tokens(X)
 
 
 def test_another_explanation_must_leave_less_than_half() -> None:
@@ -107,10 +106,24 @@ def test_no_search_begins_where_next_to_nothing_is_left(
     class Searching(Leaving):
         pass
 
-    monkeypatch.setattr("embgrad.comparison.hypotheses.explain.LATE", (Searching,))
+    monkeypatch.setattr("embgrad.comparison.hypotheses.explain.SEARCHING", (Searching,))
     other, second = Leaving(), Searching(0.0)
     explain(site(floor), (Leaving(left), other, second))
     assert (other.sites, second.sites) == (1, asked)
+
+
+@pytest.mark.parametrize(("left", "asked"), [(0.9e-2, 0), (1.1e-2, 1)])
+def test_a_sum_of_two_others_is_tried_where_more_than_a_hundredth_is_left(
+    left: float, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SumOfTwo(Leaving):
+        pass
+
+    monkeypatch.setattr("embgrad.comparison.hypotheses.explain.NormOfSum", SumOfTwo)
+    second = SumOfTwo(0.0)
+    at = site()
+    explain(at, (Leaving(left * at.difference), second))
+    assert second.sites == asked
 
 
 def test_what_explains_a_site_is_remembered() -> None:
