@@ -152,23 +152,21 @@ def distinct(site: Site, *, shared: bool = True) -> Iterator[Before]:
 
 def terms_of(site: Site, tensors: Sequence[Before], wanted: np.ndarray) -> tuple[tuple[int, ...], np.ndarray] | None:
     """Return the fewest tensors that sum to an output, with their multipliers; None if there are none."""
-    rows = [site.rows(tensor.values).ravel() for tensor in tensors]
-    gram = np.array([[first @ second for second in rows] for first in rows]).reshape(len(rows), len(rows))
-    flat = wanted.ravel()
-    with_wanted = np.array([row @ flat for row in rows])
-    power = float(flat @ flat)
-    for count in range(1, MOST_TERMS + 1):
-        for numbers in itertools.combinations(range(len(rows)), count):
-            part = gram[np.ix_(numbers, numbers)]
-            if np.linalg.cond(part) > 1e10:
-                continue
-            multipliers = np.linalg.solve(part, with_wanted[list(numbers)])
-            left = power - float(multipliers @ with_wanted[list(numbers)])
-            if left > 1e-8 * power or np.abs(multipliers).min() <= SAME:
-                continue
-            rest = flat - sum(weight * rows[number] for weight, number in zip(multipliers, numbers, strict=True))
+    if not tensors:
+        return None
+    rows, flat = np.stack([site.rows(tensor.values).ravel() for tensor in tensors]), wanted.ravel()
+    gram, with_wanted, power = rows @ rows.T, rows @ flat, float(flat @ flat)
+    for count in range(1, min(MOST_TERMS, len(rows)) + 1):
+        chosen = np.array(list(itertools.combinations(range(len(rows)), count)))
+        parts, sums = gram[chosen[:, :, None], chosen[:, None, :]], with_wanted[chosen]
+        independent = np.linalg.cond(parts) <= 1e10
+        chosen, sums = chosen[independent], sums[independent]
+        multipliers = np.linalg.solve(parts[independent], sums[..., None])[..., 0]
+        left = power - (multipliers * sums).sum(-1)
+        for number in np.flatnonzero((left <= 1e-8 * power) & (np.abs(multipliers).min(-1) > SAME)):
+            rest = flat - multipliers[number] @ rows[chosen[number]]
             if np.linalg.norm(rest) <= NEAR * np.linalg.norm(flat):
-                return numbers, multipliers
+                return tuple(chosen[number].tolist()), multipliers[number]
     return None
 
 

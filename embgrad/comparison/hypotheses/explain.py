@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from embgrad.comparison.hypotheses.activation import ActivationFunction
@@ -87,12 +87,10 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
 #: The hypotheses whose search takes long.
 SEARCHING: Final = (AttentionCore, Experts)
 
-#: The share of a difference up to which no search begins where the others leave no more, and few floors.
-NEXT_TO_NOTHING: Final = 1e-4
-
-#: The share up to which no sum of two other tensors is tried: each sum with a term left out is one, and its other explanation
-#: leaves the roundings of entries that are a thousand times as large as the rest.
-LITTLE: Final = 1e-2
+#: Those that are tested only where the others leave more than a share of a difference: searches, and sums of two other tensors,
+#: which each sum with a term left out is as well. Its other explanation leaves the roundings of entries that, in trained models,
+#: are a thousand times as large as the rest.
+LATE: Final[Mapping[type, float]] = {AttentionCore: 1e-4, Experts: 1e-4, NormOfSum: 1e-2}
 
 
 def explain(site: Site, hypotheses: Sequence[Hypothesis] = HYPOTHESES) -> Explanation | None:
@@ -124,11 +122,7 @@ def _seen_before(site: Site, hypotheses: Sequence[Hypothesis]) -> Iterator[Expla
 def _explain(site: Site, hypotheses: Sequence[Hypothesis]) -> Explanation | None:
     best: tuple[float, Explanation, Hypothesis] | None = None
     for hypothesis in hypotheses:
-        enough = max(site.floor, EXACT)
-        if isinstance(hypothesis, SEARCHING):
-            enough = max(enough, min(FLOORS * site.floor, NEXT_TO_NOTHING * site.difference))
-        elif isinstance(hypothesis, NormOfSum):
-            enough = max(enough, LITTLE * site.difference)
+        enough = max(site.floor, EXACT, LATE.get(type(hypothesis), 0.0) * site.difference)
         if best is not None and best[0] <= enough:
             break
         for explanation in hypothesis.explain(site):

@@ -219,9 +219,8 @@ def rows_of(table: np.ndarray, values: np.ndarray) -> np.ndarray | None:
 
 def is_looked_up(site: Site, before: Before) -> bool:
     """Return whether a tensor holds rows of a table, such as those of a decoder's ids."""
-    return any(
-        name_of(tensor) == before.name and tensor.ids is not None for tensor in site.recordings[0].tensors.values()
-    )
+    tensors = site.recordings[0].tensors.values()
+    return any(tensor.ids is not None and name_of(tensor) == before.name for tensor in tensors)
 
 
 def cause_of_missing(site: Site, before: Before) -> str:

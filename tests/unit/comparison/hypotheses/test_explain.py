@@ -98,32 +98,19 @@ def test_no_other_hypothesis_is_tried_where_one_is_exact(left: float, floor: flo
 
 
 @pytest.mark.parametrize(
-    ("left", "floor", "asked"), [(9e-6, 1e-6, 0), (1.1e-5, 1e-6, 1), (0.9e-4, 5e-5, 0), (1.1e-4, 5e-5, 1)]
+    ("left", "floor", "asked"), [(0.9e-3, 1e-9, 0), (1.1e-3, 1e-9, 1), (1.1e-3, 1e-2, 0), (1.1e-3, 1e-4, 1)]
 )
-def test_no_search_begins_where_next_to_nothing_is_left(
+def test_late_hypotheses_are_tested_where_others_leave_more_than_a_share(
     left: float, floor: float, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Searching(Leaving):
+    class Late(Leaving):
         pass
 
-    monkeypatch.setattr("embgrad.comparison.hypotheses.explain.SEARCHING", (Searching,))
-    other, second = Leaving(), Searching(0.0)
-    explain(site(floor), (Leaving(left), other, second))
-    assert (other.sites, second.sites) == (1, asked)
-
-
-@pytest.mark.parametrize(("left", "asked"), [(0.9e-2, 0), (1.1e-2, 1)])
-def test_a_sum_of_two_others_is_tried_where_more_than_a_hundredth_is_left(
-    left: float, asked: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class SumOfTwo(Leaving):
-        pass
-
-    monkeypatch.setattr("embgrad.comparison.hypotheses.explain.NormOfSum", SumOfTwo)
-    second = SumOfTwo(0.0)
-    at = site()
-    explain(at, (Leaving(left * at.difference), second))
-    assert second.sites == asked
+    monkeypatch.setattr("embgrad.comparison.hypotheses.explain.LATE", {Late: 1e-3})
+    at = site(floor)
+    other, second = Leaving(), Late(0.0)
+    explain(at, (Leaving(left * at.difference), other, second))
+    assert (other.sites, second.sites) == (int(left * at.difference > floor), asked)
 
 
 def test_what_explains_a_site_is_remembered() -> None:
