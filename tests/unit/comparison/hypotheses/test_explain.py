@@ -45,15 +45,15 @@ def taken(*hypotheses: Leaving, floor: float = 1e-9) -> str | None:
 @pytest.mark.parametrize(
     ("left", "floor", "accepted"),
     [
-        (0.099, 1e-9, True),
-        (0.101, 1e-9, False),
+        (0.0199, 1e-9, True),
+        (0.0201, 1e-9, False),
         (0.199, 0.02, True),
         (0.201, 0.02, False),
         (0.499, 0.2, True),
         (0.501, 0.2, False),
     ],
 )
-def test_an_explanation_leaves_a_tenth_or_ten_floors_and_never_half(left: float, floor: float, accepted: bool) -> None:
+def test_an_explanation_leaves_a_fiftieth_or_ten_floors_and_never_half(left: float, floor: float, accepted: bool) -> None:
     assert (taken(Leaving(left), floor=floor) is not None) is accepted
 
 
@@ -81,9 +81,9 @@ def test_only_tokens_that_differ_or_would_differ_count() -> None:
 
 
 def test_another_explanation_must_leave_less_than_half() -> None:
-    assert taken(Leaving(0.04, 0.021)) == taken(Leaving(0.04), Leaving(0.021)) == "0.04"
-    assert taken(Leaving(0.04, 0.019)) == taken(Leaving(0.04), Leaving(0.019)) == "0.019"
-    assert taken(Leaving(0.2), Leaving(0.05), Leaving()) == "0.05"
+    assert taken(Leaving(0.004, 0.0021)) == taken(Leaving(0.004), Leaving(0.0021)) == "0.004"
+    assert taken(Leaving(0.004, 0.0019)) == taken(Leaving(0.004), Leaving(0.0019)) == "0.0019"
+    assert taken(Leaving(0.2), Leaving(0.005), Leaving()) == "0.005"
     assert taken() is taken(Leaving()) is None
 
 
@@ -114,7 +114,7 @@ def test_late_hypotheses_are_tested_where_others_leave_more_than_a_share(
 
 
 def test_what_explains_a_site_is_remembered() -> None:
-    first, second = Leaving(0.04), Leaving(0.3)
+    first, second = Leaving(0.004), Leaving(0.3)
     at = site()
     explain(at, (second, first))
     explain(at, (first,))
