@@ -36,8 +36,8 @@ EXPLAINING: Final = "explaining"
 EXACT: Final = 1e-7
 
 #: The share of a site's difference that an explanation may leave. Of what is true, weights of 8 bits leave the most in the lists
-#: of tests, 0.7 %; a function that is merely alike, such as tanh for a limit of -1 and 1, left 8 %.
-MOST_LEFT: Final = 0.02
+#: of tests, 0.7 %; functions that are merely alike leave more, such as tanh for a limit of -1 and 1, 8 %.
+MOST_LEFT: Final = 0.01
 
 #: The number of floors that an explanation may leave.
 FLOORS: Final = 10.0
