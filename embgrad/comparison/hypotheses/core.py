@@ -23,16 +23,22 @@ class Part(NamedTuple):
         examples: their indices.
         rows: the positions of the queries.
         heads: the indices of the heads.
+        real: the queries that count, bool, (example, row): outputs at others are zeros.
     """
 
     examples: np.ndarray
     rows: np.ndarray
     heads: np.ndarray
+    real: np.ndarray
 
     def of(self, values: np.ndarray, size: int) -> np.ndarray:
         """Return these parts of an output, (example, position, head × feature), as (example, position, head, feature)."""
         chosen = values[self.examples][:, self.rows]
-        return np.asarray(chosen.reshape(*chosen.shape[:2], -1, size)[:, :, self.heads])
+        return self.counted(chosen.reshape(*chosen.shape[:2], -1, size)[:, :, self.heads])
+
+    def counted(self, outputs: np.ndarray) -> np.ndarray:
+        """Return outputs, (example, query, head, feature), with zeros at the queries that do not count."""
+        return np.where(self.real[..., None, None], outputs, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +120,8 @@ class Core:
     def whole(self) -> Part:
         """The part that is everything."""
         examples, positions = self.query.values.shape[:2]
-        return Part(np.arange(examples), np.arange(positions), np.arange(self.heads))
+        real = np.ones((examples, positions), bool)
+        return Part(np.arange(examples), np.arange(positions), np.arange(self.heads), real)
 
     @property
     def predicted(self) -> np.ndarray:
@@ -131,7 +138,7 @@ class Core:
 
     def part(self, part: Part) -> np.ndarray:
         """Return some of its outputs, (example, query, head, feature)."""
-        return np.asarray((self.weights(part) @ self.taken(part)).transpose(0, 2, 1, 3))
+        return part.counted((self.weights(part) @ self.taken(part)).transpose(0, 2, 1, 3))
 
     def taken(self, part: Part) -> np.ndarray:
         """Return the values that some heads take, (example, head, key, feature)."""

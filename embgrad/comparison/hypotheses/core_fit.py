@@ -152,14 +152,25 @@ def _simplest(entry: _Tried) -> tuple[bool, float]:
 
 
 def part_of(site: Site, heads: int, *, alone: bool = False, rows: int = ROWS) -> Part:
-    """Return the part of the outputs that a search looks at: the longest text, alone or with the shortest, and a few heads."""
-    lengths = site.real.sum(1)
-    order = np.argsort(-lengths, kind="stable")
+    """Return the part of the outputs that a search looks at: the longest text, alone or with the shortest, and a few heads.
+
+    Of many positions half are those that both texts have.
+    """
+    order = np.argsort(-site.real.sum(1), kind="stable")
     chosen = order[:1] if alone else np.unique(np.array([order[0], order[-1]]))
-    places = np.flatnonzero(site.real[chosen].all(0))
-    if len(places) > rows:
-        places = places[np.unique(np.linspace(0, len(places) - 1, rows).astype(int))]
-    return Part(chosen, places, np.unique(np.array([0, min(1, heads - 1), heads - 1])))
+    places = np.flatnonzero(site.real[order[0]])
+    if alone:
+        places = _spread(places, rows)
+    elif len(places) > rows:
+        both = np.flatnonzero(site.real[chosen].all(0))
+        places = np.union1d(_spread(both, rows // 2), _spread(places, rows - rows // 2))
+    real = site.real[np.ix_(chosen, places)]
+    return Part(chosen, places, np.unique(np.array([0, min(1, heads - 1), heads - 1])), real)
+
+
+def _spread(places: np.ndarray, count: int) -> np.ndarray:
+    """Return a number of places, evenly spread; all of them where there are no more."""
+    return places[np.unique(np.linspace(0, len(places) - 1, min(count, len(places))).astype(int))]
 
 
 def _whole(site: Site, core: Core, most: float) -> Core | None:

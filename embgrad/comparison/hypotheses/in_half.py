@@ -41,10 +41,11 @@ class InHalf:
 
 def _is_given_half(site: Site, dtype: str) -> bool:
     """Return whether b holds a tensor shortly before a site in half precision, to which a's values are rounded there."""
-    keys = {pair.name: pair.b for pair in site.pairs}
+    keys, tensors = {pair.name: pair.b for pair in site.pairs}, site.recordings[1].tensors
+    looked_up = [tensor.values for tensor in tensors.values() if tensor.ids is not None]
     for before in site.before[:NEAR_BEFORE]:
-        tensor = site.recordings[1].tensors.get(keys.get(before.name, ""))
-        if tensor is None or tensor.side is None:  # rows of a table may be rounded
+        tensor = tensors.get(keys.get(before.name, ""))
+        if tensor is None or any(np.array_equal(tensor.values, rows) for rows in looked_up):  # a table may be rounded
             continue
         if has_digits_of(dtype, site.rows(tensor.values)):
             return not has_digits_of(dtype, site.rows(before.values))

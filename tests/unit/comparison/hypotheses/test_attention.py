@@ -393,6 +393,16 @@ def test_texts_that_are_padded_on_the_left_are_explained() -> None:
     assert found.text == "attention scale 0.353553 in a and 1 in b"
 
 
+@pytest.mark.parametrize("name", ["window", "base", "causal", "scale"])
+@pytest.mark.parametrize("left", [False, True])
+def test_a_text_of_one_token_beside_a_long_one_hides_nothing(name: str, left: bool) -> None:
+    first, second, cause, text = PLANTED[name]
+    real = np.array([[True] * 9, [True] + [False] * 8])[:, :: -1 if left else 1]
+    a, b = (attended(**settings, real=real) for settings in (first, second))
+    found = AttentionCore().explain(site_of(a, b, BEFORE, real=real))
+    assert [(it.cause, it.text) for it in found] == [(cause, text)]
+
+
 def test_the_layers_after_the_first_are_explained_from_memory() -> None:
     memory: dict[str, Any] = {}
     first = site_between(attended(scale=0.21), attended(scale=0.13), memory=memory)

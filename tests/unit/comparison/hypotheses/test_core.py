@@ -71,10 +71,14 @@ def test_norms_come_before_rotary_positions_or_after_them() -> None:
 
 
 def test_a_part_is_that_of_the_whole() -> None:
-    part = Part(np.array([1]), np.array([2, 5]), np.array([0, 3]))
+    part = Part(np.array([1]), np.array([2, 5]), np.array([0, 3]), np.ones((1, 2), bool))
     core = replace(CORE, rotary=Rotary(10000.0, SIZE), bias=PositionBias())
     np.testing.assert_allclose(core.part(part), part.of(core.predicted, SIZE))
     assert core.part(part).shape == (1, 2, 2, SIZE)
+    counted = part._replace(real=np.array([[True, False]]))
+    for values in (core.part(counted), counted.of(core.predicted, SIZE)):
+        np.testing.assert_allclose(values[:, 0], core.part(part)[:, 0])
+        assert not values[:, 1].any()
 
 
 @pytest.mark.parametrize(("joined", "axes"), [("by feature", (0, 1, 3, 2)), ("unturned", (0, 2, 1, 3))])

@@ -46,7 +46,6 @@ def test_both_sides_in_half_precision_neither_and_far_numbers_are_not_named() ->
         ("down:output#0", coarse(X), 1.001, True),
         ("down:output#0", X, 1.001, False),
         ("down:output#0", coarse(X), 1.005, False),
-        ("down#0", coarse(X), 1.001, False),  # rows of a table
     ],
 )
 def test_what_b_computes_from_a_tensor_in_half_precision_is_off_by_its_rounding(
@@ -57,6 +56,10 @@ def test_what_b_computes_from_a_tensor_in_half_precision_is_off_by_its_rounding(
     assert bool(texts(at)) is named
     assert texts(replace(at, before=[replace(it, values=coarse(X)) for it in at.before])) == []
     assert texts(replace(at, pairs=[])) == []
+    for rows, is_named in ((coarse(X), False), (X, True)):
+        table = tensor("table#0", rows, ids=np.zeros((2, 5), int))
+        looked_up = module_site(A, A * size, {"down": X}, others=[tensor(key, held), table])
+        assert bool(texts(replace(looked_up, pairs=at.pairs))) is (named and is_named)
     far = [[*[replace(at.before[0], name="other")] * number, *at.before] for number in (11, 12)]
     assert [bool(texts(replace(at, before=before))) for before in far] == [named, False]
 
