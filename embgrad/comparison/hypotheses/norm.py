@@ -112,9 +112,14 @@ class Norm:
         cause, setting, texts = what_differs(first, second)
         if not cause:
             return None
-        other, sentence = _holder_of(site, path, second) if cause == "different-weight" else None, ""
-        if other is not None:
-            cause, sentence = "swapped-weights", f"b applies the norm {path} with the weights of {other}"
+        sentence = ""
+        if cause == "different-weight":
+            other = _holder_of(site, path, second)
+            is_plain = np.allclose(second.gain, 1, atol=1e-4) and not second.shift.any()
+            whose = "without weights" if is_plain else "with other weights"
+            if other is not None:
+                cause, whose = "swapped-weights", f"with the weights of {other}"
+            sentence = f"b applies the norm {path} {whose}"
 
         def compute(at: Values) -> np.ndarray:
             return second.apply(at(entry.name))

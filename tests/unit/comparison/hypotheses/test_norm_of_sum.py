@@ -90,8 +90,15 @@ def test_the_weights_of_another_norm_are_named_by_their_module() -> None:
     at = module_site(norm(X, 1e-5), norm(X, 1e-5, gain, shift), before, key="norm:output#0", held_a=held, held_b={})
     found = best(at, Norm().explain(at))
     assert (found.cause, found.text) == ("swapped-weights", "b applies the norm norm with the weights of other")
-    at = replace(at, b=norm(X, 1e-5, gain, 2 * shift))
-    assert best(at, Norm().explain(at)).cause == "different-weight"
+    ones, zeros = np.ones(SIZE), np.zeros(SIZE)
+    for its, how in (
+        ((gain, 2 * shift), "with other weights"),
+        ((ones, zeros), "without weights"),
+        ((0.999 * ones, zeros), "with other weights"),
+    ):
+        at = replace(at, b=norm(X, 1e-5, *its))
+        found = best(at, Norm().explain(at))
+        assert (found.cause, found.text) == ("different-weight", f"b applies the norm norm {how}")
 
 
 def test_the_weights_of_another_layers_norm_are_named_as_weights() -> None:
