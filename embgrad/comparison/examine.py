@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.comparison.floor import local_floors
 from embgrad.comparison.hypotheses.site import Before, Site, real_of
 from embgrad.comparison.recording import FINAL, Recording, Tensor, layer_at, layer_spans
-from embgrad.comparison.repair import differing_pairs, misleading_pairs, repair_pairs
+from embgrad.comparison.repair import differing_pairs, fixed_pairs, misleading_pairs, repair_pairs
 from embgrad.comparison.sites import Led, Pair, can_be_led, difference, lead, name_of
 from embgrad.comparison.unled import follow
 from embgrad.comparison.weights import Matching
@@ -92,6 +92,10 @@ def examine(
     name = "b" if leader is a else "a"
     between = a.tensors.keys() - {FINAL} if follower is a else ()  # a led side b is seen by its outputs alone
     led = lead(turned, leader, follower, name, between=between)
+    fixed = fixed_pairs(turned, led, leader, follower, roundoff)
+    if fixed:
+        turned = [pair for number, pair in enumerate(turned) if number not in fixed]
+        led = lead(turned, leader, follower, name, between=between)
     for _ in range(MOST_REPAIRS):
         differing = differing_pairs(turned, led, leader)
         repaired = repair_pairs(turned, differing, led.values, leader, follower)

@@ -22,6 +22,7 @@ __all__ = [
     "name_of_roundoff",
     "precision_of",
     "roundoff_for",
+    "with_rounding",
 ]
 
 #: The rounding error of one operation that is assumed at least, in unit roundoffs.
@@ -71,7 +72,7 @@ def local_floors(
     pairs: Sequence[Pair], leader: Recording, follower: Recording, led: Led, roundoff: float
 ) -> list[float]:
     """Return by pair the relative L2 that rounding the inputs causes at the output, measured by a pass with rounded inputs."""
-    noisy = lead(pairs, _with_rounding(leader, roundoff), follower, led.follower)
+    noisy = lead(pairs, with_rounding(leader, roundoff), follower, led.follower)
     real = leader.batch.real
     return [
         max(difference(led.values[number], noisy.values[number], real), LEAST_FLOOR * roundoff)
@@ -81,7 +82,7 @@ def local_floors(
     ]
 
 
-def _with_rounding(recording: Recording, roundoff: float) -> Recording:
+def with_rounding(recording: Recording, roundoff: float) -> Recording:
     """Return the recording, without gradients, with each value changed by a random rounding error."""
     random = np.random.default_rng(0)
 

@@ -9,13 +9,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from embgrad.comparison.floor import with_rounding
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, Activation
 from embgrad.comparison.recording import FINAL, Recording, Tensor
 from embgrad.comparison.sites import Led, Pair, difference, in_order, lead, name_of
 from embgrad.comparison.weights import kind_of
-from embgrad.model_points.points import INPUT
+from embgrad.model_points.points import INPUT, OUTPUT
 
-__all__ = ["differing_pairs", "misleading_pairs", "repair_pairs"]
+__all__ = ["differing_pairs", "fixed_pairs", "misleading_pairs", "repair_pairs"]
 
 #: The relative L2 from which a pair is looked at.
 REPAIRED: Final = 1e-4
@@ -184,6 +185,28 @@ def _crossing_first(
         )
 
     return sorted(kinds, key=crossings, reverse=True)
+
+
+def fixed_pairs(
+    pairs: Sequence[Pair], led: Led, leader: Recording, follower: Recording, roundoff: float
+) -> frozenset[int]:
+    """Return the indices of differing outputs that nothing before them changes, not even by rounding, and that are no lookup's.
+
+    For a single text the cosines of positions look like a tensor of the text, and their module returns sines as well. The
+    leader's cosines beside the follower's sines would be positions that neither model has.
+    """
+    tables = {weight.module for side in (leader, follower) for weight in side.weights if len(weight.shape) > 1}
+    found = []
+    for number in differing_pairs(pairs, led, leader):
+        ends = (leader.tensors[pairs[number].a], follower.tensors[pairs[number].b])
+        if all(end.side == OUTPUT and end.key != FINAL for end in ends) and not any(
+            f"{table}.".startswith(f"{end.path}.") for table in tables for end in ends
+        ):
+            found.append(number)
+    if not found:
+        return frozenset()
+    noisy = lead(pairs, with_rounding(leader, roundoff), follower, led.follower)
+    return frozenset(number for number in found if np.array_equal(led.values[number], noisy.values[number]))
 
 
 def differing_pairs(pairs: Sequence[Pair], led: Led, leader: Recording) -> list[int]:

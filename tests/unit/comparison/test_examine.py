@@ -384,3 +384,38 @@ def test_gradients_that_cannot_be_led_differ_clearly(off: float, names: list[str
     pairs = [Pair(key.partition(":")[0], key, key, time=float(number)) for number, key in enumerate(keys)]
     found = examine(pairs, sides, NOTHING, 1e-8)
     assert examine_gradients(found, sides, 1e-8) == (found, names)
+
+
+def turning(angles: np.ndarray) -> Steps:
+    """Return steps of which one is a point of cosines and hands on sines that are none."""
+    return {
+        "turn:output#0": lambda at: np.cos(angles),
+        "one:input#0": lambda at: X * at["turn:output#0"] + X[..., ::-1] * np.sin(angles),
+        "one:output#0": STEPS["one:output#0"],
+        FINAL: lambda at: np.tanh(at["one:output#0"]),
+    }
+
+
+TURNED = {"turn:output#0": "turn", "one:input#0": "one:input", "one:output#0": "one", FINAL: FINAL}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "angles", "kept"),
+    [
+        ("turn.angles", W[0], 2 * Y, False),
+        ("turn.inner.table", W, 2 * Y, True),
+        ("turned.weight", W, 2 * Y, False),
+        ("turn.angles", W[0], Y, True),  # the same on both sides
+    ],
+)
+def test_cosines_of_one_side_are_not_put_in_beside_the_sines_of_the_other(
+    name: str, values: np.ndarray, angles: np.ndarray, kept: bool
+) -> None:
+    port, weights = turning(angles), {**WEIGHTS, name: values}
+    a, b = (Pass(steps).record(weights) for steps in (turning(Y), port))
+    pairs = [Pair(name, key, key, time=float(number)) for number, (key, name) in enumerate(TURNED.items())]
+    found = examine(pairs, (a, b), match_weights(a.weights, b.weights), UNIT)
+    assert [pair.name for pair in found.pairs] == list(TURNED.values())[0 if kept else 1 :]
+    if not kept:
+        assert names(found) == ["one:input"]
+        np.testing.assert_allclose(found.sites[0].b, port["one:input#0"]({"turn:output#0": np.cos(angles)}))
