@@ -53,7 +53,9 @@ def taken(*hypotheses: Leaving, floor: float = 1e-9) -> str | None:
         (0.501, 0.2, False),
     ],
 )
-def test_an_explanation_leaves_a_hundredth_or_ten_floors_and_never_half(left: float, floor: float, accepted: bool) -> None:
+def test_an_explanation_leaves_a_hundredth_or_ten_floors_and_never_half(
+    left: float, floor: float, accepted: bool
+) -> None:
     assert (taken(Leaving(left), floor=floor) is not None) is accepted
 
 
