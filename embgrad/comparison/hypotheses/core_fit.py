@@ -170,7 +170,7 @@ def part_of(site: Site, heads: int, *, alone: bool = False, rows: int = ROWS) ->
 
 def _spread(places: np.ndarray, count: int) -> np.ndarray:
     """Return a number of places, evenly spread; all of them where there are no more."""
-    return places[np.unique(np.linspace(0, len(places) - 1, min(count, len(places))).astype(int))]
+    return np.asarray(places[np.unique(np.linspace(0, len(places) - 1, min(count, len(places))).astype(int))])
 
 
 def _whole(site: Site, core: Core, most: float) -> Core | None:
