@@ -10,8 +10,9 @@ from typing import Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.led_pass import can_be_led
 from embgrad.comparison.recording import FINAL, Recording
-from embgrad.comparison.sites import Pair, can_be_led, name_of
+from embgrad.comparison.sites import Pair, name_of
 from embgrad.results.port_records import Cause
 
 __all__ = ["causes_of", "share_explained"]

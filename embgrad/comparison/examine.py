@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Final
@@ -11,9 +11,10 @@ import numpy as np
 
 from embgrad.comparison.floor import local_floors
 from embgrad.comparison.hypotheses.site import Before, Site, real_of
+from embgrad.comparison.led_pass import Led, can_be_led, lead
 from embgrad.comparison.recording import FINAL, Recording, Tensor, layer_at, layer_spans
 from embgrad.comparison.repair import differing_pairs, fixed_pairs, misleading_pairs, repair_pairs
-from embgrad.comparison.sites import Led, Pair, can_be_led, difference, lead, name_of
+from embgrad.comparison.sites import Pair, difference, name_of
 from embgrad.comparison.unled import follow
 from embgrad.comparison.weights import Matching
 from embgrad.model_points.points import INPUT, WORD
@@ -94,7 +95,7 @@ def examine(
     led = lead(turned, leader, follower, name, between=between)
     fixed = fixed_pairs(turned, led, leader, follower, roundoff)
     if fixed:
-        turned = [pair for number, pair in enumerate(turned) if number not in fixed]
+        turned = _without(turned, fixed)
         led = lead(turned, leader, follower, name, between=between)
     for _ in range(MOST_REPAIRS):
         differing = differing_pairs(turned, led, leader)
@@ -103,7 +104,7 @@ def examine(
             misleading = misleading_pairs(turned, led, leader, follower)
             if not misleading:
                 break
-            repaired = [pair for number, pair in enumerate(turned) if number not in misleading]
+            repaired = _without(turned, misleading)
         turned = repaired
         led = lead(turned, leader, follower, name, between=between)
     floors = local_floors(turned, leader, follower, led, roundoff)
@@ -113,6 +114,11 @@ def examine(
     sites = differing_sites(pairs, recordings, led, floors, matching)
     drawn = {pair.name for pair, is_random in zip(pairs, random, strict=True) if is_random}
     return Examination(pairs, led, floors, sites, frozenset(drawn))
+
+
+def _without(pairs: Sequence[Pair], numbers: Container[int]) -> list[Pair]:
+    """Return the pairs but for those with these indices."""
+    return [pair for number, pair in enumerate(pairs) if number not in numbers]
 
 
 def examine_gradients(

@@ -9,8 +9,9 @@ from typing import Final
 import numpy as np
 
 from embgrad.common.tolerance import HALVES, coarsest, unit_roundoff
+from embgrad.comparison.led_pass import Led, can_be_led, lead
 from embgrad.comparison.recording import Recording, Tensor
-from embgrad.comparison.sites import Led, Pair, can_be_led, difference, lead
+from embgrad.comparison.sites import Pair, difference
 from embgrad.comparison.weight_values import rounded
 
 __all__ = [

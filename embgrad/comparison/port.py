@@ -12,10 +12,11 @@ from embgrad.common.keywords import explain_arguments
 from embgrad.comparison.causes import share_explained
 from embgrad.comparison.floor import ROUNDOFFS, coarser_half, name_of_roundoff, precision_of, roundoff_for
 from embgrad.comparison.inspection import Clock, Inspection, inspect_recordings
+from embgrad.comparison.led_pass import can_be_led
 from embgrad.comparison.report import port_weights
 from embgrad.comparison.settings import differing_settings
 from embgrad.comparison.sides import batch_of_dumps, borrow_weights, models_of, record_side
-from embgrad.comparison.sites import can_be_led, count_layers
+from embgrad.comparison.sites import count_layers
 from embgrad.comparison.unled import NOTE as UNLED
 from embgrad.errors import BatchError, EmbgradError, brief, quote
 from embgrad.inputs.batch import TokenBatch

@@ -11,8 +11,9 @@ import numpy as np
 
 from embgrad.comparison.floor import with_rounding
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, Activation
+from embgrad.comparison.led_pass import Led, lead
 from embgrad.comparison.recording import FINAL, Recording, Tensor
-from embgrad.comparison.sites import Led, Pair, difference, in_order, lead, name_of
+from embgrad.comparison.sites import Pair, difference, in_order, name_of
 from embgrad.comparison.weights import kind_of
 from embgrad.model_points.points import INPUT, OUTPUT
 
@@ -195,14 +196,18 @@ def fixed_pairs(
     For a single text the cosines of positions look like a tensor of the text, and their module returns sines as well. The
     leader's cosines beside the follower's sines would be positions that neither model has.
     """
-    tables = {weight.module for side in (leader, follower) for weight in side.weights if len(weight.shape) > 1}
-    found = []
-    for number in differing_pairs(pairs, led, leader):
-        ends = (leader.tensors[pairs[number].a], follower.tensors[pairs[number].b])
-        if all(end.side == OUTPUT and end.key != FINAL for end in ends) and not any(
-            f"{table}.".startswith(f"{end.path}.") for table in tables for end in ends
-        ):
-            found.append(number)
+    tables = [f"{weight.module}." for side in (leader, follower) for weight in side.weights if len(weight.shape) > 1]
+
+    def has_no_table(tensor: Tensor) -> bool:
+        return tensor.side == OUTPUT and not any(table.startswith(f"{tensor.path}.") for table in tables)
+
+    found = [
+        number
+        for number in differing_pairs(pairs, led, leader)
+        if pairs[number].b != FINAL
+        and has_no_table(leader.tensors[pairs[number].a])
+        and has_no_table(follower.tensors[pairs[number].b])
+    ]
     if not found:
         return frozenset()
     noisy = lead(pairs, with_rounding(leader, roundoff), follower, led.follower)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from embgrad.comparison.floor import estimated_floors
+from embgrad.comparison.led_pass import Led
 from embgrad.comparison.recording import Recording
-from embgrad.comparison.sites import Led, Pair, difference
+from embgrad.comparison.sites import Pair, difference
 
 __all__ = ["NOTE", "follow"]
 

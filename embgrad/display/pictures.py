@@ -13,9 +13,7 @@ from embgrad.display.colours import LEVELS, PALETTES, shade, step
 from embgrad.display.lines import Line, Piece, TokenMatrix
 from embgrad.errors import EmbgradError
 
-__all__ = [
-    *("bars", "heat_map", "matrix_picture", "new_axes", "objective_by_step"),
-]
+__all__ = ["bars", "heat_map", "matrix_picture", "new_axes", "objective_by_step"]
 
 #: The most characters of a text beside a bar.
 MOST_BESIDE: Final = 40

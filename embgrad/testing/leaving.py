@@ -138,6 +138,7 @@ class Trial:
 
 def _interruptions(place: str, count: int) -> list[tuple[type[BaseException], int]]:
     """Return the errors that interrupt a call at a place that it reaches `count` times, and after how many times each."""
+    # Ctrl-C comes in the middle of a pass; sys.exit() comes from a callback.
     end = KeyboardInterrupt if place in ("forward", "backward", "objective") else SystemExit
     return [(end, count // 2)] if count > MANY else [(faults.UserError, 0), (end, count - 1)]
 

@@ -17,8 +17,9 @@ from embgrad.comparison.floor import (
     precision_of,
     roundoff_for,
 )
+from embgrad.comparison.led_pass import lead
 from embgrad.comparison.recording import FINAL
-from embgrad.comparison.sites import Pair, lead
+from embgrad.comparison.sites import Pair
 from embgrad.comparison.weight_values import rounded
 from tests.unit.comparison.recorded import BATCH, Pass, Steps, recording, tensor
 

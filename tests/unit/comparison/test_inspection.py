@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.inspection import Clock, Inspection, _nothing_in_common, _points, inspect_recordings
-from embgrad.comparison.sites import Led, Pair
+from embgrad.comparison.led_pass import Led
+from embgrad.comparison.sites import Pair
 from embgrad.comparison.unled import follow
 from embgrad.comparison.weights import Match, Matching
 from embgrad.errors import EmbgradError

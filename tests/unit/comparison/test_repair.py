@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embgrad.comparison.led_pass import lead
 from embgrad.comparison.recording import FINAL
 from embgrad.comparison.repair import _in_own_order, _is_function, _later, _nearest, misleading_pairs, repair_pairs
-from embgrad.comparison.sites import Pair, lead
+from embgrad.comparison.sites import Pair
 from tests.unit.comparison.recorded import REAL, Pass, Steps, recording, tensor
 
 At = Mapping[str, np.ndarray]
