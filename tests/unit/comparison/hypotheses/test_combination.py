@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.combination import Combination, moved_terms
-from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.hypotheses.combination import Combination, moved_terms, terms_of
+from embgrad.comparison.hypotheses.site import Before, Explanation, Site
 from embgrad.comparison.recording import FINAL, Tensor
 from embgrad.comparison.sites import Pair
 from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
@@ -174,6 +174,13 @@ def test_what_is_no_sum_is_not_explained(a: np.ndarray, b: np.ndarray) -> None:
 
 def test_four_terms_are_too_many() -> None:
     assert not Combination().explain(site(X + Y + Z + OTHER, X + Y))
+
+
+@pytest.mark.parametrize(("share", "wanted"), [(0.9e-4, None), (1.1e-4, (0, 1))])
+def test_a_term_below_a_ten_thousandth_is_none(share: float, wanted: tuple[int, ...] | None) -> None:
+    at = module_site(X, Y, BEFORE)
+    found = terms_of(at, [Before("x", X), Before("y", Y)], at.rows(X + share * Y))
+    assert (None if found is None else found[0]) == wanted
 
 
 def test_tensors_of_another_shape_or_of_the_reference_alone_are_no_terms() -> None:
