@@ -23,7 +23,10 @@ CUTS: Final = 40
 
 
 def fitted_slopes(site: Site, core: Core) -> Core | None:
-    """Return the core with the slope of each head that is nearest to b's output; None where heads are not side by side there."""
+    """Return the core with the slope of each head that is nearest to b's output; None where heads are not side by side there.
+
+    Slopes of both signs, which no model has, are none: in a short text such a slope for each head is near to much else.
+    """
     if core.joined != "by head" or site.b.shape[-1] != core.heads * core.size:
         return None
     wanted = core.whole.of(site.b, core.size)
@@ -39,6 +42,8 @@ def fitted_slopes(site: Site, core: Core) -> Core | None:
     first = [sign * np.exp2(exponent) for sign in (1.0, -1.0) for exponent in EXPONENTS]
     offs = np.stack([off(np.full(core.heads, slope)) for slope in first])
     best = np.array(first)[offs.argmin(0)]
+    if np.ptp(np.sign(best)):
+        return None
     step = EXPONENTS[1] - EXPONENTS[0]
     exponents = _nearest(
         lambda it: off(np.sign(best) * np.exp2(it)), np.log2(abs(best)) - step, np.log2(abs(best)) + step

@@ -266,7 +266,9 @@ def test_biases_that_differ_in_one_setting() -> None:
     assert rest == [(True, 128, 1), *longest, (False, 128, -1)]
     assert [bias.ahead for bias in found if bias and bias.ahead] == [-1, 1]
     alibi = replace(CORE, bias=PositionBias())
-    missing, fitted = (each.bias for each in variants(SITE, alibi) if each.bias is not alibi.bias)
+    sloped = replace(alibi, bias=PositionBias(slopes=np.arange(1.0, 1 + HEADS)))
+    at = replace(SITE, b=sloped.predicted)
+    missing, fitted = (each.bias for each in variants(at, alibi) if each.bias is not alibi.bias)
     assert missing is None
     assert fitted is not None
     assert len(fitted.slopes) == alibi.heads
