@@ -14,7 +14,7 @@ import numpy as np
 from embgrad.comparison.weight_matches import EQUAL, Match, NamedArray, Summary, described, kind_of
 from embgrad.comparison.weight_values import distance_of, layouts
 
-__all__ = ["by_place", "moved", "with_crossed_in_place"]
+__all__ = ["at_one_place", "by_place", "moved", "with_crossed_in_place"]
 
 #: The last parts of the names of what is added and of what is multiplied, which are never partners by their places.
 KINDS: Final = {"bias": ("bias", "beta", "b"), "weight": ("weight", "gamma", "gain", "scale", "kernel", "w")}
@@ -40,20 +40,23 @@ def with_crossed_in_place(matches: Sequence[Match], a: Sequence[NamedArray], b: 
         its = sorted(crossed, key=lambda match: held_b[match.b].time)
         if [_end_of(held_a[it.a]) for it in mine] == [_end_of(held_a[it.a]) for it in its]:
             pairs = zip(mine, its, strict=True)
-            changed |= {it.a: _at_one_place(held_a[it.a], held_b[other.b], {other.b: other.a}) for it, other in pairs}
+            changed |= {it.a: at_one_place(held_a[it.a], held_b[other.b], {other.b: other.a}) for it, other in pairs}
     return [changed.get(match.a, match) for match in matches]
 
 
 def _crossed(times: Mapping[str, tuple[float, float]], held: Mapping[str, NamedArray]) -> set[str]:
-    """Return the names of the vectors that two models apply in each other's place, by when both apply each weight."""
+    """Return the names of the vectors that two models apply in each other's place, by when both apply each weight.
+
+    Those are behind as many matrices as the other in the other model. Norms that b applies before the parts that a applies them
+    behind are not in each other's place: they are all moved.
+    """
     vectors = [name for name in times if len(held[name].shape) == 1]
     matrices = [times[name] for name in times if len(held[name].shape) > 1]
+    places = {name: tuple(sum(it[side] < times[name][side] for it in matrices) for side in (0, 1)) for name in vectors}
     crossed: set[str] = set()
     for first, second in itertools.permutations(vectors, 2):
-        (early, late), (later, earlier) = times[first], times[second]
-        if held[first].shape == held[second].shape and any(
-            early < mine < later and earlier < its < late for mine, its in matrices
-        ):
+        (early, late), (later, earlier) = places[first], places[second]
+        if held[first].shape == held[second].shape and early == earlier < late == later:
             crossed |= {first, second}
     return crossed
 
@@ -140,7 +143,7 @@ def by_place(
             if first not in taken[0] and second not in taken[1]:
                 taken[0].add(first)
                 taken[1].add(second)
-                matches.append(_at_one_place(by_number[0][first].weight, by_number[1][second].weight, holder))
+                matches.append(at_one_place(by_number[0][first].weight, by_number[1][second].weight, holder))
     return (
         [summary for summary in left if summary.number not in taken[0]],
         [other for other in others if other.number not in taken[1]],
@@ -199,7 +202,7 @@ class _Places:
         return self._layers.get(layer, None if layer in self._layers.values() else layer)
 
 
-def _at_one_place(weight: NamedArray, other: NamedArray, holder: Mapping[str, str]) -> Match:
+def at_one_place(weight: NamedArray, other: NamedArray, holder: Mapping[str, str]) -> Match:
     """Return the match of two weights at the same place, with a text for how their values relate."""
     mine, its = weight.get(), other.get()
     versions = list(layouts(mine, its))

@@ -7,7 +7,7 @@ import pytest
 
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weight_matches import summaries_of
-from embgrad.comparison.weight_places import _at_one_place, _Places, _strayed, moved
+from embgrad.comparison.weight_places import _Places, _strayed, at_one_place, moved
 from embgrad.comparison.weight_values import (
     bits_of,
     distance_of,
@@ -268,20 +268,20 @@ def test_weights_stray_where_two_modules_exchange_them_and_keep_their_largest() 
     assert _strayed(matches, short, b) == {}  # of other sizes they are not exchanged
 
 
-def test_weights_at_one_place_are_described() -> None:
+def test_weightsat_one_place_are_described() -> None:
     one, two = weight("a.W", MATRIX), weight("b.W", MATRIX)
-    equal = _at_one_place(one, two, {})
+    equal = at_one_place(one, two, {})
     assert (equal.relation, equal.distance, equal.by_value) == ("equal", 0.0, True)
     other = weight("b.W", MATRIX + 1)
-    found = _at_one_place(one, other, {})
+    found = at_one_place(one, other, {})
     assert (found.relation, found.by_value, found.transposed) == ("different", False, False)
     assert found.distance == pytest.approx(30**0.5 / np.linalg.norm(MATRIX))
-    assert _at_one_place(one, other, {"b.W": "c.W"}).relation == "equal to c.W"
-    assert _at_one_place(one, weight("b.W", 0 * MATRIX), {}).relation == "zeros in b"
-    assert _at_one_place(weight("a.W", 0 * MATRIX), two, {}).relation == "zeros in a"
-    turned = _at_one_place(one, weight("b.W", MATRIX.T.copy()), {})
+    assert at_one_place(one, other, {"b.W": "c.W"}).relation == "equal to c.W"
+    assert at_one_place(one, weight("b.W", 0 * MATRIX), {}).relation == "zeros in b"
+    assert at_one_place(weight("a.W", 0 * MATRIX), two, {}).relation == "zeros in a"
+    turned = at_one_place(one, weight("b.W", MATRIX.T.copy()), {})
     assert (turned.transposed, turned.relation, turned.by_value) == (True, "equal", True)
-    shape = _at_one_place(one, weight("b.W", np.ones((3, 10))), {})
+    shape = at_one_place(one, weight("b.W", np.ones((3, 10))), {})
     assert (shape.relation, shape.distance, shape.by_value) == ("of another shape", float("inf"), False)
 
 

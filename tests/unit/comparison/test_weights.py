@@ -412,6 +412,18 @@ def test_norms_that_b_applies_in_each_others_place_are_paired_by_place(between: 
         assert found["layers.0.end.g"] == (f"{layer}.end.g", "equal")
 
 
+def test_norms_that_b_applies_before_the_parts_that_a_applies_them_behind_are_paired_by_value() -> None:
+    """Each of them crosses another one, and none stands in the place of another."""
+    q, o, up = numbers(3, 6, 6)
+    query, attended, output = numbers(3, 6)
+    a = {"0.q.W": q, "0.query.g": query, "0.o.W": o, "0.attended.g": attended, "0.up.W": up, "0.output.g": output}
+    b = {"0.attended.g": attended, "0.q.W": q, "0.query.g": query, "0.o.W": o, "0.output.g": output, "0.up.W": up}
+    a, b = ({f"layers.{name}": values for name, values in side.items()} for side in (a, b))
+    matching = matched(a, b)
+    assert names(matching) == {name: name for name in a}
+    assert all(match.is_equal for match in matching.matches)
+
+
 def test_a_bias_is_no_partner_of_a_gain_at_its_place() -> None:
     a = {"q.W": numbers(4, 6), "q.bias": numbers(4)}
     for name, paired in (("norm.weight", False), ("norm_gain", False), ("q/beta:0", True), ("q.it", True)):
