@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.recording import FINAL, HeldWeight, Recording, Tensor
+from embgrad.comparison.recording import FINAL, HeldWeight, Recording, Tensor, contains
 from embgrad.comparison.weights import Match, Matching, kind_of
 from embgrad.model_points.points import INPUT, OUTPUT
 from embgrad.model_points.roles import LAYER
@@ -202,7 +202,10 @@ def _by_modules(a: Recording, b: Recording, matching: Matching) -> Iterator[Pair
             others = {other for other in others - loose if b.of_module(other, OUTPUT) is not None}
         if len(others) == 1 and module not in split and not others & composed.keys():
             other = next(iter(others))
-            if not matrices and len(owners[other]) > 1:  # a layer that computes its norms itself is no norm
+            # A layer that computes its norms itself is no norm, nor one that never calls the norm that it holds.
+            if not matrices and (
+                len(owners[other]) > 1 or _holds_others(held_a, module) != _holds_others(held_b, other)
+            ):
                 continue
             permuted = next((match for match in matrices if len(matrices) == 1 and match.order is not None), None)
             pairs = [biases.added(pair, module, other) for pair in _of_two_modules(a, b, module, other, permuted)]
@@ -216,6 +219,11 @@ def _by_modules(a: Recording, b: Recording, matching: Matching) -> Iterator[Pair
             owner, other = held_a[name].module, held_b[part.name].module
             for pair in _of_parts(a, b, held_a[name], held_b[part.name], part.rows, part.others):
                 yield biases.added(pair, owner, other)
+
+
+def _holds_others(held: Mapping[str, HeldWeight], module: str) -> bool:
+    """Return whether modules inside a module hold weights as well."""
+    return any(weight.module != module and contains(module, weight.module) for weight in held.values())
 
 
 class _Biases:

@@ -55,6 +55,21 @@ def test_points_with_one_role_are_paired_in_the_order_of_the_reference() -> None
     assert [pair.time for pair in pairs] == [1.0, 2.0, 3.0]
 
 
+def test_a_norm_is_not_paired_with_the_layer_that_holds_it_and_never_calls_it() -> None:
+    matrix, gain = RANDOM.normal(size=(6, 6)), RANDOM.normal(size=6)
+
+    def side(*modules: str, owner: str) -> Recording:
+        made = recording([tensor(f"{path}:output#0", values(), float(n)) for n, path in enumerate(modules)])
+        held = [HeldWeight("0.up.W", "0.up", (6, 6), lambda: matrix), HeldWeight("0.norm.g", owner, (6,), lambda: gain)]
+        return replace(made, weights=tuple(held))
+
+    called, idle = side("0.up", "0.norm", "0", owner="0.norm"), side("0.up", "0", owner="0")
+    assert [name for name, *_ in keys(paired(called, called))] == ["0.up", "0.norm"]
+    for a, b in ((called, idle), (idle, called)):
+        assert [name for name, *_ in keys(paired(a, b))] == ["0.up"]
+    assert [name for name, *_ in keys(paired(idle, idle))] == ["0.up", "0"], "a layer that applies the gain itself"
+
+
 def test_layers_that_hold_the_weights_of_others_are_not_paired_by_their_numbers() -> None:
     """The port lacks the first layer, so that its layer 0 is the reference's layer 1."""
     matrices = [values() for _ in range(3)]
