@@ -26,6 +26,7 @@ from embgrad.comparison.hypotheses.explain import EXPLAINING, HYPOTHESES, explai
 from embgrad.comparison.hypotheses.site import FAINT_MEMORY, Explanation, Site
 from embgrad.comparison.recording import FINAL, Recording
 from embgrad.comparison.sites import Pair, difference, pair_points
+from embgrad.comparison.weight_inputs import with_exchanged_in_place
 from embgrad.comparison.weights import Matching, match_weights
 from embgrad.errors import EmbgradError
 from embgrad.results.port_records import Cause, PortPoint
@@ -137,7 +138,7 @@ def inspect_recordings(
     """
     a, b = sides
     with clock.of("weights"):
-        matching = match_weights(a.weights, b.weights)
+        matching = with_exchanged_in_place(match_weights(a.weights, b.weights), a, b)
         pairs = pair_points(a, b, matching)
     if len(pairs) < (1 if only_first else 2) and not _agree_roughly(pairs, a, b):
         raise EmbgradError(_nothing_in_common(a, b, matching))
