@@ -8,11 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.functions import ACTIVATIONS, GELUS, IDENTITY, Activation
+from embgrad.comparison.hypotheses.functions import ACTIVATIONS, GELUS, IDENTITY, Activation, of_no_kind
 from embgrad.comparison.hypotheses.products import products
-from embgrad.comparison.hypotheses.site import Explanation, Site, Values
+from embgrad.comparison.hypotheses.site import NEAR, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import (
-    NEAR,
     Source,
     first_that_explains,
     most_off,
@@ -65,6 +64,9 @@ class ActivationFunction:
         few, wanted = sample_of(site, source.values), sample_of(site, site.b)
         offs = {function.name: relative(function.apply(few), wanted) for function in ACTIVATIONS}
         near = sorted(ACTIVATIONS, key=lambda function: offs[function.name])[:2]
+        either = of_no_kind(*near)
+        if either is not None and first not in GELUS and max(offs[it.name] for it in near) <= site.floor:
+            return [self._explanation(source, first, either)]
         return [
             self._explanation(source, first, second)
             for second in near

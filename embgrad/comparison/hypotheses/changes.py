@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.site import Explanation, Site, Values, together
-from embgrad.comparison.hypotheses.sources import NEAR, most_off
+from embgrad.comparison.hypotheses.site import NEAR, Explanation, Site, Values, together
+from embgrad.comparison.hypotheses.sources import most_off
 
 __all__ = ["Change", "Places", "explained_by_changes", "with_fields"]
 

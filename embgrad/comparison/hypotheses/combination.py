@@ -59,11 +59,14 @@ class Combination:
 
 def by_multipliers(site: Site, terms: Sequence[Term], first: np.ndarray, second: np.ndarray) -> Iterator[Explanation]:
     """Yield the explanation by another multiplier of a term; by an earlier site's, where there is none."""
+    same = max(SAME, site.floor)
+    first = np.where(np.abs(first - 1) <= site.floor, 1.0, first)
+    second = np.where(np.abs(second - first) <= same, first, np.where(np.abs(second) <= same, 0.0, second))
     compute = _sum_of(second, [term.read for term in terms])
     names = tuple(dict.fromkeys(name for term in terms for name in term.inputs))
     predicted = np.asarray(sum(weight * term.values for weight, term in zip(second, terms, strict=True)))
     known = all(term.earlier is None or term.earlier.compute is not None for term in terms)
-    differing = [number for number in range(len(terms)) if abs(second[number] - first[number]) > SAME]
+    differing = [number for number in range(len(terms)) if second[number] != first[number]]
     if not differing:
         for term in terms:
             if term.earlier is not None:
@@ -74,8 +77,8 @@ def by_multipliers(site: Site, terms: Sequence[Term], first: np.ndarray, second:
     number = max(differing, key=lambda index: abs(second[index] - first[index]))
     before, cause = terms[number].before, "residual-scale"
     roles = roles_of(site, before)
-    setting, values = f"{before.name} is multiplied by", (f"{first[number]:.6g}", f"{second[number]:.6g}")
-    if abs(second[number]) <= SAME:
+    setting, values = f"{before.name} is multiplied by", (site.text_of(first[number]), site.text_of(second[number]))
+    if second[number] == 0:
         cause = cause_of_missing(site, before)
         setting, values = f"{before.name} is", ("added", "left out")
     elif "word" in roles or "embeddings" in roles or is_looked_up(site, before):
@@ -154,6 +157,7 @@ def terms_of(site: Site, tensors: Sequence[Before], wanted: np.ndarray) -> tuple
     """Return the fewest tensors that sum to an output, with their multipliers; None if there are none."""
     if not tensors:
         return None
+    near = max(NEAR, site.floor)
     rows, flat = np.stack([site.rows(tensor.values).ravel() for tensor in tensors]), wanted.ravel()
     gram, with_wanted, power = rows @ rows.T, rows @ flat, float(flat @ flat)
     for count in range(1, min(MOST_TERMS, len(rows)) + 1):
@@ -163,9 +167,11 @@ def terms_of(site: Site, tensors: Sequence[Before], wanted: np.ndarray) -> tuple
         chosen, sums = chosen[independent], sums[independent]
         multipliers = np.linalg.solve(parts[independent], sums[..., None])[..., 0]
         left = power - (multipliers * sums).sum(-1)
-        for number in np.flatnonzero((left <= 1e-8 * power) & (np.abs(multipliers).min(-1) > SAME)):
+        for number in np.flatnonzero(
+            (left <= max(1e-8, near**2) * power) & (np.abs(multipliers).min(-1) > max(SAME, near))
+        ):
             rest = flat - multipliers[number] @ rows[chosen[number]]
-            if np.linalg.norm(rest) <= NEAR * np.linalg.norm(flat):
+            if np.linalg.norm(rest) <= near * np.linalg.norm(flat):
                 return tuple(chosen[number].tolist()), multipliers[number]
     return None
 
@@ -175,4 +181,4 @@ def _fitted(site: Site, terms: Sequence[Term], wanted: np.ndarray) -> np.ndarray
     rows = np.stack([site.rows(term.values).ravel() for term in terms], axis=1)
     multipliers = np.linalg.lstsq(rows, wanted.ravel(), rcond=None)[0]
     rest = wanted.ravel() - rows @ multipliers
-    return multipliers if np.linalg.norm(rest) <= NEAR * np.linalg.norm(wanted) else None
+    return multipliers if np.linalg.norm(rest) <= max(NEAR, site.floor) * np.linalg.norm(wanted) else None

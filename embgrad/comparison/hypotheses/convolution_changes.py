@@ -17,8 +17,8 @@ from embgrad.comparison.hypotheses.functions import ACTIVATIONS, GELUS, IDENTITY
 from embgrad.comparison.hypotheses.layer_sources import branches
 from embgrad.comparison.hypotheses.pooling import POOLS
 from embgrad.comparison.hypotheses.product import cause_of
-from embgrad.comparison.hypotheses.site import Explanation, Site
-from embgrad.comparison.hypotheses.sources import NEAR, most_off
+from embgrad.comparison.hypotheses.site import NEAR, Explanation, Site
+from embgrad.comparison.hypotheses.sources import most_off
 from embgrad.comparison.weight_values import layouts
 
 __all__ = ["Convolving"]

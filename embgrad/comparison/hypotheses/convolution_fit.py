@@ -13,8 +13,8 @@ import numpy as np
 from embgrad.comparison.hypotheses.convolution import PADDINGS, Convolution, Convolutions
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY
 from embgrad.comparison.hypotheses.layer_sources import branches
-from embgrad.comparison.hypotheses.site import Site, Values
-from embgrad.comparison.hypotheses.sources import NEAR, Source, most_off, relative, sources
+from embgrad.comparison.hypotheses.site import NEAR, Site, Values
+from embgrad.comparison.hypotheses.sources import Source, most_off, relative, sources
 from embgrad.comparison.recording import HeldWeight, contains
 from embgrad.model_points.points import INPUT
 

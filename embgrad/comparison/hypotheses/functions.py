@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["ACTIVATIONS", "GELUS", "IDENTITY", "Activation", "logistic"]
+__all__ = ["ACTIVATIONS", "GELUS", "IDENTITY", "Activation", "logistic", "of_no_kind"]
 
 
 class Activation(NamedTuple):
@@ -70,3 +70,8 @@ ACTIVATIONS: Final = (
     Activation("hard swish", lambda x: x * np.clip(x + 3, 0, 6) / 6),
     IDENTITY,
 )
+
+
+def of_no_kind(first: Activation, second: Activation) -> Activation | None:
+    """Return what two kinds of GELU, which rounding hides from each other, are together; None where one is another function."""
+    return first._replace(name="GELU") if first in GELUS and second in GELUS else None

@@ -8,7 +8,7 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.products import projection_of
 from embgrad.comparison.hypotheses.site import Explanation, Site
-from embgrad.comparison.hypotheses.sources import NEAR, relative
+from embgrad.comparison.hypotheses.sources import relative
 
 __all__ = ["HeldVector"]
 
@@ -25,14 +25,14 @@ class HeldVector:
         """Return the weight of the layer that the difference is at each token; an empty list where it is none."""
         off = site.rows(site.b) - site.rows(site.a)
         mean = off.mean(0)
-        if len(off) < 2 or relative(np.broadcast_to(mean, off.shape), off) > NEAR:
+        if len(off) < 2 or relative(np.broadcast_to(mean, off.shape), off) > site.near:
             return []
         for weight in site.recordings[0].weights:
             if weight.layer != site.layer or weight.shape != mean.shape:
                 continue
             vector = weight.get().astype(np.float64)
             for sign, values in ((-1, ("added", "left out")), (1, ("left out", "added"))):
-                if vector.any() and relative(sign * vector, mean) <= NEAR:
+                if vector.any() and relative(sign * vector, mean) <= site.near:
                     is_added = sign == 1 and projection_of(site, weight.module) is not None
                     values = ("added once", "added twice") if is_added else values
                     return [Explanation("missing-bias", f"{weight.name} is", values, site.a + sign * vector)]

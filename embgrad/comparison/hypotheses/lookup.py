@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.site import Before, Explanation, Site
-from embgrad.comparison.hypotheses.sources import NEAR
+from embgrad.common.tolerance import HALVES
+from embgrad.comparison.hypotheses.site import NEAR, Before, Explanation, Site
 from embgrad.comparison.sites import name_of
-from embgrad.comparison.weight_values import keys_of_rows, nearest_of
+from embgrad.comparison.weight_values import keys_of_rows, nearest_of, rounded
 from embgrad.model_points.points import OUTPUT
 
 __all__ = [
@@ -60,11 +61,11 @@ class Rows:
     ) -> Iterator[Explanation]:
         own = table[rows]
         number = float((own * b).sum() / ((own * own).sum() or 1.0))
-        if abs(number - 1) > NEAR:
+        if abs(number - 1) > site.near:
             roles = _roles(site)
             cause = next((key for role, key in MISSING.items() if role in roles and not b.any()), "scaled-lookup")
-            yield _explanation(cause, f"{site.name} is multiplied by", ("1", f"{number:.6g}"), number * site.a)
-        others = rows_of(table, b)
+            yield _explanation(cause, f"{site.name} is multiplied by", ("1", site.text_of(number)), number * site.a)
+        others = _rows_in_b(site, table, b)
         match = next((match for match in site.matching.matches if match.a == name), None)
         is_moved = others is not None and np.unique(others - rows, return_counts=True)[1].max() > MOVED * len(rows)
         if others is not None and match is not None and match.order is not None and not is_moved:
@@ -84,7 +85,7 @@ class Rows:
     def _of_table(
         self, site: Site, name: str, table: np.ndarray, rows: np.ndarray, b: np.ndarray
     ) -> Iterator[Explanation]:
-        differing = np.unique(rows[np.abs(b - table[rows]).max(-1) > NEAR * np.abs(table).max()])
+        differing = np.unique(rows[np.abs(b - table[rows]).max(-1) > site.near * np.abs(table).max()])
         others = np.unique(rows)
         match = next((match for match in site.matching.matches if match.a == name), None)
         partner = None if match is None else next(w for w in site.recordings[1].weights if w.name == match.b)
@@ -215,6 +216,13 @@ def rows_of(table: np.ndarray, values: np.ndarray) -> np.ndarray | None:
     rows = ranked[nearest_of(keys[ranked], keys_of_rows(values))]
     scale = np.linalg.norm(values, axis=1) + 1e-30
     return rows if (np.linalg.norm(table[rows] - values, axis=1) <= NEAR * scale).all() else None
+
+
+def _rows_in_b(site: Site, table: np.ndarray, values: np.ndarray) -> np.ndarray | None:
+    """Return the rows of a table that b's vectors hold, which may be rounded to half precision; None where one is no row."""
+    dtypes = HALVES if site.near > NEAR else ()
+    tables = itertools.chain((table,), (rounded(table, dtype).astype(np.float64) for dtype in dtypes))
+    return next((rows for it in tables if (rows := rows_of(it, values)) is not None), None)
 
 
 def is_looked_up(site: Site, before: Before) -> bool:

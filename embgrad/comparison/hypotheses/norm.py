@@ -28,8 +28,8 @@ from embgrad.comparison.hypotheses.norm_fit import (
     what_differs,
 )
 from embgrad.comparison.hypotheses.product import cause_of
-from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
-from embgrad.comparison.hypotheses.sources import NEAR, SHARE, Term, carried, relative
+from embgrad.comparison.hypotheses.site import NEAR, SHARE, Before, Explanation, Site, Values
+from embgrad.comparison.hypotheses.sources import Term, carried, relative
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weight_values import rounded
 from embgrad.comparison.weights import Match, kind_of
@@ -78,13 +78,13 @@ class Norm:
         width = _width(site, path)
         x, a, b = (site.rows(values).reshape(-1, width) for values in (entry.values, site.a, site.b))
         first = _of_weights(site, path, x, a) or fitted_norm(x, a, site.declared("epsilon"))
-        if first is None or relative(first.apply(x), a) > NEAR:
+        if first is None or relative(first.apply(x), a) > site.near:
             second = _of_weights(site, path, x, b)
             return [] if second is None else _in_half(site, entry, second, "a")
         explanations = [
             explanation
             for second in (changed_norm(first, x, b, site.declared("epsilon", of_a=False)),)
-            if relative(second.apply(x), b) <= NEAR
+            if relative(second.apply(x), b) <= site.near
             and (explanation := self._explanation(site, path, entry, first, second)) is not None
         ]
         explanations += [*self._by_weights(site, path, entry, first), *_of_other_layers(site, path, entry, first)]
@@ -92,8 +92,11 @@ class Norm:
         if second is not None and relative(second.apply(x), b) <= ROUGHLY:
             explanation = self._explanation(site, path, entry, first, second)
             explanations += [] if explanation is None else [explanation]
+        missing = _missing(site, path, entry, x, b)
+        if missing and site.near > NEAR:  # a norm with an epsilon of any size is none, up to rounding to half precision
+            return missing
         explanations = [*_of_scaled_rows(site, entry, first), *explanations]
-        return [*explanations, *_missing(site, path, entry, x, b), *_in_half(site, entry, first, "b")]
+        return [*explanations, *missing, *_in_half(site, entry, first, "b")]
 
     def _by_weights(self, site: Site, path: str, entry: Before, first: Parameters) -> list[Explanation]:
         """Return the explanation by b's weights, where one differs from its partner."""
@@ -117,6 +120,9 @@ class Norm:
             other = _holder_of(site, path, second)
             is_plain = np.allclose(second.gain, 1, atol=1e-4) and not second.shift.any()
             whose = "without weights" if is_plain else "with other weights"
+            factor = float(first.gain @ second.gain / (first.gain @ first.gain or 1.0))
+            if relative(factor * np.r_[first.gain, first.shift], np.r_[second.gain, second.shift]) <= site.near:
+                whose = f"times {site.text_of(factor)}"
             if other is not None:
                 cause, whose = "swapped-weights", f"with the weights of {other}"
             sentence = f"b applies the norm {path} {whose}"
@@ -150,7 +156,7 @@ def _of_other_layers(site: Site, path: str, entry: Before, first: Parameters) ->
         if kind_of(module) != kind_of(path):
             continue
         changed = _with_weights(first, pairs)
-        if site.off(changed.apply(entry.values)) <= NEAR:
+        if site.off(changed.apply(entry.values)) <= site.near:
             texts = [f"b has {weight.name} equal to a's {other.name}" for weight, other in pairs]
             text, compute = ", and ".join(texts), partial(_applied, changed, entry.name)
             values = ("a's own", text)
@@ -248,7 +254,7 @@ def _width(site: Site, path: str) -> int:
 
 def _missing(site: Site, path: str, entry: Before, x: np.ndarray, b: np.ndarray) -> list[Explanation]:
     """Return the explanation that b has no norm, where its output is the norm's input."""
-    if not np.allclose(x, b, atol=1e-6):
+    if not np.allclose(x, b, atol=1e-6) and relative(x, b) > site.floor:
         return []
     name = entry.name
     if path != site.path and any(pair.name == path for pair in site.pairs):
@@ -303,7 +309,7 @@ def _missing_in_a(site: Site) -> Iterator[Explanation]:
     if not alone or len(x) != len(b) or not _is_a_norm(x, b, declared):
         return
     for path, vectors in alone.items():
-        found = norm_with_vectors(vectors, x, b, declared)
+        found = norm_with_vectors(vectors, x, b, declared, site.near)
         if found is not None:
             name = next((before.name for before in site.before if np.array_equal(before.values, site.a)), None)
             compute = None if name is None else partial(_applied, found, name)
@@ -328,7 +334,7 @@ def _of_later(site: Site) -> Iterator[Explanation]:
         if not is_moved or norm.side != OUTPUT or norm.values.shape != site.a.shape:
             continue
         held = site.held_by(norm.path).values()
-        if held and all(len(weight.shape) == 1 for weight, _, _ in held) and site.off(norm.values) <= NEAR:
+        if held and all(len(weight.shape) == 1 for weight, _, _ in held) and site.off(norm.values) <= site.near:
             path = NUMBER.sub("N", norm.path)  # of the layer behind a site that ends where this begins
             sentence = f"b applies the norm {path} before the part that a applies it behind"
             yield Explanation("norm-order", f"the norm {path}", ("behind", "before"), norm.values, sentence=sentence)
@@ -344,12 +350,12 @@ def _terms(site: Site) -> list[Term]:
     return [Term(before, before.values) for before in near]
 
 
-def _fitted_near(x: np.ndarray, y: np.ndarray, declared: float | None = None) -> Parameters | None:
+def _fitted_near(x: np.ndarray, y: np.ndarray, declared: float | None = None, near: float = NEAR) -> Parameters | None:
     """Return the norm of inputs that outputs are; None where they are no norm."""
     if min(relative(norm_with_gain(x, y, centred, TRIED).apply(x), y) for centred in (True, False)) > ROUGHLY:
         return None
     norm = fitted_norm(x, y, declared)
-    return norm if norm is not None and relative(norm.apply(x), y) <= NEAR else None
+    return norm if norm is not None and relative(norm.apply(x), y) <= near else None
 
 
 def _of_sums(site: Site) -> Iterator[Explanation]:
@@ -363,10 +369,12 @@ def _of_sums(site: Site) -> Iterator[Explanation]:
     for chosen in itertools.chain(inputs, itertools.combinations(terms, 2)):
         whole = _sum(chosen)
         x = site.rows(whole)
-        norm = _fitted_near(x, b, site.declared("epsilon", of_a=False))
+        norm = _fitted_near(x, b, site.declared("epsilon", of_a=False), site.near)
         if norm is not None:
             own_sum = site.rows(np.asarray(sum(term.before.values for term in chosen)))
-            if len(chosen) > 1 and _fitted_near(own_sum, site.rows(site.a)) is not None:  # a computes this norm as well
+            if (
+                len(chosen) > 1 and _fitted_near(own_sum, site.rows(site.a), near=site.near) is not None
+            ):  # a computes this norm as well
                 return
             names = tuple(dict.fromkeys(name for term in chosen for name in term.inputs))
             is_known = all(term.earlier is None or term.earlier.compute is not None for term in chosen)
@@ -440,4 +448,4 @@ def _of_weights(site: Site, path: str, x: np.ndarray, y: np.ndarray) -> Paramete
         for weight, _, _ in site.held_by(path).values()
         if int(np.prod(weight.shape)) == x.shape[1]
     ]
-    return norm_with_vectors(vectors, x, y, site.declared("epsilon"))
+    return norm_with_vectors(vectors, x, y, site.declared("epsilon"), site.near)

@@ -9,7 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.sources import NEAR, relative
+from embgrad.comparison.hypotheses.site import NEAR
+from embgrad.comparison.hypotheses.sources import relative
 
 __all__ = [
     "DIVISORS",
@@ -41,6 +42,9 @@ DISTANT: Final = 0.7
 
 #: The ratio of remaining differences up to which a declared epsilon fits as well as the best.
 ALIKE: Final = 3.0
+
+#: The relative L2 that rounding to single precision may leave of a norm.
+ROUNDING: Final = 2e-7
 
 #: The ratio of remaining differences up to which two usual epsilons fit equally well, so that the first of them is taken.
 EQUALLY: Final = 1.2
@@ -100,7 +104,7 @@ def _unit(x: np.ndarray, centred: bool, epsilon: float, divisor: str = ROOT) -> 
 
 
 def norm_with_vectors(
-    vectors: Sequence[np.ndarray], x: np.ndarray, y: np.ndarray, declared: float | None
+    vectors: Sequence[np.ndarray], x: np.ndarray, y: np.ndarray, declared: float | None, near: float = NEAR
 ) -> Parameters | None:
     """Return the norm with a gain, and a bias if there are two vectors, that is nearest to outputs; None where none is near."""
     if not vectors or len(vectors) > 2:
@@ -114,14 +118,22 @@ def norm_with_vectors(
     ]
     known = EPSILONS if declared is None else (declared, *EPSILONS)
     fits = [replace(kind, epsilon=epsilon) for kind in kinds for epsilon in known]
-    best = min(fits, key=lambda fit: relative(fit.apply(x), y))
+    best = _nearest(fits, x, y)
     best = _as_declared(fits, declared, best, x, y) or best
-    if NEAR < relative(best.apply(x), y) <= DISTANT:
+    if near < relative(best.apply(x), y) <= DISTANT:
         others = itertools.chain(
             (with_best_epsilon(kind, x, y) for kind in kinds), *(_other_divisors(kind, known) for kind in kinds)
         )
         best = min(others, key=lambda fit: relative(fit.apply(x), y))
-    return best if relative(best.apply(x), y) <= NEAR else None
+    return best if relative(best.apply(x), y) <= near else None
+
+
+def _nearest(fits: Sequence[Parameters], x: np.ndarray, y: np.ndarray) -> Parameters:
+    """Return the norm that is nearest to outputs, with the first of the epsilons that rounding hides from each other."""
+    offs = [relative(fit.apply(x), y) for fit in fits]
+    best = fits[int(np.argmin(offs))]
+    alike = (fit for fit, off in zip(fits, offs, strict=True) if off <= max(EQUALLY * min(offs), ROUNDING))
+    return next(fit for fit in alike if fit.centred == best.centred and np.array_equal(fit.gain, best.gain))
 
 
 def fitted_norm(x: np.ndarray, y: np.ndarray, declared: float | None = None) -> Parameters | None:
@@ -134,7 +146,7 @@ def fitted_norm(x: np.ndarray, y: np.ndarray, declared: float | None = None) -> 
     """
     known = () if declared is None else (declared,)
     fits = [norm_with_gain(x, y, centred, epsilon) for centred in (True, False) for epsilon in (*known, *EPSILONS)]
-    best = min(fits, key=lambda fit: relative(fit.apply(x), y))
+    best = _nearest(fits, x, y)
     alike = _as_declared(fits, declared, best, x, y)
     if alike is not None:
         return alike

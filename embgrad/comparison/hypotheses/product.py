@@ -11,8 +11,8 @@ import numpy as np
 
 from embgrad.common.tolerance import HALVES
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY, Activation
-from embgrad.comparison.hypotheses.site import Before, Explanation, Site
-from embgrad.comparison.hypotheses.sources import NEAR, skipped_norms
+from embgrad.comparison.hypotheses.site import NEAR, Before, Explanation, Site
+from embgrad.comparison.hypotheses.sources import relative, skipped_norms
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weight_values import matrices_of, order_of_rows, rounded
 from embgrad.comparison.weights import Match, kind_of
@@ -114,7 +114,7 @@ class Product:
 def _factors(site: Site) -> Iterator[Factors]:
     """Yield the factors whose product, with a bias, a number or a cap, is a's output."""
     wanted = site.rows(site.a)
-    near = NEAR * float(np.linalg.norm(wanted))
+    near = site.near * float(np.linalg.norm(wanted))
     for entry, weight, other, match in _candidates(site):
         x = site.rows(entry.values)
         if len(x) != len(wanted):
@@ -147,11 +147,11 @@ def _activated(site: Site) -> Iterator[Factors]:
             continue
         x = site.rows(entry.values)
         for activation in ACTIVATIONS:
-            if np.linalg.norm(activation.apply(values) - wanted) > NEAR * np.linalg.norm(wanted):
+            if np.linalg.norm(activation.apply(values) - wanted) > site.near * np.linalg.norm(wanted):
                 continue
             for matrix in _oriented(weights[0].get(), site, x.shape[1]):
                 bias = (values - x @ matrix.T).mean(0)
-                if np.linalg.norm(values - x @ matrix.T - bias) <= NEAR * np.linalg.norm(values):
+                if np.linalg.norm(values - x @ matrix.T - bias) <= site.near * np.linalg.norm(values):
                     other, match = site.partners.get(weights[0].name, (None, None))
                     yield Factors(entry, matrix, bias, weights[0], other, match, activation=activation)
 
@@ -212,10 +212,25 @@ def _of_weights(site: Site, factors: Factors) -> Iterator[Explanation]:
     is_table = relation.removeprefix("equal to ") in {weight.name for weight in _tables(site, 0)}
     cause = "head-untied" if is_table else cause_of(match)
     sentence = f"b has {factors.weight.name} {match.as_object}"
+    if relation.startswith("rounded") and (turned := _turned(site, factors, other)) is not None:
+        cause, sentence = "transposed-weight", f"b uses {factors.weight.name} transposed and {relation}"
+        relation = f"transposed and {relation}"
+        function = factors.affine(turned, factors.bias)
+        yield _explanation(cause, factors.weight.name, ("a's own", relation), factors, function, sentence)
+        return
     matrices = _oriented(other.get(), site, factors.matrix.shape[1], 1)
     for matrix, bias in itertools.product(matrices, _biases_of(site, factors.weight.module, factors.bias)):
         function = factors.affine(matrix, bias)
         yield _explanation(cause, factors.weight.name, ("a's own", relation), factors, function, sentence)
+
+
+def _turned(site: Site, factors: Factors, other: HeldWeight) -> np.ndarray | None:
+    """Return the transpose of a's square matrix in b's numbers if b multiplies with that; None if it does not."""
+    x, b = site.rows(factors.entry.values), site.rows(site.b)
+    if factors.matrix.shape[0] != factors.matrix.shape[1] or not _is_product(x, factors.matrix.T, b, site.near):
+        return None
+    matrices = _oriented(other.get(), site, len(factors.matrix), 1)
+    return min(matrices, key=lambda matrix: relative(matrix, factors.matrix.T))
 
 
 def _of_other_layers(site: Site, factors: Factors) -> Iterator[Explanation]:
@@ -227,7 +242,7 @@ def _of_other_layers(site: Site, factors: Factors) -> Iterator[Explanation]:
         if weight.name == factors.weight.name or weight.shape != factors.weight.shape or kind_of(weight.name) != kind:
             continue
         for matrix in _oriented(weight.get(), site, x.shape[1]):
-            if _is_product(x[:FEW], matrix, b[:FEW]) and _is_product(x, matrix, b):
+            if all(_is_product(x[:count], matrix, b[:count], site.near) for count in (FEW, len(x))):
                 function = factors.affine(matrix, (b - x @ matrix.T).mean(0))
                 values = ("a's own", f"that of {weight.name}")
                 sentence = f"b has {factors.weight.name} equal to a's {weight.name}"
@@ -235,10 +250,10 @@ def _of_other_layers(site: Site, factors: Factors) -> Iterator[Explanation]:
                 return
 
 
-def _is_product(x: np.ndarray, matrix: np.ndarray, y: np.ndarray) -> bool:
+def _is_product(x: np.ndarray, matrix: np.ndarray, y: np.ndarray, near: float) -> bool:
     """Return whether rows are products with a matrix, (output, input), up to a bias."""
     rest = y - x @ matrix.T
-    return bool(np.linalg.norm(rest - rest.mean(0)) <= NEAR * np.linalg.norm(y))
+    return bool(np.linalg.norm(rest - rest.mean(0)) <= near * np.linalg.norm(y))
 
 
 def _biases_of(site: Site, path: str, own: np.ndarray) -> list[np.ndarray]:
@@ -307,10 +322,10 @@ def _of_bias(site: Site, factors: Factors) -> Iterator[Explanation]:
     """Yield the explanation by another bias."""
     rest = site.rows(site.b) - site.rows(factors.entry.values) @ factors.matrix.T
     bias = rest.mean(0)
-    if np.linalg.norm(rest - bias) > NEAR * np.linalg.norm(site.rows(site.b)):
+    if np.linalg.norm(rest - bias) > site.near * np.linalg.norm(site.rows(site.b)):
         return
     size = float(np.abs(factors.bias).max())
-    none_in_b = float(np.abs(bias).max()) <= NEAR * max(size, float(np.abs(rest).max()))
+    none_in_b = float(np.abs(bias).max()) <= site.near * max(size, float(np.abs(rest).max()))
     if none_in_b:
         bias = np.zeros_like(bias)
     place = site.path or "the output"
@@ -327,7 +342,7 @@ def _of_bias(site: Site, factors: Factors) -> Iterator[Explanation]:
 
 def _of_other_bias(site: Site, factors: Factors, bias: np.ndarray) -> tuple[str, tuple[str, str], str]:
     """Return the cause, its values and the text of another bias, which is b's weight where that holds it."""
-    most = NEAR * float(np.abs(bias).max())
+    most = site.near * float(np.abs(bias).max())
     for weight, other, match in site.differing_by(factors.weight.module):
         if weight.shape == factors.bias.shape == other.shape and np.abs(other.get() - bias).max() <= most:
             relation = match.relation.removesuffix(" in b")
@@ -397,7 +412,7 @@ def _of_output(site: Site, factors: Factors) -> Iterator[Explanation]:
     if factors.bias.any():
         product = a - factors.bias
         number = float((product * (b - factors.bias)).sum() / ((product * product).sum() or 1.0))
-        name, values = factors.weight.name, ("1", f"{number:.5g}")
+        name, values = factors.weight.name, ("1", site.text_of(number))
         scaled = factors.affine(number * factors.matrix, factors.bias)
         yield _explanation("different-weight", f"{name} is multiplied by", values, factors, scaled)
     share = float((a * b).sum() / ((a * a).sum() or 1.0))
@@ -405,7 +420,7 @@ def _of_output(site: Site, factors: Factors) -> Iterator[Explanation]:
     yield _explanation(
         "logit-scale",
         f"the output of {site.path or 'the model'} is multiplied by",
-        (f"{factors.number:.6g}", f"{share * factors.number:.6g}"),
+        (f"{factors.number:.6g}", site.text_of(share * factors.number)),
         factors,
         lambda x: share * own(x),
     )
@@ -431,11 +446,11 @@ def _of_scales(site: Site, factors: Factors) -> Iterator[Explanation]:
     determinant = np.where(determinant > 0, determinant, np.inf)
     scales = ((product * b).sum(0) * (sums @ sums) - (sums @ b) * mixed) / determinant
     offsets = ((sums @ b) * powers - (product * b).sum(0) * mixed) / determinant
-    if np.linalg.norm(scales * product + np.outer(sums, offsets) - b) > NEAR * np.linalg.norm(b):
+    if np.linalg.norm(scales * product + np.outer(sums, offsets) - b) > site.near * np.linalg.norm(b):
         return
     name, matrix = factors.weight.name, scales[:, None] * factors.matrix + offsets[:, None]
-    changes = ["a factor of its own"] * bool(np.abs(scales - 1).max() > NEAR)
-    changes += ["a number added to it"] * bool(np.abs(offsets).max() > NEAR * np.abs(matrix).max())
+    changes = ["a factor of its own"] * bool(np.abs(scales - 1).max() > site.near)
+    changes += ["a number added to it"] * bool(np.abs(offsets).max() > site.near * np.abs(matrix).max())
     text = " and ".join(changes)
     sentence = f"each row of {name} has {text} in b, as with other scales or zero points of few bits"
     function = factors.affine(matrix, factors.bias)

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.site import Site
-from embgrad.comparison.hypotheses.sources import NEAR, Source, relative, sources
+from embgrad.comparison.hypotheses.site import NEAR, Site
+from embgrad.comparison.hypotheses.sources import Source, relative, sources
 from embgrad.comparison.recording import HeldWeight
 from embgrad.model_points.points import INPUT
 

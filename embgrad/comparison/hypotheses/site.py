@@ -23,6 +23,12 @@ FAINT_MEMORY: Final = "faint"
 #: The number of floors from which a token's own difference is not rounding.
 TOKEN_FLOORS: Final = 10.0
 
+#: The largest relative L2 between a known function's value and the reference's output.
+NEAR: Final = 1e-4
+
+#: The largest share of a site's difference by which a function may miss the reference's output.
+SHARE: Final = 0.25
+
 #: Returns the values at a point before a site, (example, position, feature), by its name.
 Values = Callable[[str], np.ndarray]
 
@@ -126,6 +132,15 @@ class Site:
     def difference(self) -> float:
         """The relative L2 of b's output against a's at real positions."""
         return difference(self.a, self.b, self.real)
+
+    @property
+    def near(self) -> float:
+        """The relative L2 up to which a function's value is b's output, larger than `NEAR` where b computes in half precision."""
+        return max(NEAR, min(self.floor, SHARE * self.difference))
+
+    def text_of(self, number: float) -> str:
+        """Return a text for a number that was fitted to an output, with the digits that can be known."""
+        return f"{number:.6g}" if self.near == NEAR else f"{number:.3g}"
 
     @cached_property
     def entry(self) -> Before | None:

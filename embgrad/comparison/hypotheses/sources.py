@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
+from embgrad.comparison.hypotheses.site import NEAR, SHARE, Before, Explanation, Site, Values
 from embgrad.model_points.points import INPUT
 
 __all__ = [
@@ -30,14 +30,8 @@ __all__ = [
     "unit",
 ]
 
-#: The largest relative L2 between a known function's value and the reference's output.
-NEAR: Final = 1e-4
-
 #: The number of floors within which a function reproduces an output.
 FLOORS: Final = 10.0
-
-#: The largest share of a site's difference by which a function may miss the reference's output.
-SHARE: Final = 0.25
 
 #: The most different tensors before a site that are taken, where nothing else is said.
 MOST: Final = 12

@@ -14,7 +14,7 @@ from embgrad.comparison.hypotheses.combination import by_multipliers, distinct, 
 from embgrad.comparison.hypotheses.lookup import MISSING, explanation_of_rows, roles_of, rows_of, table_of
 from embgrad.comparison.hypotheses.norm import NUMBER, norms_of
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
-from embgrad.comparison.hypotheses.sources import NEAR, Term, carried, norms_before, skipped_norms
+from embgrad.comparison.hypotheses.sources import Term, carried, norms_before, skipped_norms
 from embgrad.model_points.points import OUTPUT
 
 __all__ = ["OtherTerm", "known_changes", "remember", "sums"]
@@ -104,7 +104,7 @@ class OtherTerm:
             for explanation, change in itertools.chain(*(ways if computed.name else reversed(ways))):
                 predicted = computed.apply(computed.whole + change)
                 found.append(replace(explanation, predicted=predicted))
-                if site.off(predicted) <= NEAR:
+                if site.off(predicted) <= site.near:
                     remember(site, (explanation, change))
                     return found[-1:]
         return found
@@ -225,7 +225,7 @@ def _of_multipliers(site: Site, computed: Sum, terms: Sequence[Term], multiplier
         return
     seen = np.stack([computed.seen(m * site.rows(t.values)).ravel() for t, m in zip(terms, multipliers, strict=True)])
     powers, vectors = np.linalg.eigh(seen @ seen.T)
-    if powers[0] > NEAR**2 * powers[-1]:
+    if powers[0] > site.near**2 * powers[-1]:
         return
     factors = _with_unchanged(site, terms, vectors[:, 0])
     for explanation in by_multipliers(site, terms, multipliers, factors * multipliers):
@@ -240,14 +240,15 @@ def _composed(function: Function, inner: Callable[[Values], np.ndarray], at: Val
 
 def _with_unchanged(site: Site, terms: Sequence[Term], factors: np.ndarray) -> np.ndarray:
     """Return factors, which are known up to a common one, so that most terms are unchanged, and those of words are not."""
-    factors = np.where(np.abs(factors) <= SAME * np.abs(factors).max(), 0.0, factors)
+    same = max(SAME, site.floor)
+    factors = np.where(np.abs(factors) <= same * np.abs(factors).max(), 0.0, factors)
     words = [bool({"word", "embeddings"} & set(roles_of(site, term.before))) for term in terms]
 
     def unchanged(number: int) -> tuple[int, bool]:
-        return int((np.abs(factors / factors[number] - 1) <= SAME).sum()), not words[number]
+        return int((np.abs(factors / factors[number] - 1) <= same).sum()), not words[number]
 
     found = factors / factors[max(np.flatnonzero(factors).tolist(), key=unchanged)]
-    return np.where(np.abs(found - 1) <= SAME, 1.0, found)
+    return np.where(np.abs(found - 1) <= same, 1.0, found)
 
 
 def _of_rows(site: Site, computed: Sum, term: Before, multiplier: float, held: Looked) -> Iterator[Changed]:
@@ -286,8 +287,8 @@ def _of_positions(site: Site, computed: Sum, term: Before, multiplier: float, he
     means = np.zeros((len(different), table.shape[1]))
     np.add.at(means, number, added / counts[number, None])
     moved = means - table[different]  # all by the same vector are another table's, such as that of types
-    is_by_position = np.linalg.norm(means[number] - added) <= NEAR * np.linalg.norm(added)
-    if len(different) == len(rows) or not is_by_position or np.allclose(moved, moved[0], atol=NEAR):
+    is_by_position = np.linalg.norm(means[number] - added) <= site.near * np.linalg.norm(added)
+    if len(different) == len(rows) or not is_by_position or np.allclose(moved, moved[0], atol=site.near):
         return
     changed = np.array(term.values)
     changed[site.real_of(changed)] = means[number]
@@ -310,4 +311,4 @@ def _rows_behind(site: Site, computed: Sum, rest: np.ndarray, table: np.ndarray)
     )
     share = 1 - free / np.maximum(power, 1e-300)
     others = share.argmin(1)
-    return others if (share.min(1) <= NEAR**2).all() else None
+    return others if (share.min(1) <= site.near**2).all() else None
