@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Container, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
-from embgrad.common.tolerance import HALVES
 from embgrad.comparison.hypotheses.site import NEAR, Before, Explanation, Site
 from embgrad.comparison.sites import name_of
-from embgrad.comparison.weight_values import keys_of_rows, nearest_of, rounded
+from embgrad.comparison.weight_values import keys_of_rows, nearest_of
 from embgrad.model_points.points import OUTPUT
 
 __all__ = [
@@ -65,7 +63,7 @@ class Rows:
             roles = _roles(site)
             cause = next((key for role, key in MISSING.items() if role in roles and not b.any()), "scaled-lookup")
             yield _explanation(cause, f"{site.name} is multiplied by", ("1", site.text_of(number)), number * site.a)
-        others = _rows_in_b(site, table, b)
+        others = _rows_in_b(site, name, table, b)
         match = next((match for match in site.matching.matches if match.a == name), None)
         is_moved = others is not None and np.unique(others - rows, return_counts=True)[1].max() > MOVED * len(rows)
         if others is not None and match is not None and match.order is not None and not is_moved:
@@ -218,10 +216,12 @@ def rows_of(table: np.ndarray, values: np.ndarray) -> np.ndarray | None:
     return rows if (np.linalg.norm(table[rows] - values, axis=1) <= NEAR * scale).all() else None
 
 
-def _rows_in_b(site: Site, table: np.ndarray, values: np.ndarray) -> np.ndarray | None:
-    """Return the rows of a table that b's vectors hold, which may be rounded to half precision; None where one is no row."""
-    dtypes = HALVES if site.near > NEAR else ()
-    tables = itertools.chain((table,), (rounded(table, dtype).astype(np.float64) for dtype in dtypes))
+def _rows_in_b(site: Site, name: str, table: np.ndarray, values: np.ndarray) -> np.ndarray | None:
+    """Return the rows of a table that b's vectors are, as a holds it or as b does; None where one is no row."""
+    other, match = site.partners.get(name, (None, None))
+    tables = [table]
+    if other is not None and match is not None and match.relation.startswith("rounded") and other.shape == table.shape:
+        tables.append(other.get().astype(np.float64))
     return next((rows for it in tables if (rows := rows_of(it, values)) is not None), None)
 
 

@@ -213,7 +213,8 @@ def _of_weights(site: Site, factors: Factors) -> Iterator[Explanation]:
     cause = "head-untied" if is_table else cause_of(match)
     sentence = f"b has {factors.weight.name} {match.as_object}"
     if relation.startswith("rounded") and (turned := _turned(site, factors, other)) is not None:
-        cause, sentence = "transposed-weight", f"b uses {factors.weight.name} transposed and {relation}"
+        how = f"transposed, which is {relation}" if relation.endswith(" in a") else f"transposed and {relation}"
+        cause, sentence = "transposed-weight", f"b uses {factors.weight.name} {how}"
         relation = f"transposed and {relation}"
         function = factors.affine(turned, factors.bias)
         yield _explanation(cause, factors.weight.name, ("a's own", relation), factors, function, sentence)
@@ -420,7 +421,7 @@ def _of_output(site: Site, factors: Factors) -> Iterator[Explanation]:
     yield _explanation(
         "logit-scale",
         f"the output of {site.path or 'the model'} is multiplied by",
-        (f"{factors.number:.6g}", site.text_of(share * factors.number)),
+        (site.text_of(factors.number), site.text_of(share * factors.number)),
         factors,
         lambda x: share * own(x),
     )

@@ -12,6 +12,7 @@ from embgrad.comparison.hypotheses.combination import Combination
 from embgrad.comparison.hypotheses.explain import explain
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS
 from embgrad.comparison.hypotheses.gate import Gate
+from embgrad.comparison.hypotheses.norm import Norm
 from embgrad.comparison.hypotheses.norm_fit import Parameters, norm_with_vectors
 from embgrad.comparison.hypotheses.site import NEAR
 from embgrad.comparison.weight_values import rounded
@@ -132,3 +133,9 @@ def test_rows_that_b_rounds_are_recognised() -> None:
     found = explain(at)
     assert found is not None
     assert (found.cause, found.values) == ("position-ids-offset", ("0", "2"))
+
+
+def test_a_module_without_weights_is_no_norm() -> None:
+    few = coarse(X / 10)  # so small that tanh is nearly linear, as a norm with a large epsilon is
+    at = module_site(coarse(np.tanh(few)), few / 2, {"up:input": few}, floor=COARSE)
+    assert Norm().explain(at) == []
