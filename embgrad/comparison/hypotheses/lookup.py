@@ -8,9 +8,10 @@ from typing import Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.site import NEAR, Before, Explanation, Site
+from embgrad.comparison.recording import Tensor
 from embgrad.comparison.sites import name_of
 from embgrad.comparison.weight_values import keys_of_rows, nearest_of
-from embgrad.model_points.points import OUTPUT
+from embgrad.model_points.points import INPUT, OUTPUT
 
 __all__ = [
     "MISSING",
@@ -48,21 +49,23 @@ class Rows:
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the lookups of both models differ; an empty list where a makes none."""
         tensor = site.recordings[0].tensors[site.pair.a]
-        if tensor.side == "input" or site.a.shape[:2] != site.ids.shape:
+        lookup = _lookup_at(site) if tensor.side == INPUT else tensor
+        if lookup is None or site.a.shape[:2] != site.real.shape:
             return []
         a, b = site.rows(site.a), site.rows(site.b)
-        held = table_of(site, tensor.path, a)
-        return [] if held is None else list(self._explanations(site, *held, b))
+        held = table_of(site, lookup.path, a)
+        label = site.name if lookup is tensor else name_of(lookup)
+        return [] if held is None else list(self._explanations(site, label, *held, b))
 
     def _explanations(
-        self, site: Site, name: str, table: np.ndarray, rows: np.ndarray, b: np.ndarray
+        self, site: Site, label: str, name: str, table: np.ndarray, rows: np.ndarray, b: np.ndarray
     ) -> Iterator[Explanation]:
         own = table[rows]
         number = float((own * b).sum() / ((own * own).sum() or 1.0))
         if abs(number - 1) > site.near:
             roles = _roles(site)
             cause = next((key for role, key in MISSING.items() if role in roles and not b.any()), "scaled-lookup")
-            yield _explanation(cause, f"{site.name} is multiplied by", ("1", site.text_of(number)), number * site.a)
+            yield _explanation(cause, f"{label} is multiplied by", ("1", site.text_of(number)), number * site.a)
         others = _rows_in_b(site, name, table, b)
         match = next((match for match in site.matching.matches if match.a == name), None)
         is_moved = others is not None and np.unique(others - rows, return_counts=True)[1].max() > MOVED * len(rows)
@@ -76,7 +79,7 @@ class Rows:
         elif others is not None and not np.array_equal(others, rows):
             predicted = np.array(site.b)
             predicted[site.real] = table[others]
-            yield explanation_of_rows(site, site.name, _roles(site), rows, others, predicted)
+            yield explanation_of_rows(site, label, _roles(site), rows, others, predicted)
         else:
             yield from self._of_table(site, name, table, rows, b)
 
@@ -106,6 +109,14 @@ class Rows:
             yield _explanation("different-table", name, ("a's own", "another table"), predicted, text)
 
 
+def _lookup_at(site: Site) -> Tensor | None:
+    """Return a lookup of a alone whose rows are given to the module at a site, such as that of a decoder's ids."""
+    if any(before.shared and np.array_equal(before.values, site.a) for before in site.before):
+        return None
+    lookups = (tensor for tensor in site.recordings[0].tensors.values() if tensor.ids is not None)
+    return next((tensor for tensor in lookups if np.array_equal(tensor.values, site.a)), None)
+
+
 def explanation_of_rows(
     site: Site, name: str, roles: Container[str], rows: np.ndarray, others: np.ndarray, predicted: np.ndarray
 ) -> Explanation:
@@ -122,7 +133,7 @@ def explanation_of_rows(
     steps = np.unique(others - rows)
     types = site.recordings[0].batch.types
     varying = rows if rows.any() else others
-    is_of_types = types is not None and np.array_equal(varying, types[site.real])
+    is_of_types = types is not None and types.shape == site.real.shape and np.array_equal(varying, types[site.real])
     is_of_types = is_of_types or ("type" in roles and len(np.unique(varying)) > 1)
     if not (rows.any() and others.any()) and is_of_types:
         first, second, values = ("b", "a", ("the types", "0")) if rows.any() else ("a", "b", ("0", "the types"))
@@ -137,8 +148,16 @@ def explanation_of_rows(
             return _explanation(
                 "other-ids", f"the rows of {name} are", ("a's own", _moved(site, rows, others)), predicted
             )
-        text = (str(int(rows.min())), str(int(others.min()))) if len(steps) == 1 else ("a's own", "others")
-        return _explanation("position-ids-offset", f"the rows of {name} start at", text, predicted)
+        if len(steps) == 1:
+            text = str(int(rows.min())), str(int(others.min()))
+            return _explanation("position-ids-offset", f"the rows of {name} start at", text, predicted)
+        values, sentence = ("a's own", "others"), f"the rows of {name} are those of other positions in b"
+        padding = np.repeat(site.real.argmax(1), site.real.sum(1))  # before the text
+        for first, second, counted in (("b", "a", padding), ("a", "b", -padding)):
+            if np.array_equal(others - rows, counted):
+                values = ("as they are", "with padding") if first == "b" else ("with padding", "as they are")
+                sentence = f"the positions of {name} count the padding before a text in {first}, and not in {second}"
+        return _explanation("position-ids-offset", f"the rows of {name}", values, predicted, sentence)
     values = (_relative_to(ids, rows), _relative_to(ids, others))
     return _explanation("other-ids", f"the rows of {name} are", values, predicted)
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.site import Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import Source, most_off, skipped_norms, sources, unit
-from embgrad.comparison.sites import difference
+from embgrad.comparison.sites import difference, name_of
+from embgrad.model_points.points import OUTPUT
 
 __all__ = ["POOLS", "Pooling"]
 
@@ -103,7 +104,18 @@ class Pooling:
             if np.array_equal(given.values, other.values) and first == second:
                 found = _explanation(other, "applied", "missing", function)
                 return [replace(found, cause="missing-norm", setting="the norm", sentence=f"b lacks the norm {norm}")]
+        if _has_product_between(site, source.name, other.name):  # b lacks a layer, or reads the output of another one
+            return []
         return [_explanation(other, f"{first} of {source.name}", f"{second} of {other.name}", function)]
+
+
+def _has_product_between(site: Site, first: str, second: str) -> bool:
+    """Return whether a multiplies by a matrix between two tensors, by their names."""
+    recording = site.recordings[0]
+    times = sorted(tensor.time for tensor in recording.tensors.values() if name_of(tensor) in (first, second))
+    matrices = {weight.module for weight in recording.weights if len(weight.shape) > 1}
+    products = (it.time for it in recording.tensors.values() if it.side == OUTPUT and it.path in matrices)
+    return len(times) > 1 and any(times[0] < time < times[-1] for time in products)
 
 
 #: A tensor, the way in which its vectors are pooled, in words, and the function.

@@ -11,6 +11,7 @@ import pytest
 from embgrad import TokenBatch
 from embgrad.comparison.hypotheses.lookup import Rows
 from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.recording import Tensor
 from embgrad.comparison.sites import Pair
 from embgrad.comparison.weight_values import rounded
 from tests.unit.comparison.hypotheses.modules import IDS, REAL, best, module_site
@@ -80,7 +81,7 @@ ROWS = {
         TABLE[PLACES],
         TABLE[PLACES[:, ::-1]],
         "position-ids-offset",
-        "the rows of table start at a's own in a and others in b",
+        "the rows of table are those of other positions in b",
     ),
 }
 
@@ -174,6 +175,38 @@ def test_a_table_without_a_partner_is_not_explained() -> None:
     other = RANDOM.normal(size=(12, 4))
     at = site(A, other[IDS], held_b={"words.W": RANDOM.normal(size=(3, 4))})
     assert all(at.off(item.predicted) > 0.1 for item in Rows().explain(at))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_positions_that_count_padding_are_named(turned: bool) -> None:
+    real = REAL[:, ::-1]  # the second text follows two positions of padding
+    own = np.maximum(real.cumsum(1) - 1, 0) + 2
+    sides = [TABLE[own], TABLE[PLACES + 2]]
+    found = explained(replace(site(*sides[::-1] if turned else sides), real=real))
+    first, second = "ab" if turned else "ba"
+    assert found.cause == "position-ids-offset"
+    assert found.text == f"the positions of table count the padding before a text in {first}, and not in {second}"
+    assert found.values == (("with padding", "as they are") if turned else ("as they are", "with padding"))
+    other = explained(replace(site(TABLE[own], TABLE[own + np.array([[0], [3]])]), real=real))
+    assert other.text == "the rows of table are those of other positions in b"
+
+
+@pytest.mark.parametrize("length", [3, 5])
+def test_rows_of_further_ids_that_a_module_is_given_are_named(length: int) -> None:
+    """Such as those of a decoder, whose texts have another length than the batch's."""
+    ids = FURTHER[:, :length]
+    a, b = TABLE[ids], TABLE[np.roll(ids, 1, 1)]
+    lookup = Tensor("table#1", "table", None, 1, (), 0.0, a, ids=ids)
+    real = np.ones(ids.shape, bool)
+    given = {"key": "norm:input#0", "held_a": {"table.W": TABLE}, "others": [lookup], "real": real}
+    found = explained(module_site(a, b, {}, **given))
+    assert found.cause == "other-ids"
+    assert found.text == "the rows of table#1 are a's own in a and those of the position before in b"
+    assert not Rows().explain(module_site(a, b, {"table#1": a}, **given)), (
+        "a lookup of both models has a site of its own"
+    )
+    assert Rows().explain(module_site(a, b, {"table#1": a}, alone=["table#1"], **given))
+    assert not Rows().explain(module_site(a + 1, b, {}, **given))
 
 
 def test_padding_does_not_count() -> None:

@@ -13,6 +13,7 @@ from embgrad.comparison.hypotheses.pooling import POOLS, Pooling
 from embgrad.comparison.hypotheses.site import Site
 from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
 from tests.unit.comparison.hypotheses.planted import site_of
+from tests.unit.comparison.recorded import tensor
 
 X = np.random.default_rng(0).normal(size=(*REAL.shape, 6))
 
@@ -130,6 +131,19 @@ def test_a_norm_that_b_skips_before_the_pooling_is_named() -> None:
     both = module_site(normed[:, :1], X[:, 2:3], before, **settings)
     found = best(both, Pooling().explain(both))
     assert (found.cause, found.values) == ("pooling", ("the first vector of norm", "the vector 2 later of norm:input"))
+
+
+def test_a_pooling_of_another_layer_is_not_named() -> None:
+    """Where b lacks a layer, its pooling is right."""
+    turned = X[..., ::-1]
+    for number, (path, count) in enumerate((("up", 0), ("norm", 1))):
+        tensors = [tensor(f"{name}:output#0", X, time) for name, time in (("first", 1.0), (path, 2.0), ("last", 3.0))]
+        settings = {"held_a": {"up.W": np.eye(6)}, "others": tensors}
+        at = module_site(turned[:, :1], X[:, :1], {"last": turned, "first": X}, **settings)
+        found = Pooling().explain(at)
+        assert [it.values for it in found] == [("the first vector of last", "the first vector of first")] * count, (
+            number
+        )
 
 
 def test_what_is_no_pooling_is_not_named() -> None:
