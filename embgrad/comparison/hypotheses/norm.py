@@ -348,8 +348,9 @@ def _sum(terms: Iterable[Term]) -> np.ndarray:
 
 def _terms(site: Site) -> list[Term]:
     """Return the tensors that may be terms of a sum that b gives to a norm."""
-    near = [before for before in site.before if before.shared and before.values.shape == site.a.shape][:MOST_TERMS]
-    return [Term(before, before.values) for before in near]
+    near = [before for before in site.before if before.values.shape == site.a.shape]
+    shared, others = ([before for before in near if before.shared == shared][:MOST_TERMS] for shared in (True, False))
+    return [Term(before, before.values) for before in (*shared, *others)]
 
 
 def _fitted_near(x: np.ndarray, y: np.ndarray, declared: float | None = None, near: float = NEAR) -> Parameters | None:

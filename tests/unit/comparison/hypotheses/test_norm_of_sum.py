@@ -54,6 +54,15 @@ def test_a_norm_of_a_sum_is_named(centred: bool) -> None:
     ), "a computes it as well"
 
 
+def test_a_norm_of_a_sum_of_a_alone_is_named() -> None:
+    """Such as a residual stream that is no point of b, as where layers are functions; what both models have comes first."""
+    found = best(at := behind(norm(X + UP, 1e-5), alone=["residual"]), NormOfSum().explain(at))
+    assert found.text == "b computes layer as a layer norm of up + residual, and a does not"
+    before = {"stream": X + 2 * UP, "less": -UP, "up": UP, "residual": X}
+    at = module_site(X + UP, norm(X + UP, 1e-5), before, key="layer:output#0", alone=["stream", "less"])
+    assert best(at, NormOfSum().explain(at)).inputs == ("up", "residual")
+
+
 @pytest.mark.parametrize("time", [2.0, 3.0])
 def test_a_norm_that_b_applies_before_the_part_that_a_applies_it_behind_is_named(time: float) -> None:
     """The port's values at a site are those of a norm that comes later in a; of another module than a norm they say nothing."""
