@@ -71,6 +71,7 @@ CAUSES: Final[dict[str, str]] = {
     "attention-causal": "one side attends to later positions",
     "attention-window": "the two attend to windows of different sizes",
     "attention-shift": "one side's mask is shifted by one position",
+    "attention-softmax": "one side's softmax of attention scores is over queries",
     "attention-heads": "the two divide the features into other heads",
     "attention-groups": "the two share keys and values among other heads",
     "attention-bias": "the two add other biases to attention scores",

@@ -33,6 +33,7 @@ class AttentionCore:
         "attention-causal",
         "attention-window",
         "attention-shift",
+        "attention-softmax",
         "mask-ignored",
         "dropout",
         "attention-heads",

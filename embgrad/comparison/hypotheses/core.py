@@ -64,6 +64,8 @@ class Core:
             "unturned", where the axes of heads and positions have not been exchanged.
         joined: how the heads' outputs stand in the output: "by head", "by feature", or "unturned", where the axes of heads
             and positions have not been exchanged back.
+        places: the positions that rotary positions are of, (example, position); None for those in the tensors.
+        over: what the softmax is over, "keys" or by mistake "queries".
         order: for each head of the output the head of the queries and that of the keys and values; None for the usual ones.
     """
 
@@ -83,6 +85,8 @@ class Core:
     sink: np.ndarray | None = None
     split: str = "by head"
     joined: str = "by head"
+    places: np.ndarray | None = None
+    over: str = "keys"
     order: tuple[tuple[int, int], ...] | None = None
 
     @property
@@ -145,11 +149,18 @@ class Core:
         heads = np.array(self.order or self.usual_order)[part.heads, 1]
         positions = np.arange(self.real.shape[1])
         taken = self._split(self.value, part.examples, positions, heads)
-        taken = taken if self.rotary is None else self.rotary.turn_values(taken, positions)
+        taken = taken if self.rotary is None else self.rotary.turn_values(taken, self._places(part, positions))
         return np.asarray(taken.transpose(0, 2, 1, 3))
 
     def weights(self, part: Part) -> np.ndarray:
         """Return the weights of the values in some outputs, (example, head, query, key)."""
+        if self.over == "queries":
+            rows = np.arange(self.query.values.shape[1])
+            return self._softmax(*self._scores(part._replace(rows=rows)), part, -2)[:, :, part.rows]
+        return self._softmax(*self._scores(part), part, -1)
+
+    def _scores(self, part: Part) -> tuple[np.ndarray, np.ndarray]:
+        """Return scores, (example, head, query, key), and which of the keys are seen, (example, 1, query, key)."""
         heads, shared = np.array(self.order or self.usual_order)[part.heads].T
         positions = np.arange(self.real.shape[1])
         query = self._split(self.query, part.examples, part.rows, heads)
@@ -158,7 +169,8 @@ class Core:
         if norm is not None and not norm.late:
             query, key = norm.apply(query, key)
         if self.rotary is not None:
-            query, key = self.rotary.turn_queries(query, part.rows), self.rotary.turn_keys(key, positions)
+            query = self.rotary.turn_queries(query, self._places(part, part.rows))
+            key = self.rotary.turn_keys(key, self._places(part, positions))
         if norm is not None and norm.late:
             query, key = norm.apply(query, key)
         scores = query.transpose(0, 2, 1, 3) @ key.transpose(0, 2, 3, 1)
@@ -170,14 +182,25 @@ class Core:
         if self.bias is not None:
             scores = scores + self.bias.of(self.heads, len(positions))[part.heads][:, part.rows]
         seen = self.mask.seen(self.real[part.examples], part.rows)
-        sees = np.asarray(seen.any(-1, keepdims=True))[:, None]
-        scores = np.where(seen[:, None], scores, np.where(sees, -np.inf, 0.0))
-        most = scores.max(-1, keepdims=True)
+        if self.mask.soft is not None:
+            scores = self.mask.soft.apply(scores, seen)
+            seen = self.mask.hard.seen(self.real[part.examples], part.rows)
+        return scores, seen[:, None]
+
+    def _softmax(self, scores: np.ndarray, seen: np.ndarray, part: Part, axis: int) -> np.ndarray:
+        """Return the weights of scores of which some are seen."""
+        sees = seen.any(axis, keepdims=True)
+        scores = np.where(seen, scores, np.where(sees, -np.inf, 0.0))
+        most = scores.max(axis, keepdims=True)
         weights = np.exp(scores - most)
-        total = weights.sum(-1, keepdims=True)
+        total = weights.sum(axis, keepdims=True)
         if self.sink is not None:
             total = total + np.exp(self.sink[part.heads, None, None] - most)
         return np.asarray(weights / (np.where(sees, total, np.inf) if self.mask.blank else total))
+
+    def _places(self, part: Part, positions: np.ndarray) -> np.ndarray:
+        """Return the positions that rotary positions are of at some positions, (position,) or (example, position)."""
+        return positions if self.places is None else self.places[np.ix_(part.examples, positions)]
 
     def _split(self, source: Source, examples: np.ndarray, positions: np.ndarray, heads: np.ndarray) -> np.ndarray:
         """Return some heads at some positions, (example, position, head, feature)."""

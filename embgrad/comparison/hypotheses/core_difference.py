@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_distances import DistanceTerms
-from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, HeadNorm, Mask, Rotary
+from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, HeadNorm, Mask, Rotary, Soft
 from embgrad.comparison.hypotheses.other_weights import OtherWeights
 from embgrad.comparison.hypotheses.sources import Fused, last_part
 from embgrad.model_points.points import INPUT
 
 __all__ = ["Difference", "differences", "listed"]
+
+
+#: The relative difference up to which a scale is what another cause leaves.
+SLIGHT: Final = 1e-4
 
 
 class Difference(NamedTuple):
@@ -85,13 +89,15 @@ def _of_heads(a: Core, b: Core) -> Iterator[Difference]:
         else:
             texts = (listed(pairs_a), listed(pairs_b))
             yield Difference("attention-groups", "the heads of keys and values that heads take are", texts)
+    if a.over != b.over:
+        yield Difference("attention-softmax", "the softmax is over", (a.over, b.over))
     if a.joined != b.joined:
         yield Difference("attention-heads", "the heads' outputs are joined", (a.joined, b.joined))
 
 
 def _of_scores(a: Core, b: Core) -> Iterator[Difference]:
     tied = a.heads != b.heads and math.isclose(a.scale, a.usual_scale) and math.isclose(b.scale, b.usual_scale)
-    if not tied and not math.isclose(a.scale, b.scale, rel_tol=1e-6):
+    if not tied and not math.isclose(a.scale, b.scale, rel_tol=SLIGHT):
         yield Difference("attention-scale", "attention scale", (f"{a.scale:.6g}", f"{b.scale:.6g}"))
     if a.cap != b.cap:
         yield Difference("attention-cap", "soft cap of the attention's scores", (_or_none(a.cap), _or_none(b.cap)))
@@ -150,6 +156,28 @@ def _of_masks(a: Mask, b: Mask) -> Iterator[Difference]:
     if a.padding != b.padding:
         names = ("attended to", "hidden")
         yield Difference("mask-ignored", "padding is", (names[a.padding], names[b.padding]))
+    if a.soft != b.soft:
+        yield _of_soft_masks(a, b)
+
+
+def _of_soft_masks(a: Mask, b: Mask) -> Difference:
+    soft = b.soft or a.soft
+    assert soft is not None, "the caller has checked"
+    cause = "attention-causal" if b.causal else "attention-window"
+    if soft.keys == "padding":
+        cause, name = "mask-ignored", "padding is"
+    elif soft.keys == "all":
+        name = "masked positions are"
+    else:
+        name = "later positions are" if b.window is None else "positions outside of the window are"
+    texts = [_soft_text(mask.soft) for mask in (a, b)]
+    return Difference(cause, name, (texts[0], texts[1]))
+
+
+def _soft_text(soft: Soft | None) -> str:
+    if soft is None:
+        return "hidden"
+    return f"{'scored' if soft.instead else 'given'} {_exact(-float(f'{soft.number:.3g}'))}"
 
 
 def _of_distances(a: DistanceTerms | None, b: DistanceTerms | None) -> Iterator[Difference]:
@@ -189,6 +217,9 @@ def _of_positions(a: Core, b: Core) -> Iterator[Difference]:
             ]
             yield Difference("missing-rotary", "rotary positions are", (texts[0], texts[1]))
         return
+    if a.places is not b.places:
+        texts = ["places in the batch" if core.places is None else "position ids" for core in (a, b)]
+        yield Difference("rotary-offset", "rotary positions are those of the tokens'", (texts[0], texts[1]))
     yield from _of_rotaries(a.rotary, b.rotary, a.size, b.size)
 
 

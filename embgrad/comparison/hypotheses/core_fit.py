@@ -24,6 +24,7 @@ from embgrad.comparison.hypotheses.core_parts import (
     Scaling,
     gains_by_head,
     gains_of,
+    places_of,
 )
 from embgrad.comparison.hypotheses.declared import declared_by, number_in
 from embgrad.comparison.hypotheses.products import products
@@ -266,6 +267,7 @@ def _cores(
         rotaries = list(itertools.islice(_rotaries(declared_by(site, 0), candidate.size), LIKELY))
     if numbers is None:
         numbers = _numbers(site, candidate)[:LIKELY]
+    places = None if candidate.crosses else places_of(site)
     for mask, rotary, scale, cap in itertools.product(masks, rotaries, numbers, caps):
         yield Core(
             candidate.query,
@@ -278,6 +280,7 @@ def _cores(
             cap,
             mask,
             rotary,
+            places=places,
         )
 
 
@@ -363,7 +366,13 @@ def _sizes(declared: Mapping[str, Any], width: int) -> list[int]:
 
 
 #: The intervals in which numbers lie, as powers of ten.
-INTERVALS: Final = {"scale": (-4.0, 1.5), "base": (1.0, 8.5), "cap": (-0.5, 3.0), "factor": (-2.0, 2.0)}
+INTERVALS: Final = {
+    "scale": (-4.0, 1.5),
+    "base": (1.0, 8.5),
+    "cap": (-0.5, 3.0),
+    "factor": (-2.0, 2.0),
+    "soft": (-1.0, 4.0),
+}
 
 #: How many numbers of an interval are tried first, and how often the nearest is improved.
 POINTS: Final = 24
@@ -374,9 +383,11 @@ SMALL: Final = 1e-5
 
 
 def number_of(core: Core, name: str) -> float | None:
-    """Return a number of a core, "scale", "cap", "base" or "factor"; None where it has none."""
+    """Return a number of a core, "scale", "cap", "base", "factor" or "soft"; None where it has none."""
     if name in ("scale", "cap"):
         return core.scale if name == "scale" else core.cap
+    if name == "soft":
+        return None if core.mask.soft is None else core.mask.soft.number
     if core.rotary is None:
         return None
     if name == "base" or core.rotary.scaling is None:
@@ -388,6 +399,9 @@ def with_number(core: Core, name: str, number: float) -> Core:
     """Return the core with another number."""
     if name in ("scale", "cap"):
         return replace(core, scale=number) if name == "scale" else replace(core, cap=number)
+    if name == "soft":
+        assert core.mask.soft is not None, "the caller has checked"
+        return replace(core, mask=replace(core.mask, soft=replace(core.mask.soft, number=number)))
     assert core.rotary is not None, "the caller has checked"
     if name == "base":
         return replace(core, rotary=replace(core.rotary, base=number))

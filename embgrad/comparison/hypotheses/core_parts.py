@@ -27,10 +27,31 @@ __all__ = [
     "PositionBias",
     "Rotary",
     "Scaling",
+    "Soft",
     "gains_by_head",
     "gains_of",
+    "places_of",
     "slopes_of",
 ]
+
+
+@dataclass(frozen=True)
+class Soft:
+    """A finite number in place of minus infinity in a mask, with which masked keys are seen a little.
+
+    Attributes:
+        keys: the keys that it is for: "padding", those at "positions" that a query does not see, or "all" of both.
+        number: what is subtracted from their scores.
+        instead: whether minus the number is their score.
+    """
+
+    keys: str
+    number: float
+    instead: bool = False
+
+    def apply(self, scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
+        """Return the scores, (example, head, query, key), of keys of which some are seen, (example, query, key)."""
+        return np.where(seen[:, None], scores, -self.number if self.instead else scores - self.number)
 
 
 @dataclass(frozen=True)
@@ -44,6 +65,8 @@ class Mask:
         shift: how many later keys a causal query sees; -1 where it does not see its own position.
         padding: whether keys at padding are hidden.
         blank: whether a query that sees no key takes nothing; otherwise it takes the mean of all values.
+        itself: whether a query that would see no key sees itself.
+        soft: a finite number for masked keys; None where they are hidden.
     """
 
     causal: bool = False
@@ -51,6 +74,15 @@ class Mask:
     shift: int = 0
     padding: bool = True
     blank: bool = False
+    itself: bool = False
+    soft: Soft | None = None
+
+    @property
+    def hard(self) -> Mask:
+        """The mask of the keys that are hidden, beside those with a finite number."""
+        keys = "" if self.soft is None else self.soft.keys
+        plain = replace(self, causal=False, window=None) if keys in ("positions", "all") else self
+        return replace(plain, padding=self.padding and keys not in ("padding", "all"))
 
     def seen(self, real: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return which keys some queries see, bool, (example, query, key).
@@ -63,7 +95,8 @@ class Mask:
         seen = ahead <= self.shift if self.causal else np.ones(ahead.shape, bool)
         if self.window is not None:
             seen = seen & (ahead > -self.window if self.causal else abs(ahead) <= self.window)
-        return np.asarray(seen & real[:, None] if self.padding else np.broadcast_to(seen, (len(real), *seen.shape)))
+        seen = np.asarray(seen & real[:, None] if self.padding else np.broadcast_to(seen, (len(real), *seen.shape)))
+        return seen | ((ahead == 0) & ~seen.any(-1, keepdims=True)) if self.itself else seen
 
 
 Layout = Literal["halves", "interleaved"]
@@ -154,7 +187,7 @@ class Rotary:
     rounded: tuple[str, str] | None = None
 
     def turn_queries(self, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return turned queries, (example, position, head, feature)."""
+        """Return turned queries, (example, position, head, feature), at positions (position,) or (example, position)."""
         return self._turn(values, positions + self.ahead) if self.queries else values
 
     def turn_keys(self, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -166,7 +199,9 @@ class Rotary:
         return self._turn(values, positions) if self.values else values
 
     def _turn(self, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        cosine, sine = _angles(self.base, self.size, self.scaling, tuple(positions.tolist()), self.rounded)
+        distinct, at = np.unique(positions, return_inverse=True)
+        tables = _angles(self.base, self.size, self.scaling, tuple(distinct.tolist()), self.rounded)
+        cosine, sine = (table[at.reshape(positions.shape)] for table in tables)
         half = self.size // 2
         turned = np.array(values)
         if self.layout == INTERLEAVED:
@@ -205,6 +240,15 @@ def _angles(
         frequencies, length = scaling.apply(frequencies, base, size), scaling.length
     angles = within("angles", np.array(positions, np.float64)[:, None, None] * within("frequencies", frequencies))
     return within("cosines", length * np.cos(angles)), within("sines", length * np.sin(angles))
+
+
+def places_of(site: Site) -> np.ndarray | None:
+    """Return the position ids of both batches, if they are equal and other than the tokens' places in the tensors."""
+    first, second = (recording.batch.extras.get("position_ids") for recording in site.recordings)
+    if first is None or second is None or not np.array_equal(first, second):
+        return None
+    own = np.broadcast_to(np.arange(site.real.shape[1]), site.real.shape)
+    return np.asarray(first) if np.shape(first) == own.shape and not np.array_equal(first, own) else None
 
 
 #: The most slopes that a text shows.

@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.comparison.hypotheses.core import Core, Part
 from embgrad.comparison.hypotheses.core_fit import fitted_numbers, number_of, part_of, settled
 from embgrad.comparison.hypotheses.core_parts import HeadNorm, gains_of
-from embgrad.comparison.hypotheses.core_variants import variants, with_settings_of
+from embgrad.comparison.hypotheses.core_variants import late_variants, variants, with_settings_of
 from embgrad.comparison.hypotheses.other_weights import OtherWeights
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import FLOORS, Fused, Source, last_part, relative
@@ -93,6 +93,7 @@ class _Search:
                 self._best(tried)
                 or (None if first else self._reordered())
                 or self._with_numbers([*([] if first else beam), *near])
+                or (None if first else self._late())
             )
             if found is not None:
                 return found
@@ -129,6 +130,19 @@ class _Search:
                 fitted = fitted_numbers(core, part, wanted, names)
                 if self._whole(fitted) <= self._most:
                     return settled(fitted, self._whole, self._most, [self._a])
+        return None
+
+    def _late(self) -> Core | None:
+        """Return the reference's core with a rare change that reproduces the output, if need be with a number of its mask."""
+        part, wanted = self._part(self._a)
+        for core in late_variants(self._a):
+            if core.mask.soft is None:
+                if self._whole(core) <= self._most:
+                    return core
+                continue
+            fitted = fitted_numbers(core, part, wanted, ["soft"])
+            if self._whole(fitted) <= self._most:
+                return settled(fitted, self._whole, self._most, [self._a])
         return None
 
     def _names(self, core: Core) -> list[tuple[str, ...]]:

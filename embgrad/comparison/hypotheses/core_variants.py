@@ -21,6 +21,7 @@ from embgrad.comparison.hypotheses.core_parts import (
     Mask,
     Rotary,
     Scaling,
+    Soft,
     gains_of,
 )
 from embgrad.comparison.hypotheses.core_slopes import fitted_slopes
@@ -32,7 +33,7 @@ from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Fused, Source, skipped_norms, sources
 from embgrad.model_points.points import INPUT
 
-__all__ = ["variants", "with_settings_of"]
+__all__ = ["late_variants", "variants", "with_settings_of"]
 
 #: The most windows that are tried one by one.
 MOST_WINDOWS: Final = 64
@@ -60,9 +61,20 @@ def variants(site: Site, core: Core, *, rare: bool = True) -> Iterator[Core]:
         yield from (replace(core, mask=mask) for mask in _masks(site, core.mask, rare) if mask != core.mask)
         yield from (replace(core, rotary=rotary) for rotary in _rotaries(declared, core, rare) if rotary != core.rotary)
         yield from _of_bias(site, core)
+        yield from [replace(core, places=None)] if core.places is not None and core.rotary is not None else []
     yield from _of_heads(declared, core)
     yield from (replace(core, norm=norm) for norm in _norms(site, core))
     yield from _of_sources(site, core, rare)
+
+
+def late_variants(core: Core) -> Iterator[Core]:
+    """Yield cores that differ in a setting of softmax or mask that hardly any port changes; numbers of masks are to be fitted."""
+    for padding in (core.mask.padding, not core.mask.padding):
+        yield replace(core, over="queries", mask=replace(core.mask, padding=padding))
+    narrow, padded = core.mask.causal or core.mask.window is not None, core.mask.padding and not core.real.all()
+    kinds = [("padding", padded), ("positions", narrow), ("all", narrow and padded)]
+    for keys, instead in itertools.product((keys for keys, is_hidden in kinds if is_hidden), (False, True)):
+        yield replace(core, mask=replace(core.mask, soft=Soft(keys, 1.0, instead)))
 
 
 def _declared(site: Site) -> Mapping[str, Any]:
@@ -80,6 +92,8 @@ def with_settings_of(core: Core, other: Core) -> Iterator[Callable[[Core], Core]
         "tiled",
         "split",
         "joined",
+        "over",
+        "places",
         *(["bias", "distances", "norm", "scale", "sink"] if same_heads else []),
     ]
     if same_heads or (core.rotary is not None and other.rotary is not None):
@@ -122,6 +136,7 @@ def _masks(site: Site, mask: Mask, rare: bool) -> Iterator[Mask]:
     if mask.causal:
         yield from (replace(mask, shift=shift) for shift in (-1, 0, 1))
         yield replace(mask, shift=-1, blank=True)  # the first query sees nothing
+        yield replace(mask, shift=-1, itself=True)
     yield replace(mask, window=None)
     window = number_in(_declared(site), "window")
     longest = site.real.shape[1]
@@ -190,8 +205,9 @@ def _of_heads(declared: Mapping[str, Any], core: Core) -> Iterator[Core]:
     for joined in ("by head", "by feature", "unturned"):
         if joined != core.joined:
             yield replace(core, joined=joined)
-    if core.split != "unturned" and core.joined != "unturned":
-        yield replace(core, split="unturned", joined="unturned")
+    for both in ("by feature", "unturned"):
+        if both not in (core.split, core.joined):
+            yield replace(core, split=both, joined=both)
     if core.joined != "unturned":  # then what queries at padding see is at real positions as well
         yield replace(core, joined="unturned", mask=replace(core.mask, padding=not core.mask.padding))
 

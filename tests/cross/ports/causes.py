@@ -14,7 +14,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "attention": (
         *("attention-scale", "attention-cap", "attention-causal", "attention-window", "mask-ignored"),
-        *("attention-shift", "attention-heads", "attention-groups", "attention-bias", "dropout"),
+        *("attention-shift", "attention-heads", "attention-groups", "attention-bias", "attention-softmax", "dropout"),
     ),
     "matrix": (
         *("transposed-weight", "missing-bias", "permuted-weight", "half-weights"),
