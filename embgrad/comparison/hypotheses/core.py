@@ -65,7 +65,7 @@ class Core:
         joined: how the heads' outputs stand in the output: "by head", "by feature", or "unturned", where the axes of heads
             and positions have not been exchanged back.
         places: the positions that rotary positions are of, (example, position); None for those in the tensors.
-        over: what the softmax is over, "keys" or by mistake "queries".
+        over: what the softmax is over, "keys", or by mistake "queries" or "real queries", those that are not padding.
         order: for each head of the output the head of the queries and that of the keys and values; None for the usual ones.
     """
 
@@ -154,10 +154,12 @@ class Core:
 
     def weights(self, part: Part) -> np.ndarray:
         """Return the weights of the values in some outputs, (example, head, query, key)."""
-        if self.over == "queries":
-            rows = np.arange(self.query.values.shape[1])
-            return self._softmax(*self._scores(part._replace(rows=rows)), part, -2)[:, :, part.rows]
-        return self._softmax(*self._scores(part), part, -1)
+        if self.over == "keys":
+            return self._softmax(*self._scores(part), part, -1)
+        scores, seen = self._scores(part._replace(rows=np.arange(self.query.values.shape[1])))
+        if self.over == "real queries":
+            seen = seen & self.real[part.examples][:, None, :, None]
+        return self._softmax(scores, seen, part, -2)[:, :, part.rows]
 
     def _scores(self, part: Part) -> tuple[np.ndarray, np.ndarray]:
         """Return scores, (example, head, query, key), and which of the keys are seen, (example, 1, query, key)."""

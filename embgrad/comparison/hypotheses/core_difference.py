@@ -45,7 +45,7 @@ def differences(a: Core, b: Core) -> list[Difference]:
         *_of_heads(a, b),
         *_of_norms(a.norm, b.norm),
         *_of_scores(a, b),
-        *_of_masks(a.mask, b.mask),
+        *(_of_masks(a.mask, b.mask) if a.over == b.over else ()),  # masked keys stand in other queries' shares
         *_of_distances(a.distances, b.distances),
         *_of_positions(a, b),
     ]

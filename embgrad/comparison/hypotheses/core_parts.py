@@ -51,7 +51,15 @@ class Soft:
 
     def apply(self, scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
         """Return the scores, (example, head, query, key), of keys of which some are seen, (example, query, key)."""
-        return np.where(seen[:, None], scores, -self.number if self.instead else scores - self.number)
+        if self.instead:
+            return np.where(seen[:, None], scores, -self.number)
+        given = scores - self.number
+        # Of a large number's sum with a score, single precision keeps few digits.
+        return np.where(seen[:, None], scores, given.astype(np.float32) if self.number >= LARGE else given)
+
+
+#: The number from which a sum with scores is rounded to single precision.
+LARGE: Final = 1e3
 
 
 @dataclass(frozen=True)

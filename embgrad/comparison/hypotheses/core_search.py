@@ -136,7 +136,7 @@ class _Search:
         """Return the reference's core with a rare change that reproduces the output, if need be with a number of its mask."""
         part, wanted = self._part(self._a)
         for core in late_variants(self._a):
-            if core.mask.soft is None:
+            if core.over != self._a.over:
                 if self._whole(core) <= self._most:
                     return core
                 continue

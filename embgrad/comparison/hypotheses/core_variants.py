@@ -35,6 +35,9 @@ from embgrad.model_points.points import INPUT
 
 __all__ = ["late_variants", "variants", "with_settings_of"]
 
+#: The largest number that masks usually subtract in place of an infinite one.
+LARGEST: Final = 1e4
+
 #: The most windows that are tried one by one.
 MOST_WINDOWS: Final = 64
 
@@ -69,8 +72,11 @@ def variants(site: Site, core: Core, *, rare: bool = True) -> Iterator[Core]:
 
 def late_variants(core: Core) -> Iterator[Core]:
     """Yield cores that differ in a setting of softmax or mask that hardly any port changes; numbers of masks are to be fitted."""
-    for padding in (core.mask.padding, not core.mask.padding):
-        yield replace(core, over="queries", mask=replace(core.mask, padding=padding))
+    plain = replace(core.mask, padding=False)
+    for mask in (core.mask, plain, replace(core.mask, soft=Soft("padding", LARGEST))):
+        yield replace(core, over="queries", mask=mask)
+    if not core.crosses:
+        yield replace(core, over="real queries", mask=plain)
     narrow, padded = core.mask.causal or core.mask.window is not None, core.mask.padding and not core.real.all()
     kinds = [("padding", padded), ("positions", narrow), ("all", narrow and padded)]
     for keys, instead in itertools.product((keys for keys, is_hidden in kinds if is_hidden), (False, True)):

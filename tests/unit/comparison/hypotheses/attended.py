@@ -63,11 +63,16 @@ def attended(
     padding: bool = True,
     tiled: bool = False,
     rotary: dict[str, Any] | None = None,
+    given: float = 0.0,
+    places: np.ndarray | None = None,
     bias: Callable[[int, int], float] = lambda head, distance: 0.0,
     sink: Callable[[int], float] = lambda head: -math.inf,
     real: np.ndarray = REAL,
 ) -> np.ndarray:
-    """Return what each head takes of the values, (example, position, head × feature)."""
+    """Return what each head takes of the values, (example, position, head × feature).
+
+    Keys at padding that are not hidden are given a score in addition.
+    """
     size = query.shape[-1] // heads
     pairs = key.shape[-1] // size
     result = np.zeros(query.shape)
@@ -82,10 +87,11 @@ def attended(
         for column in columns:
             q, k = query[example, row, own], key[example, column, shared]
             if rotary is not None:
-                q, k = turned(q, row + rotary.get("ahead", 0), **rotary), turned(k, column, **rotary)
+                at = range(len(real[0])) if places is None else places[example]
+                q, k = turned(q, at[row] + rotary.get("ahead", 0), **rotary), turned(k, at[column], **rotary)
             score = float(q @ k) * (size**-0.5 if scale is None else scale)
             score = score if cap is None else cap * math.tanh(score / cap)
-            scores.append(score + bias(head, column - row))
+            scores.append(score + bias(head, column - row) + (0.0 if real[example, column] else given))
         taken = [value[example, column, shared] for column in columns]
         if rotary is not None and rotary.get("values"):
             taken = [turned(v, column, **rotary) for column, v in zip(columns, taken, strict=True)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.hypotheses.core import Core, Part
-from embgrad.comparison.hypotheses.core_parts import HeadNorm, Mask, PositionBias, Rotary
+from embgrad.comparison.hypotheses.core_parts import HeadNorm, Mask, PositionBias, Rotary, Soft
 from embgrad.comparison.hypotheses.sources import Source
 from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, QUERY, REAL, SIZE, attended
 
@@ -42,6 +42,60 @@ def test_scores_are_scaled_and_capped() -> None:
 def test_a_query_that_sees_no_key_takes_the_mean_of_all_values_or_nothing(blank: bool, first: float) -> None:
     core = two([1.0, 2.0], [0.0, np.log(3)], [1.0, 2.0], mask=Mask(causal=True, shift=-1, blank=blank))
     np.testing.assert_allclose(core.predicted.ravel(), [first, 1])
+
+
+@pytest.mark.parametrize(
+    ("keys", "instead", "wanted"),
+    [
+        ("positions", False, [0, 0]),  # the second key is padding, and hidden
+        ("padding", False, [0, 9 / 11]),  # the first query does not see it as it is a later one
+        ("all", False, [3 / 5, 9 / 11]),
+        ("all", True, [1 / 3, 1 / 3]),
+    ],
+)
+def test_masked_keys_have_a_finite_score(keys: str, instead: bool, wanted: list[float]) -> None:
+    soft = Soft(keys, np.log(2), instead)
+    core = two([1.0, 2.0], [0.0, np.log(3)], [0.0, 1.0], mask=Mask(causal=True, soft=soft))
+    np.testing.assert_allclose(replace(core, real=np.array([[True, False]])).predicted.ravel(), wanted)
+
+
+def test_large_numbers_of_masks_are_added_in_single_precision() -> None:
+    for number, wanted in ((1000.0, np.log(3)), (1e9, 0.0)):
+        scores = Soft("padding", number).apply(np.array([[[[0.0, np.log(3)]]]]), np.zeros((1, 1, 2), bool))
+        np.testing.assert_allclose(scores[..., 1] - scores[..., 0], wanted, atol=1e-4)
+        assert scores[..., 1] != np.log(3) - number
+
+
+@pytest.mark.parametrize(
+    ("over", "mask", "wanted"),
+    [
+        ("queries", Mask(padding=False), [1 / 2 + 2 / 4, 1 / 2 + 2 * 3 / 4]),
+        ("queries", Mask(causal=True, padding=False), [1 / 2, 1 / 2 + 2]),
+        ("queries", Mask(), [1 / 2 + 2 / 2, 1 / 2 + 2 / 2]),  # no query sees the second key, which all share
+        ("real queries", Mask(padding=False), [3, 0]),
+    ],
+)
+def test_the_softmax_may_be_over_queries(over: str, mask: Mask, wanted: list[float]) -> None:
+    """The exponentials are 1 and 3 for the first query, 1 and 9 for the second."""
+    core = two([1.0, 2.0], [0.0, np.log(3)], [1.0, 2.0], mask=mask, over=over)
+    core = replace(core, real=np.array([[True, False]]))
+    np.testing.assert_allclose(core.predicted.ravel(), wanted)
+    part = core.whole._replace(rows=np.array([1]), real=np.ones((1, 1), bool))
+    np.testing.assert_allclose(core.part(part).ravel(), wanted[1:])
+
+
+def test_rotary_positions_are_those_of_places() -> None:
+    rotary = Rotary(10000.0, SIZE)
+    shifted = np.arange(9) + np.array([[0], [3]])
+    late = replace(CORE, rotary=rotary, norm=HeadNorm(np.arange(1.0, 1 + SIZE), np.ones(SIZE), late=True))
+    np.testing.assert_allclose(
+        replace(CORE, rotary=rotary, places=shifted).predicted, replace(CORE, rotary=rotary).predicted
+    )
+    off = np.abs(replace(late, places=shifted).predicted - late.predicted).max((1, 2))
+    assert off[0] == 0 < 0.01 < off[1]
+    part = Part(np.array([1]), np.array([2, 5]), np.array([0, 3]), np.ones((1, 2), bool))
+    late = replace(late, places=shifted**2)
+    np.testing.assert_allclose(late.part(part), part.of(late.predicted, SIZE))
 
 
 def test_a_bias_is_added_to_scores() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_difference import differences
-from embgrad.comparison.hypotheses.core_parts import HeadNorm, Mask, PositionBias, Rotary, Scaling
+from embgrad.comparison.hypotheses.core_parts import HeadNorm, Mask, PositionBias, Rotary, Scaling, Soft
 from embgrad.comparison.hypotheses.sources import Source
 from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, OTHER, REAL, SIZE
 
@@ -35,6 +35,19 @@ CHANGES: dict[str, tuple[dict[str, Any], str, tuple[str, str]]] = {
     "window": ({"mask": Mask(causal=True, window=4)}, "attention-window", ("none", "4")),
     "padding": ({"mask": Mask(causal=True, padding=False)}, "mask-ignored", ("hidden", "attended to")),
     "shift": ({"mask": Mask(causal=True, shift=1)}, "attention-shift", ("0", "1")),
+    "soft padding": (
+        {"mask": Mask(causal=True, soft=Soft("padding", 10.0))},
+        "mask-ignored",
+        ("hidden", "given -10"),
+    ),
+    "soft later": (
+        {"mask": Mask(causal=True, soft=Soft("positions", 4.5678))},
+        "attention-causal",
+        ("hidden", "given -4.57"),
+    ),
+    "soft": ({"mask": Mask(causal=True, soft=Soft("all", 5.0, True))}, "attention-causal", ("hidden", "scored -5")),
+    "queries": ({"over": "queries", "mask": Mask()}, "attention-softmax", ("keys", "queries")),
+    "places": ({"places": np.arange(9)[None]}, "rotary-offset", ("places in the batch", "position ids")),
     "causal": ({"mask": Mask()}, "attention-causal", ("causal", "missing")),
     "heads": ({"heads": 2, "scale": 16**-0.5, "rotary": Rotary(10000.0, 16)}, "attention-heads", ("4", "2")),
     "bias": ({"bias": PositionBias()}, "attention-bias", ("missing", "that of ALiBi")),
@@ -95,6 +108,24 @@ def test_gains_by_head_that_b_takes_from_the_first_head_are_named() -> None:
 def test_equal_cores_do_not_differ() -> None:
     again = replace(CORE, norm=HeadNorm(GAIN.copy(), GAIN[::-1].copy()), rotary=replace(ROTARY))
     assert not differences(CORE, again)
+
+
+def test_a_scale_that_another_cause_moves_slightly_does_not_differ() -> None:
+    assert not differences(CORE, replace(CORE, scale=CORE.scale * (1 + 9e-5)))
+    (found,) = differences(CORE, replace(CORE, scale=CORE.scale * (1 + 2e-4)))
+    assert found.cause == "attention-scale"
+
+
+def test_what_a_finite_number_is_for_is_named() -> None:
+    for mask, keys, setting in (
+        (Mask(window=2), "positions", "positions outside of the window are"),
+        (Mask(causal=True), "positions", "later positions are"),
+        (Mask(), "padding", "padding is"),
+        (Mask(causal=True), "all", "masked positions are"),
+    ):
+        soft = replace(mask, soft=Soft(keys, 1e4))
+        (found,) = differences(replace(CORE, mask=soft), replace(CORE, mask=mask))
+        assert (found.setting, found.values) == (setting, ("given -10000", "hidden"))
 
 
 def test_several_settings_are_named() -> None:

@@ -134,7 +134,7 @@ def test_masks_that_differ_in_one_setting() -> None:
     causal = Mask(causal=True)
     windows = [Mask(causal=True, window=size) for size in (5, 2, 1, 3, 4, 6, 7, 8)]  # 5 is declared
     others = [Mask(), Mask(causal=True, padding=False), Mask(causal=True, shift=-1), Mask(causal=True, shift=1)]
-    others.append(Mask(causal=True, shift=-1, blank=True))
+    others += [Mask(causal=True, shift=-1, blank=True), Mask(causal=True, shift=-1, itself=True)]
     assert masks_of(causal) == [*others, *windows]
     shifted = [Mask(), Mask(causal=True, shift=1, padding=False), Mask(causal=True, shift=-1), causal]
     assert masks_of(Mask(causal=True, shift=1))[:4] == shifted
@@ -243,8 +243,8 @@ def test_ways_in_which_heads_share_and_join() -> None:
     changed = [
         (each.tiled, each.joined) for each in variants(SITE, CORE) if (each.tiled, each.joined) != (False, "by head")
     ]
-    both_unturned = (False, "unturned")
-    assert changed == [(True, "by head"), (False, "by feature"), both_unturned, both_unturned, both_unturned]
+    by_feature, unturned = (False, "by feature"), (False, "unturned")
+    assert changed == [(True, "by head"), by_feature, unturned, by_feature, unturned, unturned]
     splits = [(each.split, each.joined) for each in variants(SITE, CORE) if each.split != "by head"]
     assert splits == [("by feature", "by head"), ("unturned", "by head"), ("unturned", "unturned")]
     alone = replace(CORE, key=CORE.query, value=CORE.query)

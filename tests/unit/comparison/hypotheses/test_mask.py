@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.core_parts import Mask
+from embgrad.comparison.hypotheses.core_parts import Mask, Soft
 
 REAL = np.array([[True, True, True, False]])
 
@@ -20,12 +22,28 @@ REAL = np.array([[True, True, True, False]])
         (Mask(causal=True, shift=-1), ["0000", "1000", "1100", "1110"]),
         (Mask(causal=True, shift=1), ["1100", "1110", "1110", "1110"]),
         (Mask(causal=True, window=2), ["1000", "1100", "0110", "0010"]),
+        (Mask(causal=True, shift=-1, itself=True), ["1000", "1000", "1100", "1110"]),
         (Mask(window=1), ["1100", "1110", "0110", "0010"]),
     ],
 )
 def test_keys_are_seen(mask: Mask, wanted: list[str]) -> None:
     seen = mask.seen(REAL, np.arange(4))[0]
     assert ["".join(map(str, row.astype(int))) for row in seen] == wanted
+
+
+@pytest.mark.parametrize(
+    ("keys", "hard"),
+    [
+        ("padding", Mask(causal=True, window=2, padding=False)),
+        ("positions", Mask()),
+        ("all", Mask(padding=False)),
+    ],
+)
+def test_keys_with_a_finite_number_are_not_hidden(keys: str, hard: Mask) -> None:
+    mask = Mask(causal=True, window=2)
+    soft = replace(mask, soft=Soft(keys, 3.0))
+    np.testing.assert_array_equal(soft.hard.seen(REAL, np.arange(4)), hard.seen(REAL, np.arange(4)))
+    np.testing.assert_array_equal(soft.seen(REAL, np.arange(4)), mask.seen(REAL, np.arange(4)))
 
 
 def test_some_rows_are_those_of_all() -> None:
