@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core, Part
+from embgrad.comparison.hypotheses.core_difference import differences
 from embgrad.comparison.hypotheses.core_fit import fitted_numbers, number_of, part_of, settled
 from embgrad.comparison.hypotheses.core_parts import HeadNorm, gains_of
 from embgrad.comparison.hypotheses.core_variants import late_variants, variants, with_settings_of
@@ -128,8 +129,11 @@ class _Search:
             part, wanted = self._part(core)
             for names in self._names(core):
                 fitted = fitted_numbers(core, part, wanted, names)
-                if self._whole(fitted) <= self._most:
-                    return settled(fitted, self._whole, self._most, [self._a])
+                if self._whole(fitted) > self._most:
+                    continue
+                found = settled(fitted, self._whole, self._most, [self._a])
+                if differences(self._a, found):  # otherwise its numbers are what another cause leaves
+                    return found
         return None
 
     def _late(self) -> Core | None:

@@ -246,7 +246,7 @@ def test_ways_in_which_heads_share_and_join() -> None:
     by_feature, unturned = (False, "by feature"), (False, "unturned")
     assert changed == [(True, "by head"), by_feature, unturned, by_feature, unturned, unturned]
     splits = [(each.split, each.joined) for each in variants(SITE, CORE) if each.split != "by head"]
-    assert splits == [("by feature", "by head"), ("unturned", "by head"), ("unturned", "unturned")]
+    assert splits == [("by feature", "by head"), ("unturned", "by head"), ("by feature",) * 2, ("unturned",) * 2]
     alone = replace(CORE, key=CORE.query, value=CORE.query)
     assert not any(each.tiled for each in variants(SITE, alone))
 
