@@ -131,7 +131,7 @@ class _Search:
                 fitted = fitted_numbers(core, part, wanted, names)
                 if self._whole(fitted) > self._most:
                     continue
-                found = settled(fitted, self._whole, self._most, [self._a])
+                found = self._simplified(settled(fitted, self._whole, self._most, [self._a]))
                 if differences(self._a, found):  # otherwise its numbers are what another cause leaves
                     return found
         return None

@@ -99,3 +99,9 @@ def test_settings_that_change_nothing_are_those_of_the_reference() -> None:
     found = ported_core(site_with(b.predicted), CORE)
     assert found is not None
     assert (found.scale, found.mask) == (0.425, CORE.mask)
+
+
+@pytest.mark.parametrize(("factor", "found"), [(1 + 5e-5, False), (1 + 5e-4, True)])
+def test_a_number_that_differs_as_another_cause_leaves_it_is_not_found(factor: float, found: bool) -> None:
+    b = replace(CORE, scale=factor * CORE.scale)
+    assert (ported_core(site_with(b.predicted), CORE, deep=False) is not None) is found

@@ -61,14 +61,15 @@ def test_a_mask_with_two_numbers_is_not_named() -> None:
     assert not texts(HIDDEN["later"], b)
 
 
-def shared_out(axis: int, *, shown: bool = True) -> np.ndarray:
-    """Return what heads take with a softmax of causal scores over an axis of (head, query, key)."""
+def shared_out(axis: int, *, shown: bool = True, masked: float = 0.0) -> np.ndarray:
+    """Return what heads take with a softmax of causal scores over an axis of (head, query, key), with masked exponentials."""
     result = np.zeros(QUERY.shape)
     for example in range(len(QUERY)):
         query = QUERY[example].reshape(-1, HEADS, SIZE)
         key, value = (np.repeat(it[example].reshape(-1, PAIRS, SIZE), HEADS // PAIRS, axis=1) for it in (KEY, VALUE))
         weights = np.exp(np.einsum("qhd,khd->hqk", query, key) * SIZE**-0.5)
-        weights = weights * np.tri(weights.shape[1]) * (1 if shown else REAL[example])
+        seen = np.tri(weights.shape[1]) * (1 if shown else REAL[example])
+        weights = np.where(seen, weights, masked)
         total = weights.sum(axis, keepdims=True)
         weights = np.where(total > 0, weights / np.where(total > 0, total, 1), 1 / weights.shape[axis])
         result[example] = np.einsum("hqk,khd->qhd", weights, value).reshape(-1, HEADS * SIZE)
@@ -81,6 +82,16 @@ def test_a_softmax_over_queries_is_named(shown: bool) -> None:
     assert texts(a, b) == ["the softmax is over keys in a and queries in b"]
     assert texts(b, a) == ["the softmax is over queries in a and keys in b"]
     np.testing.assert_allclose(shared_out(2, shown=False)[REAL], a[REAL])
+
+
+def test_a_score_in_place_of_masked_ones_is_named() -> None:
+    a, b = attended(seen=causal), shared_out(2, masked=np.exp(-2))
+    assert texts(a, b) == ["masked positions are hidden in a and scored -2 in b"]
+
+
+def test_padding_and_later_positions_that_are_given_a_number_are_named() -> None:
+    b = attended(seen=everywhere, padding=False, bias=lambda head, distance: -8.0 * (distance > 0))
+    assert texts(attended(), b) == ["masked positions are hidden in a and given -8 in b"]
 
 
 def test_a_softmax_over_heads_is_not_one_over_queries() -> None:
