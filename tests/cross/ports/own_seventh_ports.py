@@ -87,7 +87,8 @@ _FAULTS: Final = (
     planted("nano-phi3", "split-by-group", f"{_QKV} attention-groups", ATTENTION, split="by group"),
     planted("nano-phi3", "up-first-in-one", _GATE, _MLP, up_first=True, layers=(1,)),
     planted("nano-phi3", "whole-head-turned", "rotary-partial", ATTENTION, rotary=16),
-    planted("nano-phi3", "values-turned", "", ATTENTION, turn_values=True),
+    # This fault was listed as one without a name at first.
+    planted("nano-phi3", "values-turned", "missing-rotary", ATTENTION, turn_values=True),
     planted("nano-phi3", "window-one-more", "attention-window", ATTENTION, window=7),
     planted("nano-phi3", "no-window-in-one", "attention-window", ATTENTION, window=64, layers=(0,)),
     planted("nano-phi3", "epsilon-behind-root", f"{EPSILON} norm-kind", NORM, outside=True),
