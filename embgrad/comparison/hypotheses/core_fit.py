@@ -485,8 +485,10 @@ def settled(core: Core, off: Callable[[Core], float], most: float, usual: Iterab
         if number is None:
             continue
         known = [number_of(other, name) for other in usual]
-        known += [core.usual_scale, 1 / math.sqrt(max(round(number**-2), 1))] if name == "scale" else []
+        known += [core.usual_scale] if name == "scale" else []
         near = [other for other in known if other is not None and math.isclose(other, number, rel_tol=0.01)]
+        roots = [1 / math.sqrt(max(round(number**-2), 1))] if name == "scale" else []
+        near += [root for root in roots if math.isclose(root, number, rel_tol=1e-3)]  # chance is near one as well
         for other in [*near, *(float(f"{number:.{digits}g}") for digits in range(1, 7))]:
             changed = with_number(core, name, other)
             if off(changed) <= limit:

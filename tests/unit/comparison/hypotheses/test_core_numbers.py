@@ -69,6 +69,10 @@ def test_roots_of_whole_numbers_are_preferred() -> None:
     assert found.scale == pytest.approx(24**-0.5, rel=1e-14)
 
 
+def test_a_scale_that_is_only_near_the_root_of_a_whole_number_is_not_that() -> None:
+    assert settled(replace(CORE, scale=0.2652), lambda _: 0.006, 0.1).scale == 0.3
+
+
 def test_rotary_positions_with_frequencies_of_nearly_zero_are_missing() -> None:
     assert settled_to(replace(CORE, rotary=None), with_number(CORE, "factor", 1e9), 1e-7).rotary is None
 
