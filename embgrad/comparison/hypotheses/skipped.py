@@ -12,7 +12,7 @@ from embgrad.comparison.sites import count_layers, name_of
 from embgrad.model_points.points import INPUT, OUTPUT
 from embgrad.model_points.roles import LAYER
 
-__all__ = ["Skipped"]
+__all__ = ["Skipped", "calls_as_often"]
 
 
 class Skipped:
@@ -39,7 +39,7 @@ class Skipped:
                 between = _modules_between(site, before)
                 of_part = [left_out[module] for module in between & left_out.keys()]
                 lacks_matrices = bool(of_part) and all(of_part)
-                lacks_calls = is_pooled and not _calls_as_often(site, between)
+                lacks_calls = is_pooled and not calls_as_often(site, between)
                 if has_other_layers or lacks_calls or lacks_matrices:
                     return [_explanation(site, before, computed)]
         return []
@@ -54,7 +54,7 @@ def _modules_between(site: Site, before: Before) -> set[str]:
     return {tensor.path for tensor in tensors.values() if tensor.side == OUTPUT and start < tensor.time <= end}
 
 
-def _calls_as_often(site: Site, modules: set[str]) -> bool:
+def calls_as_often(site: Site, modules: set[str]) -> bool:
     """Return whether b calls the partner of one of a's modules as often as a does, so as to lack none."""
     a, b = site.recordings
     own, others = ({weight.name: weight.module for weight in side.weights} for side in (a, b))

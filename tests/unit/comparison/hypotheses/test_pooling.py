@@ -133,17 +133,23 @@ def test_a_norm_that_b_skips_before_the_pooling_is_named() -> None:
     assert (found.cause, found.values) == ("pooling", ("the first vector of norm", "the vector 2 later of norm:input"))
 
 
-def test_a_pooling_of_another_layer_is_not_named() -> None:
-    """Where b lacks a layer, its pooling is right."""
+@pytest.mark.parametrize(("calls", "is_named"), [(1, True), (0, False)])
+def test_a_pooling_of_another_layer_is_named_if_b_calls_all_layers(calls: int, is_named: bool) -> None:
     turned = X[..., ::-1]
-    for number, (path, count) in enumerate((("up", 0), ("norm", 1))):
-        tensors = [tensor(f"{name}:output#0", X, time) for name, time in (("first", 1.0), (path, 2.0), ("last", 3.0))]
-        settings = {"held_a": {"up.W": np.eye(6)}, "others": tensors}
-        at = module_site(turned[:, :1], X[:, :1], {"last": turned, "first": X}, **settings)
-        found = Pooling().explain(at)
-        assert [it.values for it in found] == [("the first vector of last", "the first vector of first")] * count, (
-            number
-        )
+    tensors = [tensor(f"{name}:output#0", X, time) for name, time in (("first", 1.0), ("up", 2.0), ("last", 3.0))]
+    at = module_site(
+        turned[:, :1],
+        X[:, :1],
+        {"last": turned, "first": X},
+        key="pooled#0",
+        held_a={"up.W": np.eye(6)},
+        others=tensors,
+    )
+    b = at.recordings[1]
+    kept = {key: value for key, value in b.tensors.items() if value.path != "up" or calls}
+    at = replace(at, recordings=(at.recordings[0], replace(b, tensors=kept)))
+    values = [("the first vector of last", "the first vector of first")]
+    assert [found.values for found in Pooling().explain(at)] == (values if is_named else [])
 
 
 def test_what_is_no_pooling_is_not_named() -> None:
