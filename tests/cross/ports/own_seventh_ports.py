@@ -89,6 +89,8 @@ _FAULTS: Final = (
     planted("nano-phi3", "whole-head-turned", "rotary-partial", ATTENTION, rotary=16),
     # This fault was listed as one without a name at first.
     planted("nano-phi3", "values-turned", "missing-rotary", ATTENTION, turn_values=True),
+    planted("nano-phi3", "softmax-over-queries", "attention-softmax", ATTENTION, over_queries=True, masked=-1e4),
+    planted("nano-phi3", "masked-scored-minus-5", "attention-causal mask-ignored", ATTENTION, masked=-5.0),
     planted("nano-phi3", "window-one-more", "attention-window", ATTENTION, window=7),
     planted("nano-phi3", "no-window-in-one", "attention-window", ATTENTION, window=64, layers=(0,)),
     planted("nano-phi3", "epsilon-behind-root", f"{EPSILON} norm-kind", NORM, outside=True),

@@ -55,10 +55,10 @@ class CausalSelfAttention(nn.Module):
         if self.s.kernel == "fused":
             return F.scaled_dot_product_attention(q, k, v, seen)
         scores = q @ k.mT / math.sqrt(self.n_head if self.s.scale == "heads" else self.size)
-        scores = scores.masked_fill(~seen, -torch.inf)
+        scores = scores.masked_fill(~seen, -torch.inf if self.s.masked is None else self.s.masked)
         if self.s.sink:  # a key that has no value
             return torch.cat([scores, torch.zeros_like(scores[..., :1])], -1).softmax(-1)[..., :-1] @ v
-        return scores.softmax(-1) @ v
+        return scores.softmax(-2 if self.s.over_queries else -1) @ v
 
     def forward(self, x: Any) -> Any:
         s, times, at = self.s, self.n_head // self.n_kv, torch.arange(x.shape[1])
@@ -105,7 +105,16 @@ class Block(nn.Module):
 class NanoPhi(nn.Module):
     usual: ClassVar[Mapping[str, Any]] = {
         **{"eps": 1e-5, "outside": False, "base": 1e4, "rotary": 8, "turn": "halves", "turn_values": False},
-        **{"kernel": "plain", "scale": "size", "sink": False, "split": "by role", "window": 6, "block": 64},
+        **{
+            "kernel": "plain",
+            "scale": "size",
+            "sink": False,
+            "masked": None,
+            "over_queries": False,
+            "split": "by role",
+            "window": 6,
+            "block": 64,
+        },
         **{"up_first": False, "times": 1.0, "texts": "together"},
     }
 
