@@ -65,7 +65,7 @@ class ActivationFunction:
         offs = {function.name: relative(function.apply(few), wanted) for function in ACTIVATIONS}
         near = sorted(ACTIVATIONS, key=lambda function: offs[function.name])[:2]
         either = of_no_kind(*near)
-        if either is not None and first not in GELUS and max(offs[it.name] for it in near) <= site.floor:
+        if either is not None and first not in near and max(offs[it.name] for it in near) <= site.floor:
             return [self._explanation(source, first, either)]
         return [
             self._explanation(source, first, second)

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.activation import cause_of
-from embgrad.comparison.hypotheses.functions import ACTIVATIONS, GELUS, IDENTITY, Activation, of_no_kind
+from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY, Activation, of_no_kind
 from embgrad.comparison.hypotheses.products import products
 from embgrad.comparison.hypotheses.site import Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import Source, first_that_explains, most_off, relative, sample_of, sources
@@ -111,7 +111,7 @@ class Gate:
         most = max(ROUGHLY * min(offs), site.floor)
         near = [versions[number] for number in np.argsort(offs, kind="stable")[:2] if offs[number] <= most]
         either = of_no_kind(near[0].function, near[-1].function) if max(np.sort(offs)[:2]) <= site.floor else None
-        if either is not None and first.function not in GELUS and near[0].branches == near[-1].branches:
+        if either is not None and first.function not in (it.function for it in near):
             near = [replace(near[0], function=either)]
         return [explanation for second in near if (explanation := _explanation(first, second)) is not None]
 

@@ -127,7 +127,7 @@ _OTHER: Final = "different-weight half-weights"
 
 _FAULTS: Final = (
     planted("ane-minilm", "norm-bias-undivided", "different-weight", NORM, bias_divided=False),
-    planted("ane-minilm", "softmax-over-queries", "", ATTENTION, axis=3),
+    planted("ane-minilm", "softmax-over-queries", "attention-softmax", ATTENTION, axis=3),
     planted("ane-minilm", "mask-of-queries", "mask-ignored", ATTENTION, mask="queries"),
     planted("ane-minilm", "heads-strided", "attention-heads permuted-weight", ATTENTION, strided=True),
     planted("ane-minilm", "unscaled", "attention-scale", ATTENTION, scaled=False),

@@ -142,7 +142,7 @@ _FAULTS: Final = (
     ),
     planted("helper-gptneo", "heads-inside", HEADS, ATTENTION, inside=True),
     planted("helper-gptneo", "places-from-1", "position-ids-offset", _PLACES, first=1),
-    planted("helper-gptneo", "softmax-over-queries", "", ATTENTION, axis=2),
+    planted("helper-gptneo", "softmax-over-queries", "attention-softmax", ATTENTION, axis=2),
     planted("helper-gptneo", "no-last-norm", "missing-norm", "ln_f|lm_head", final=False),
     planted("helper-gptneo", "normed-residual-in-one", STREAM, r"h\.", carried="normed", layers=(2,)),
     planted("helper-gptneo", "head-in-float16", "half-weights", "lm_head", half_head=True),

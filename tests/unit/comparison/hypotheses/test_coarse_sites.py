@@ -10,8 +10,9 @@ import pytest
 from embgrad.comparison.hypotheses.activation import ActivationFunction
 from embgrad.comparison.hypotheses.combination import Combination
 from embgrad.comparison.hypotheses.explain import explain
-from embgrad.comparison.hypotheses.functions import ACTIVATIONS
+from embgrad.comparison.hypotheses.functions import ACTIVATIONS, of_no_kind
 from embgrad.comparison.hypotheses.gate import Gate
+from embgrad.comparison.hypotheses.held_vector import HeldVector
 from embgrad.comparison.hypotheses.norm import Norm
 from embgrad.comparison.hypotheses.norm_fit import Parameters, norm_with_vectors
 from embgrad.comparison.hypotheses.site import NEAR
@@ -139,3 +140,65 @@ def test_a_module_without_weights_is_no_norm() -> None:
     few = coarse(X / 10)  # so small that tanh is nearly linear, as a norm with a large epsilon is
     at = module_site(coarse(np.tanh(few)), few / 2, {"up:input": few}, floor=COARSE)
     assert Norm().explain(at) == []
+
+
+def test_only_kinds_of_gelu_have_a_name_together() -> None:
+    exact, approximate, other = (ACTIVATIONS[number] for number in (1, 2, 0))
+    both = of_no_kind(exact, approximate)
+    assert both is not None
+    assert (both.name, other.name) == ("GELU", "SiLU")
+    assert of_no_kind(exact, other) is of_no_kind(other, exact) is None
+
+
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_a_kind_of_gelu_that_rounding_does_not_hide_is_named_beside_one_that_it_does(is_gated: bool) -> None:
+    logistic, gelu = (
+        next(it for it in ACTIVATIONS if it.name.startswith(f"GELU by the {name}")) for name in ("log", "tanh")
+    )
+    other = RANDOM.normal(size=X.shape) if is_gated else np.ones_like(X)
+    wide = 2 * X
+    before = {"gate": wide, "up": other} if is_gated else {"gate": wide}
+    at = module_site(logistic.apply(wide) * other, coarse(gelu.apply(wide) * other), before, floor=COARSE)
+    found = (Gate() if is_gated else ActivationFunction()).explain(at)
+    assert [it.text for it in found] == ["the activation is GELU by the logistic approximation in a and GELU in b"]
+
+
+def test_an_epsilon_that_rounding_hides_is_not_taken_for_another_kind() -> None:
+    rows = 3 * (X - X.mean(-1, keepdims=True)).reshape(-1, SIZE) + 1e-8
+    hidden = norm_with_vectors([GAIN, SHIFT], rows, Parameters(False, 1e-8, GAIN, SHIFT).apply(rows), None)
+    assert hidden is not None
+    assert (hidden.centred, hidden.epsilon) == (False, 1e-12)
+
+
+def test_terms_are_found_up_to_rounding() -> None:
+    other, noise = RANDOM.normal(size=X.shape), RANDOM.normal(size=X.shape) * 0.002
+    a, b = 1.003 * X + other + noise, 1.003 * other + 0.002 * X + noise
+    found = Combination().explain(module_site(a, b, {"one": X, "two": other}, floor=COARSE))
+    assert [it.text for it in found] == ["one is added in a and left out in b"]
+
+
+def test_a_missing_norm_is_all_that_is_said() -> None:
+    few = coarse(X / 20)  # of numbers as small a norm with an epsilon of 1 is a product with its gains
+    at = site(norm(few, 1e-5), coarse(few), few, floor=COARSE)
+    assert [it.text for it in Norm().explain(at)] == ["b lacks the norm norm"]
+
+
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_a_kind_of_gelu_is_not_said_to_be_another_function_than_gelu(is_gated: bool) -> None:
+    exact, approximate = (ACTIVATIONS[number] for number in (1, 2))
+    other = RANDOM.normal(size=X.shape) if is_gated else np.ones_like(X)
+    before = {"gate": X, "up": other} if is_gated else {"gate": X}
+    at = module_site(exact.apply(X) * other, coarse(approximate.apply(X) * other), before, floor=COARSE)
+    found = (Gate() if is_gated else ActivationFunction()).explain(at)
+    assert not [it.text for it in found if it.text.endswith("GELU in b")]
+
+
+def test_the_multiplier_of_a_is_whole_up_to_rounding() -> None:
+    other = RANDOM.normal(size=X.shape)
+    at = module_site(1.008 * X + other, 0.5 * X + other, {"one": X, "two": other}, floor=COARSE)
+    assert [it.text for it in Combination().explain(at)] == ["one is multiplied by 1 in a and 0.5 in b"]
+
+
+def test_a_vector_that_b_leaves_out_is_named() -> None:
+    at = module_site(X + SHIFT, coarse(X), {"up:input": X}, held_a={"values.bias": SHIFT}, floor=COARSE)
+    assert [it.text for it in HeldVector().explain(at)] == ["values.bias is added in a and left out in b"]

@@ -133,10 +133,12 @@ def test_a_norm_that_b_skips_before_the_pooling_is_named() -> None:
     assert (found.cause, found.values) == ("pooling", ("the first vector of norm", "the vector 2 later of norm:input"))
 
 
-@pytest.mark.parametrize(("calls", "is_named"), [(1, True), (0, False)])
-def test_a_pooling_of_another_layer_is_named_if_b_calls_all_layers(calls: int, is_named: bool) -> None:
+@pytest.mark.parametrize(("calls", "time", "is_named"), [(1, 2.0, True), (0, 2.0, False), (0, 4.0, True)])
+def test_a_pooling_of_another_layer_is_named_if_b_calls_what_is_between(
+    calls: int, time: float, is_named: bool
+) -> None:
     turned = X[..., ::-1]
-    tensors = [tensor(f"{name}:output#0", X, time) for name, time in (("first", 1.0), ("up", 2.0), ("last", 3.0))]
+    tensors = [tensor(f"{name}:output#0", X, at) for name, at in (("first", 1.0), ("up", time), ("last", 3.0))]
     at = module_site(
         turned[:, :1],
         X[:, :1],

@@ -11,6 +11,7 @@ import pytest
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.hypotheses.terms import CHANGES, OtherTerm
 from embgrad.comparison.sites import Pair
+from embgrad.comparison.weight_values import rounded
 from tests.unit.comparison.hypotheses.modules import IDS, REAL, best, module_site
 
 RANDOM = np.random.default_rng(0)
@@ -202,3 +203,12 @@ def test_positions_of_another_text_than_the_batch_are_named() -> None:
     at = module_site(a, b, before, key="sum:input#0", held_a={"places.W": PLACES}, roles={"places": ["p"]}, pair=pair)
     found = explained(replace(at, real=np.ones((2, 4), bool)))
     assert found.text == "the rows of places start at 0 in a and 2 in b"
+
+
+@pytest.mark.parametrize("name", ["words scaled", "no types"])
+def test_terms_are_named_where_b_is_rounded_to_half_precision(name: str) -> None:
+    a, b, cause, text = CHANGED[name]
+    at = behind(a, b, floor=0.016)
+    at = replace(at, b=rounded(at.b, "bfloat16").astype(np.float64))
+    found = OtherTerm().explain(at)[0]
+    assert (found.cause, found.text) == (cause, text)
