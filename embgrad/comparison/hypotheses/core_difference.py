@@ -18,7 +18,7 @@ from embgrad.model_points.points import INPUT
 __all__ = ["Difference", "differences", "listed"]
 
 
-#: The relative difference up to which a scale is what another cause leaves.
+#: The relative difference up to which a scale is what another cause leaves, and the number up to which a mask's is 0.
 SLIGHT: Final = 1e-4
 
 
@@ -177,7 +177,8 @@ def _of_soft_masks(a: Mask, b: Mask) -> Difference:
 def _soft_text(soft: Soft | None) -> str:
     if soft is None:
         return "hidden"
-    return f"{'scored' if soft.instead else 'given'} {_exact(-float(f'{soft.number:.3g}'))}"
+    number = 0.0 if soft.number < SLIGHT else -float(f"{soft.number:.3g}")  # of 0 the fit comes near
+    return f"{'scored' if soft.instead else 'given'} {_exact(number)}"
 
 
 def _of_distances(a: DistanceTerms | None, b: DistanceTerms | None) -> Iterator[Difference]:

@@ -140,7 +140,7 @@ class _Search:
         """Return the reference's core with a rare change that reproduces the output, if need be with a number of its mask."""
         part, wanted = self._part(self._a)
         for core in late_variants(self._a):
-            if core.over != self._a.over:
+            if core.over != self._a.over or (core.mask.soft is not None and core.mask.soft.number == 0):
                 if self._whole(core) <= self._most:
                     return core
                 continue

@@ -80,6 +80,7 @@ def late_variants(core: Core) -> Iterator[Core]:
     narrow, padded = core.mask.causal or core.mask.window is not None, core.mask.padding and not core.real.all()
     kinds = [("padding", padded), ("positions", narrow), ("all", narrow and padded)]
     for keys, instead in itertools.product((keys for keys, is_hidden in kinds if is_hidden), (False, True)):
+        yield from [replace(core, mask=replace(core.mask, soft=Soft(keys, 0.0, instead)))] if instead else []
         yield replace(core, mask=replace(core.mask, soft=Soft(keys, 1.0, instead)))
 
 

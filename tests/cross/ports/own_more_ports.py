@@ -154,7 +154,7 @@ _FAULTS: Final = (
     planted("module-albert", "one-layer-less", "missing-part", "albert_layers|encoder|output", depth=2),
     planted("module-albert", "one-layer-more", "missing-part", "albert_layers|encoder|output", depth=4),
     planted("module-albert", "scale-of-embedding", "attention-scale", ATTENTION, scale=0.25),
-    planted("module-albert", "mask-times-scores", "", ATTENTION, mask="times"),
+    planted("module-albert", "mask-times-scores", "mask-ignored", ATTENTION, mask="times"),
     planted("module-albert", "types-ignored", "types-ignored", _TYPES, types=False),
     planted("module-albert", "no-residual", "missing-residual", "layer_norm|albert_layers", residual=False),
     planted(

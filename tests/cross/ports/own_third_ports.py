@@ -157,7 +157,7 @@ _FAULTS: Final = (
     ),
     planted("vmap-minilm", "tanh-gelu", "gelu", _MLP, tanh=True),
     planted("vmap-minilm", "scale-of-width", "attention-scale", ATTENTION, scale=384),
-    planted("vmap-minilm", "mask-times-scores", "", ATTENTION, mask="times"),
+    planted("vmap-minilm", "mask-times-scores", "mask-ignored", ATTENTION, mask="times"),
     planted("vmap-minilm", "mask-after-softmax", "", ATTENTION, mask="after"),
     planted("vmap-minilm", "heads-last", "attention-heads permuted-weight", ATTENTION, heads_first=False),
     planted("vmap-minilm", "deviation-and-epsilon", f"{EPSILON} norm-kind", NORM, spread="deviation", eps=1e-3),

@@ -84,9 +84,10 @@ def test_a_softmax_over_queries_is_named(shown: bool) -> None:
     np.testing.assert_allclose(shared_out(2, shown=False)[REAL], a[REAL])
 
 
-def test_a_score_in_place_of_masked_ones_is_named() -> None:
-    a, b = attended(seen=causal), shared_out(2, masked=np.exp(-2))
-    assert texts(a, b) == ["masked positions are hidden in a and scored -2 in b"]
+@pytest.mark.parametrize("score", [-2, 0])
+def test_a_score_in_place_of_masked_ones_is_named(score: int) -> None:
+    a, b = attended(seen=causal), shared_out(2, masked=np.exp(score))
+    assert texts(a, b) == [f"masked positions are hidden in a and scored {score} in b"]
 
 
 def test_padding_and_later_positions_that_are_given_a_number_are_named() -> None:
