@@ -1,0 +1,84 @@
+"""Weights are matched by the places at which both models apply them, where values do not show which belong together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.unit.comparison.test_weights import matched, names, single
+
+RANDOM = np.random.default_rng(0)
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return RANDOM.normal(size=shape).astype(np.float32)
+
+
+def test_a_vector_that_two_modules_exchange_stays_with_its_matrix() -> None:
+    w, v = numbers(2, 6, 6)
+    first, second = numbers(2, 6)
+    a = {"key.W": w, "key.b": first, "value.W": v, "value.b": second}
+    b = {"k.W": w, "k.b": second, "v.W": v, "v.b": first}
+    matching = matched(a, b)
+    assert names(matching) == {"key.W": "k.W", "key.b": "k.b", "value.W": "v.W", "value.b": "v.b"}
+    relations = {match.a: match.relation for match in matching.matches}
+    assert (relations["key.b"], relations["value.b"]) == ("equal to value.b", "equal to key.b")
+    fused = {"attention.w": w, "attention.wb": first, "attention.v": v, "attention.vb": second}
+    assert names(matched(a, fused)) == dict(zip(a, fused, strict=True))
+
+
+@pytest.mark.parametrize("layer", ["layers.0", "block"])
+@pytest.mark.parametrize("between", ["up.W", "other.W"])
+def test_norms_that_b_applies_in_each_others_place_are_paired_by_place(between: str, layer: str) -> None:
+    """Where no matrix stands between them in both models, b may as well compute the parts in another order."""
+    w, v = numbers(2, 6, 6)
+    first, second, shift, other = numbers(4, 6)
+    start, end = (
+        {"layers.0.start.g": first, "layers.0.start.b": shift},
+        {"layers.0.end.g": second, "layers.0.end.b": other},
+    )
+    a = {"layers.0.q.W": w, **start, "layers.0.up.W": v, **end}
+    b = {"layers.0.q.W": w, **end, f"layers.0.{between}": v, **start}
+    if between == "other.W":
+        b = {"layers.0.q.W": w, **end, **start, "layers.0.other.W": v}
+    matching = matched(a, {name.replace("layers.0", layer): values for name, values in b.items()})
+    found = {match.a: (match.b, match.relation) for match in matching.matches}
+    if between == "up.W":
+        assert found["layers.0.start.g"] == (f"{layer}.end.g", "equal to layers.0.end.g")
+        assert found["layers.0.end.b"] == (f"{layer}.start.b", "equal to layers.0.start.b")
+    else:
+        assert found["layers.0.end.g"] == (f"{layer}.end.g", "equal")
+
+
+def test_norms_that_b_applies_before_the_parts_that_a_applies_them_behind_are_paired_by_value() -> None:
+    """Each of them crosses another one, and none stands in the place of another."""
+    q, o, up = numbers(3, 6, 6)
+    query, attended, output = numbers(3, 6)
+    a = {"0.q.W": q, "0.query.g": query, "0.o.W": o, "0.attended.g": attended, "0.up.W": up, "0.output.g": output}
+    b = {"0.attended.g": attended, "0.q.W": q, "0.query.g": query, "0.o.W": o, "0.output.g": output, "0.up.W": up}
+    a, b = ({f"layers.{name}": values for name, values in side.items()} for side in (a, b))
+    matching = matched(a, b)
+    assert names(matching) == {name: name for name in a}
+    assert all(match.is_equal for match in matching.matches)
+
+
+def test_a_bias_is_no_partner_of_a_gain_at_its_place() -> None:
+    a = {"q.W": numbers(4, 6), "q.bias": numbers(4)}
+    for name, paired in (("norm.weight", False), ("norm_gain", False), ("q/beta:0", True), ("q.it", True)):
+        found = matched(a, {"q.W": a["q.W"], name: numbers(4)})
+        assert [(it.a, it.b) for it in found.matches if not it.is_equal] == ([("q.bias", name)] if paired else [])
+
+
+def test_of_the_layouts_of_different_weights_at_one_place_the_nearest_counts() -> None:
+    w = numbers(6, 6)
+    match = single(w, np.ascontiguousarray(w.T) + 0.2 * numbers(6, 6))
+    assert (match.relation, match.transposed) == ("different", True)
+    assert match.distance < 0.5
+
+
+def test_layers_in_another_order_are_moved_though_they_are_most() -> None:
+    a = {f"layers.{number}.up.W": numbers(6, 5) for number in range(3)}
+    b = {**a, "layers.0.up.W": a["layers.1.up.W"], "layers.1.up.W": a["layers.0.up.W"]}
+    found = {match.a: (match.b, match.relation) for match in matched(a, b).matches}
+    assert found["layers.0.up.W"] == ("layers.0.up.W", "equal to layers.1.up.W")
+    assert found["layers.2.up.W"] == ("layers.2.up.W", "equal")
