@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 
 from embgrad.comparison.recording import HeldWeight, Recording
@@ -33,12 +32,12 @@ def with_exchanged_in_place(matching: Matching, a: Recording, b: Recording) -> M
         weight = held_a[match.a]
         if weight.layer is not None and match.is_equal and len(weight.shape) == 1 and weight.module not in matrices:
             by_layer[weight.layer].append(match)
-    source_a, source_b = _sources_of(a), _sources_of(b)
+    sources_a, sources_b = _sources_of(a), _sources_of(b)
     changed: dict[str, Match] = {}
     for first, second in itertools.chain(*(itertools.combinations(found, 2) for found in by_layer.values())):
         mine, its = held_a[first.a], held_a[second.a]
-        wanted = [matrices.get(source_a(it) or "") for it in (mine, its)]
-        given = [source_b(held_b[it.b]) for it in (second, first)]
+        wanted = [matrices.get(sources_a.get(it.module, "")) for it in (mine, its)]
+        given = [sources_b.get(held_b[it.b].module) for it in (second, first)]
         if mine.shape == its.shape and _kind_of(mine) == _kind_of(its) and wanted[0] != wanted[1] and wanted == given:
             changed[first.a] = at_one_place(mine, held_b[second.b], {second.b: second.a})
             changed[second.a] = at_one_place(its, held_b[first.b], {first.b: first.a})
@@ -50,14 +49,12 @@ def _kind_of(weight: HeldWeight) -> str:
     return weight.name.removeprefix(weight.module)
 
 
-def _sources_of(recording: Recording) -> Callable[[HeldWeight], str | None]:
-    """Return a function that returns the module with a matrix whose output a weight's module is given; None for none."""
-    paths = dict.fromkeys(weight.module for weight in recording.weights if len(weight.shape) > 1)
-    outputs = ((path, recording.of_module(path, OUTPUT)) for path in paths)
+def _sources_of(recording: Recording) -> dict[str, str]:
+    """Return by the paths of modules without a matrix the module with one whose output they are given."""
+    matrices = dict.fromkeys(weight.module for weight in recording.weights if len(weight.shape) > 1)
+    outputs = ((path, recording.of_module(path, OUTPUT)) for path in matrices)
     by_values = {tensor.values.tobytes(): path for path, tensor in outputs if tensor is not None}
-
-    def source_of(weight: HeldWeight) -> str | None:
-        given = recording.of_module(weight.module, INPUT)
-        return None if given is None else by_values.get(given.values.tobytes())
-
-    return source_of
+    others = dict.fromkeys(weight.module for weight in recording.weights if weight.module not in matrices)
+    inputs = ((path, recording.of_module(path, INPUT)) for path in others)
+    found = ((path, by_values.get(tensor.values.tobytes())) for path, tensor in inputs if tensor is not None)
+    return {path: source for path, source in found if source is not None}

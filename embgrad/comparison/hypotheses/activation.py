@@ -64,8 +64,8 @@ class ActivationFunction:
         few, wanted = sample_of(site, source.values), sample_of(site, site.b)
         offs = {function.name: relative(function.apply(few), wanted) for function in ACTIVATIONS}
         near = sorted(ACTIVATIONS, key=lambda function: offs[function.name])[:2]
-        either = of_no_kind(*near)
-        if either is not None and first not in near and max(offs[it.name] for it in near) <= site.floor:
+        is_close = max(offs[it.name] for it in near) <= site.floor
+        if is_close and (either := of_no_kind(first, near)) is not None:
             return [self._explanation(source, first, either)]
         return [
             self._explanation(source, first, second)

@@ -139,14 +139,10 @@ class _Search:
     def _late(self) -> Core | None:
         """Return the reference's core with a rare change that reproduces the output, if need be with a number of its mask."""
         part, wanted = self._part(self._a)
-        for core in late_variants(self._a):
-            if core.over != self._a.over or (core.mask.soft is not None and core.mask.soft.number == 0):
-                if self._whole(core) <= self._most:
-                    return core
-                continue
-            fitted = fitted_numbers(core, part, wanted, ["soft"])
+        for core, names in late_variants(self._a):
+            fitted = fitted_numbers(core, part, wanted, names) if names else core
             if self._whole(fitted) <= self._most:
-                return settled(fitted, self._whole, self._most, [self._a])
+                return settled(fitted, self._whole, self._most, [self._a]) if names else fitted
         return None
 
     def _names(self, core: Core) -> list[tuple[str, ...]]:

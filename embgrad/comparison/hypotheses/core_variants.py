@@ -70,18 +70,22 @@ def variants(site: Site, core: Core, *, rare: bool = True) -> Iterator[Core]:
     yield from _of_sources(site, core, rare)
 
 
-def late_variants(core: Core) -> Iterator[Core]:
-    """Yield cores that differ in a setting of softmax or mask that hardly any port changes; numbers of masks are to be fitted."""
+def late_variants(core: Core) -> Iterator[tuple[Core, tuple[str, ...]]]:
+    """Yield cores with a change of softmax or mask that hardly any port has, each with the names of its numbers to be fitted."""
     plain = replace(core.mask, padding=False)
     for mask in (core.mask, plain, replace(core.mask, soft=Soft("padding", LARGEST))):
-        yield replace(core, over="queries", mask=mask)
+        yield replace(core, over="queries", mask=mask), ()
     if not core.crosses:
-        yield replace(core, over="real queries", mask=plain)
+        yield replace(core, over="real queries", mask=plain), ()
     narrow, padded = core.mask.causal or core.mask.window is not None, core.mask.padding and not core.real.all()
     kinds = [("padding", padded), ("positions", narrow), ("all", narrow and padded)]
-    for keys, instead in itertools.product((keys for keys, is_hidden in kinds if is_hidden), (False, True)):
-        yield from [replace(core, mask=replace(core.mask, soft=Soft(keys, 0.0, instead)))] if instead else []
-        yield replace(core, mask=replace(core.mask, soft=Soft(keys, 1.0, instead)))
+    for keys in (keys for keys, is_hidden in kinds if is_hidden):
+        for soft, names in (
+            (Soft(keys, 1.0), ("soft",)),
+            (Soft(keys, 0.0, instead=True), ()),  # which no factor leads to
+            (Soft(keys, 1.0, instead=True), ("soft",)),
+        ):
+            yield replace(core, mask=replace(core.mask, soft=soft)), names
 
 
 def _declared(site: Site) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -72,6 +72,12 @@ ACTIVATIONS: Final = (
 )
 
 
-def of_no_kind(first: Activation, second: Activation) -> Activation | None:
-    """Return what two kinds of GELU, which rounding hides from each other, are together; None where one is another function."""
-    return first._replace(name="GELU") if first in GELUS and second in GELUS else None
+def of_no_kind(first: Activation, near: Sequence[Activation]) -> Activation | None:
+    """Return the name for kinds of GELU that rounding hides from each other; None where one is another function, or a's own.
+
+    Args:
+        first: a's function.
+        near: the functions that b may compute.
+    """
+    is_hidden = first not in near and all(function in GELUS for function in near)
+    return near[0]._replace(name="GELU") if is_hidden else None

@@ -110,8 +110,8 @@ class Gate:
         offs = [relative(gated.apply(*(samples[source] for source in gated.branches)), wanted) for gated in versions]
         most = max(ROUGHLY * min(offs), site.floor)
         near = [versions[number] for number in np.argsort(offs, kind="stable")[:2] if offs[number] <= most]
-        either = of_no_kind(near[0].function, near[-1].function) if max(np.sort(offs)[:2]) <= site.floor else None
-        if either is not None and first.function not in (it.function for it in near):
+        is_close = np.sort(offs)[1] <= site.floor
+        if is_close and (either := of_no_kind(first.function, [it.function for it in near])) is not None:
             near = [replace(near[0], function=either)]
         return [explanation for second in near if (explanation := _explanation(first, second)) is not None]
 

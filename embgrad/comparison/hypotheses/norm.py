@@ -78,7 +78,7 @@ class Norm:
         width = _width(site, path)
         x, a, b = (site.rows(values).reshape(-1, width) for values in (entry.values, site.a, site.b))
         first = _of_weights(site, path, x, a)
-        if first is None and site.near == NEAR:  # up to rounding to half precision many functions are norms
+        if first is None and not site.is_coarse:  # up to rounding to half precision many functions are norms
             first = fitted_norm(x, a, site.declared("epsilon"))
         if first is None or relative(first.apply(x), a) > site.near:
             second = _of_weights(site, path, x, b)
@@ -95,7 +95,7 @@ class Norm:
             explanation = self._explanation(site, path, entry, first, second)
             explanations += [] if explanation is None else [explanation]
         missing = _missing(site, path, entry, x, b)
-        if missing and site.near > NEAR:  # a norm with an epsilon of any size is none, up to rounding to half precision
+        if missing and site.is_coarse:  # a norm with an epsilon of any size is none, up to rounding to half precision
             return missing
         explanations = [*_of_scaled_rows(site, entry, first), *explanations]
         return [*explanations, *missing, *_in_half(site, entry, first, "b")]

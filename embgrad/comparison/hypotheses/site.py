@@ -138,9 +138,14 @@ class Site:
         """The relative L2 up to which a function's value is b's output, larger than `NEAR` where b computes in half precision."""
         return max(NEAR, min(self.floor, SHARE * self.difference))
 
+    @property
+    def is_coarse(self) -> bool:
+        """Return whether rounding, as to half precision, hides more than `NEAR`."""
+        return self.near > NEAR
+
     def text_of(self, number: float) -> str:
         """Return a text for a number that was fitted to an output, with the digits that can be known."""
-        return f"{number:.6g}" if self.near == NEAR else f"{number:.3g}"
+        return f"{number:.3g}" if self.is_coarse else f"{number:.6g}"
 
     @cached_property
     def entry(self) -> Before | None:

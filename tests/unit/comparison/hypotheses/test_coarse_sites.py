@@ -144,10 +144,11 @@ def test_a_module_without_weights_is_no_norm() -> None:
 
 def test_only_kinds_of_gelu_have_a_name_together() -> None:
     exact, approximate, other = (ACTIVATIONS[number] for number in (1, 2, 0))
-    both = of_no_kind(exact, approximate)
+    both = of_no_kind(other, [exact, approximate])
     assert both is not None
     assert (both.name, other.name) == ("GELU", "SiLU")
-    assert of_no_kind(exact, other) is of_no_kind(other, exact) is None
+    assert of_no_kind(ACTIVATIONS[-1], [exact, other]) is of_no_kind(ACTIVATIONS[-1], [other, exact]) is None
+    assert of_no_kind(exact, [exact, approximate]) is None
 
 
 @pytest.mark.parametrize("is_gated", [True, False])
