@@ -91,20 +91,12 @@ def _named(*architectures: Architecture) -> dict[str, Architecture]:
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = _named(
     Architecture("bert", "BertModel", "BertConfig", {**_ENCODER, "layer_norm_eps": 1e-12}, "encoder"),
+    Architecture("bert-lm", "BertForMaskedLM", "BertConfig", {**_ENCODER, "layer_norm_eps": 1e-12}, "encoder",
+        "logits"),
+    Architecture("roberta", "RobertaModel", "RobertaConfig",
+        {**_ENCODER, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "max_position_embeddings": 42}, "bare"),
     Architecture(
-        "bert-lm", "BertForMaskedLM", "BertConfig", {**_ENCODER, "layer_norm_eps": 1e-12}, "encoder", "logits"
-    ),
-    Architecture(
-        "roberta",
-        "RobertaModel",
-        "RobertaConfig",
-        {**_ENCODER, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "max_position_embeddings": 42},
-        "bare",
-    ),
-    Architecture(
-        "distilbert",
-        "DistilBertModel",
-        "DistilBertConfig",
+        "distilbert", "DistilBertModel", "DistilBertConfig",
         {
             **{"vocab_size": VOCAB, "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48},
             **{"max_position_embeddings": 40, "pad_token_id": PADDING},
@@ -112,16 +104,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = _named(
         "bare",
     ),
     Architecture(
-        "albert",
-        "AlbertModel",
-        "AlbertConfig",
-        {
-            **_ENCODER,
-            "embedding_size": 16,
-            "hidden_act": "gelu_new",
-            "layer_norm_eps": 1e-12,
-            "hidden_dropout_prob": 0.1,
-        },
+        "albert", "AlbertModel", "AlbertConfig",
+        {**_ENCODER, "embedding_size": 16, "hidden_act": "gelu_new", "layer_norm_eps": 1e-12,
+            "hidden_dropout_prob": 0.1},
         "encoder",
     ),
     Architecture("gpt2", "GPT2Model", "GPT2Config", _GPT2, "decoder"),
@@ -129,37 +114,24 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = _named(
     Architecture("llama", "LlamaModel", "LlamaConfig", _DECODER, "decoder"),
     Architecture("llama-lm", "LlamaForCausalLM", "LlamaConfig", _DECODER, "decoder", "logits"),
     Architecture(
-        "llama3",
-        "LlamaModel",
-        "LlamaConfig",
+        "llama3", "LlamaModel", "LlamaConfig",
         {
-            **_DECODER,
-            "rope_theta": 500000.0,
-            "rope_scaling": {
-                **{"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-                **{"original_max_position_embeddings": 32},
-            },
+            **_DECODER, "rope_theta": 500000.0,
+            "rope_scaling": {**{"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+                **{"original_max_position_embeddings": 32}},
         },
         "decoder",
     ),
-    Architecture(
-        "mistral",
-        "MistralModel",
-        "MistralConfig",
-        {**_DECODER, "head_dim": 16, "sliding_window": 6, "tie_word_embeddings": False},
-        "decoder",
-    ),
+    Architecture("mistral", "MistralModel", "MistralConfig",
+        {**_DECODER, "head_dim": 16, "sliding_window": 6, "tie_word_embeddings": False}, "decoder"),
     Architecture("qwen2", "Qwen2Model", "Qwen2Config", {**_DECODER, "rope_theta": 1000000.0}, "decoder"),
-    Architecture(
-        "qwen3", "Qwen3Model", "Qwen3Config", {**_DECODER, "head_dim": 16, "rope_theta": 1000000.0}, "decoder"
-    ),
+    Architecture("qwen3", "Qwen3Model", "Qwen3Config", {**_DECODER, "head_dim": 16, "rope_theta": 1000000.0},
+        "decoder"),
     Architecture("gemma2", "Gemma2Model", "Gemma2Config", _GEMMA2, "decoder", zero_centred=True),
     Architecture("gemma2-lm", "Gemma2ForCausalLM", "Gemma2Config", _GEMMA2, "decoder", "logits", zero_centred=True),
     Architecture("phi3", "Phi3Model", "Phi3Config", {**_DECODER, "tie_word_embeddings": False}, "decoder"),
     Architecture(
-        "gpt-neox",
-        "GPTNeoXModel",
-        "GPTNeoXConfig",
+        "gpt-neox", "GPTNeoXModel", "GPTNeoXConfig",
         {
             **{name: _DECODER[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")},
             **{"num_attention_heads": 4, "intermediate_size": 80, "max_position_embeddings": 64, "rotary_pct": 0.5},
@@ -168,9 +140,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = _named(
         "decoder",
     ),
     Architecture(
-        "t5",
-        "T5Model",
-        "T5Config",
+        "t5", "T5Model", "T5Config",
         {
             **{"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
             **{"feed_forward_proj": "gated-gelu", "pad_token_id": PADDING, "decoder_start_token_id": PADDING},
@@ -178,9 +148,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = _named(
         "both",
     ),
     Architecture(
-        "bart",
-        "BartModel",
-        "BartConfig",
+        "bart", "BartModel", "BartConfig",
         {
             **{"vocab_size": VOCAB, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2},
             **{"encoder_attention_heads": 4, "decoder_attention_heads": 4},
@@ -189,7 +157,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = _named(
         },
         "both",
     ),
-)
+)  # fmt: skip
 
 
 def reference(name: str, seed: int = 0) -> Any:

@@ -33,26 +33,12 @@ _ATTENTION: Final = {
     "tile": False,
 }
 _DECODER: Final = {
-    **{
-        **_ATTENTION,
-        "epsilon": 1e-5,
-        "offset": 0.0,
-        "centred": False,
-        "half": False,
-        "base": 1e4,
-        "interleaved": False,
-    },
-    **{
-        "start": 0,
-        "turned": "qk",
-        "backwards": False,
-        "act": "silu",
-        "gated": True,
-        "late_residual": False,
-        "norms": True,
-    },
+    **{**_ATTENTION, "epsilon": 1e-5, "offset": 0.0, "centred": False, "half": False, "base": 1e4,
+        "interleaved": False},
+    **{"start": 0, "turned": "qk", "backwards": False, "act": "silu", "gated": True, "late_residual": False,
+        "norms": True},
     **{"final": True, "inside": False, "residual": 1.0},
-}
+}  # fmt: skip
 
 
 def _norm(x: Any, weight: Any, s: Any) -> Any:

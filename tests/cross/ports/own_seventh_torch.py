@@ -105,18 +105,10 @@ class Block(nn.Module):
 class NanoPhi(nn.Module):
     usual: ClassVar[Mapping[str, Any]] = {
         **{"eps": 1e-5, "outside": False, "base": 1e4, "rotary": 8, "turn": "halves", "turn_values": False},
-        **{
-            "kernel": "plain",
-            "scale": "size",
-            "sink": False,
-            "masked": None,
-            "over_queries": False,
-            "split": "by role",
-            "window": 6,
-            "block": 64,
-        },
+        **{"kernel": "plain", "scale": "size", "sink": False, "masked": None, "over_queries": False, "split": "by role",
+            "window": 6, "block": 64},
         **{"up_first": False, "times": 1.0, "texts": "together"},
-    }
+    }  # fmt: skip
 
     def __init__(self, state: State, config: Any, settings: Settings) -> None:
         super().__init__()

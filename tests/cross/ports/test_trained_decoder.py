@@ -24,38 +24,21 @@ TEXTS = ["The keys to the cabinet are on the table", "A man walked into the old 
 ROOT = "xp.sqrt((x * x).mean(-1, keepdims=True) + epsilon)"
 FAULTS: Mapping[str, tuple[str, str, list[str]]] = {
     "no fault": ("", "", []),
-    "an epsilon behind the root": (
-        ROOT,
-        f"({ROOT.replace(' + epsilon', '')} + epsilon)",
-        ["the norm divides by the root of the mean square + ε in a and the root mean square + ε in b"],
-    ),
-    "rows that are scaled": (
-        "table[ids]",
-        "table[ids] * table.shape[1] ** 0.5",
-        ["model.embed_tokens is multiplied by 1 in a and 24 in b"],
-    ),
-    "a residual of what the norm returns": (
-        "x = x + linear(mixed",
-        "x = normed + linear(mixed",
-        ["b adds what the norm model.layers.N.input_layernorm returns, where a adds what it is given"],
-    ),
-    "a residual that is left out in one layer": (
-        "x = x + linear(gate",
-        "x = x * (layer != 14) + linear(gate",
-        ["model.layers.14.post_attention_layernorm:input is added in a and left out in b"],
-    ),
-    "angles in half precision": (
-        "cos, sin = xp.cos(angles)",
+    "an epsilon behind the root": (ROOT, f"({ROOT.replace(' + epsilon', '')} + epsilon)",
+        ["the norm divides by the root of the mean square + ε in a and the root mean square + ε in b"]),
+    "rows that are scaled": ("table[ids]", "table[ids] * table.shape[1] ** 0.5",
+        ["model.embed_tokens is multiplied by 1 in a and 24 in b"]),
+    "a residual of what the norm returns": ("x = x + linear(mixed", "x = normed + linear(mixed",
+        ["b adds what the norm model.layers.N.input_layernorm returns, where a adds what it is given"]),
+    "a residual that is left out in one layer": ("x = x + linear(gate", "x = x * (layer != 14) + linear(gate",
+        ["model.layers.14.post_attention_layernorm:input is added in a and left out in b"]),
+    "angles in half precision": ("cos, sin = xp.cos(angles)",
         "angles = angles.astype('bfloat16').astype(x.dtype)\n    cos, sin = xp.cos(angles)",
-        ["rotary angles are in float32 in a and bfloat16 in b"],
-    ),
-    "the last layer left out": (
-        'config["num_hidden_layers"])',
-        'config["num_hidden_layers"] - 1)',
-        ["b lacks what a computes between layer 28 and layer 29"],
-    ),
+        ["rotary angles are in float32 in a and bfloat16 in b"]),
+    "the last layer left out": ('config["num_hidden_layers"])', 'config["num_hidden_layers"] - 1)',
+        ["b lacks what a computes between layer 28 and layer 29"]),
     "a branch between -1 and 1": ('linear(normed, "mlp.up")', 'xp.clip(linear(normed, "mlp.up"), -1, 1)', []),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
