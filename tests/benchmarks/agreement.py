@@ -36,64 +36,29 @@ FORMS: Final = {"be": ("is", "are"), "was": ("was", "were"), "have": ("has", "ha
 #: The noun in brackets is the one that counts, that in braces the attractor.
 SENTENCES: Final = {
     "be": {
-        "singular": (
-            "The [key] to the {cabinets}",
-            "The [box] with the old {letters}",
-            "A [list] of useful {words}",
-            "The [door] behind the tall {shelves}",
-            "The [price] of the red {apples}",
-            "Her [answer] to their {questions}",
-            "The [road] between the {villages}",
-        ),
-        "plural": (
-            "The [keys] to the {cabinet}",
-            "The [boxes] in the {cellar}",
-            "The [pictures] on the {wall}",
-            "Some [pages] of the {book}",
-            "The [windows] of the old {house}",
-            "Those [shoes] under the {bed}",
-            "The [students] in the {library}",
-        ),
+        "singular": ("The [key] to the {cabinets}", "The [box] with the old {letters}", "A [list] of useful {words}",
+            "The [door] behind the tall {shelves}", "The [price] of the red {apples}",
+            "Her [answer] to their {questions}", "The [road] between the {villages}"),
+        "plural": ("The [keys] to the {cabinet}", "The [boxes] in the {cellar}", "The [pictures] on the {wall}",
+            "Some [pages] of the {book}", "The [windows] of the old {house}", "Those [shoes] under the {bed}",
+            "The [students] in the {library}"),
     },
     "was": {
-        "singular": (
-            "The [teacher] of the {children}",
-            "The [cat] that chased the {birds}",
-            "The [letter] from my {cousins}",
-            "The [bridge] over the two {rivers}",
-            "The [song] that the {girls} sang",
-            "The [roof] of the {houses}",
-            "The [smell] of the {flowers}",
-        ),
-        "plural": (
-            "The [farmers] near the {river}",
-            "The [dogs] that followed the {man}",
-            "The [letters] from my {sister}",
-            "The [cups] on the {table}",
-            "The [stories] that the {boy} told",
-            "The [colors] of the {painting}",
-            "The [trees] behind the {church}",
-        ),
+        "singular": ("The [teacher] of the {children}", "The [cat] that chased the {birds}",
+            "The [letter] from my {cousins}", "The [bridge] over the two {rivers}", "The [song] that the {girls} sang",
+            "The [roof] of the {houses}", "The [smell] of the {flowers}"),
+        "plural": ("The [farmers] near the {river}", "The [dogs] that followed the {man}",
+            "The [letters] from my {sister}", "The [cups] on the {table}", "The [stories] that the {boy} told",
+            "The [colors] of the {painting}", "The [trees] behind the {church}"),
     },
     "have": {
-        "singular": (
-            "The [captain] of the {ships}",
-            "The [museum] with the {paintings}",
-            "The [author] of these {books}",
-            "The [manager] of the {shops}",
-            "The [boy] with the {dogs}",
-            "The [town] beyond the {hills}",
-        ),
-        "plural": (
-            "The [players] on the {team}",
-            "The [workers] in the {factory}",
-            "The [leaves] of the {tree}",
-            "The [parents] of the {girl}",
-            "The [engines] of the {plane}",
-            "The [doctors] in the {hospital}",
-        ),
+        "singular": ("The [captain] of the {ships}", "The [museum] with the {paintings}",
+            "The [author] of these {books}", "The [manager] of the {shops}", "The [boy] with the {dogs}",
+            "The [town] beyond the {hills}"),
+        "plural": ("The [players] on the {team}", "The [workers] in the {factory}", "The [leaves] of the {tree}",
+            "The [parents] of the {girl}", "The [engines] of the {plane}", "The [doctors] in the {hospital}"),
     },
-}
+}  # fmt: skip
 
 
 def _case(sentence: str, forms: tuple[str, str], number: str) -> Case:

@@ -69,37 +69,27 @@ def page(figures: Figures, *, quick: bool) -> str:
         _section("From small to large", "`gradients` / by hand (/ forward).", _sizes(figures)),
         _section("The ways by hand", "Each / forward pass.", _ways(figures, size)),
         _section("One position", "", _positions(figures)),
-        _section(
-            "Our own overhead",
+        _section("Our own overhead",
             "1 × 8 tokens, 2 layers × 128: where overhead shows most. In turns with code by hand alone.",
-            _overhead(figures),
-        ),
+            _overhead(figures)),
         _section(
             "Other tools' overhead",
             "On a like model with a classifier's head, PyTorch, milliseconds; in turns with `gradients` and code by hand.",
             _overhead_of_rivals(figures),
         ),
-        _section(
-            "Growth", "2 layers × 128. Ratios to the first row of the mode, and to code by hand.", _growth(figures)
-        ),
-        _section(
-            "The price of a point",
-            BY_HAND_AT_POINTS,
-            _points(figures),
-        ),
+        _section("Growth", "2 layers × 128. Ratios to the first row of the mode, and to code by hand.",
+            _growth(figures)),
+        _section("The price of a point", BY_HAND_AT_POINTS, _points(figures)),
         _section("Each example's own table", "Ratios to the first row.", _tables(figures)),
-        _section(
-            "Long data", "`embgrad.stream`, a BERT of 2 layers × 384, sentences of 5 to 40 tokens.", _long(figures)
-        ),
+        _section("Long data", "`embgrad.stream`, a BERT of 2 layers × 384, sentences of 5 to 40 tokens.",
+            _long(figures)),
         _section("Cold start", "", _cold(figures)),
         _section("Other tools", "The same question, asked in one process.", _rivals(figures)),
-        _section(
-            "Attributions",
+        _section("Attributions",
             "Beside captum, in one process: relative L2 between the figures, the ratios of time and of peak memory.",
-            _attributions(figures),
-        ),
+            _attributions(figures)),
         _section("Not measured", "", _missing(figures)),
-    ]
+    ]  # fmt: skip
     return "\n".join(part for part in parts if part)
 
 

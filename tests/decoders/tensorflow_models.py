@@ -57,21 +57,12 @@ def _keras_hub() -> Any:
 
 
 MODELS: Final[Mapping[str, Model]] = {
-    "GPT-2, Hugging Face": Model(
-        _hugging_face,
-        lambda inputs: dict(inputs.batch),
-        lambda returned: returned.logits,
-        lambda model: next(weight for weight in model.weights if tuple(weight.shape) == (VOCAB, DIM)),
-        positions=True,
-    ),
-    "GPT-2, keras-hub": Model(
-        _keras_hub,
+    "GPT-2, Hugging Face": Model(_hugging_face, lambda inputs: dict(inputs.batch), lambda returned: returned.logits,
+        lambda model: next(weight for weight in model.weights if tuple(weight.shape) == (VOCAB, DIM)), positions=True),
+    "GPT-2, keras-hub": Model(_keras_hub,
         lambda inputs: {"token_ids": inputs.batch["input_ids"], "padding_mask": inputs.batch["attention_mask"]},
-        lambda returned: returned,
-        lambda model: model.backbone.token_embedding.embeddings,
-        positions=False,
-    ),
-}
+        lambda returned: returned, lambda model: model.backbone.token_embedding.embeddings, positions=False),
+}  # fmt: skip
 
 
 def measure(name: str) -> Cell:

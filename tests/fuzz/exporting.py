@@ -9,16 +9,8 @@ from typing import Any, Final
 
 #: The architectures that take ids alone and return one tensor.
 EXPORTED: Final = (
-    "mean",
-    "hidden",
-    "probabilities",
-    "positions",
-    "twice",
-    "two_tables",
-    "time_major",
-    "scaled",
-    "tied",
-)
+    "mean", "hidden", "probabilities", "positions", "twice", "two_tables", "time_major", "scaled", "tied",
+)  # fmt: skip
 
 
 def exported(framework: str, model: Any) -> Any:

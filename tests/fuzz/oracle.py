@@ -253,21 +253,11 @@ def _mixing(run: _Pass) -> dict[str, np.ndarray]:
 
 
 _FORWARDS: Final[Mapping[str, Callable[[_Pass], dict[str, np.ndarray]]]] = {
-    "mean": _mean,
-    "hidden": _hidden,
+    "mean": _mean, "hidden": _hidden,
     "probabilities": _probabilities,
-    "masked": _masked,
-    "positions": _positions,
-    "named": _named,
-    "twice": _twice,
+    "masked": _masked, "positions": _positions, "named": _named, "twice": _twice,
     "two_tables": _two_tables,
-    "flat": _mean,
-    "time_major": _mean,
-    "scaled": _scaled,
+    "flat": _mean, "time_major": _mean, "scaled": _scaled,
     "positional": _positional,
-    "dropout": _hidden,
-    "layers": _layers,
-    "repeated": _layers,
-    "tied": _tied,
-    "mixing": _mixing,
-}
+    "dropout": _hidden, "layers": _layers, "repeated": _layers, "tied": _tied, "mixing": _mixing,
+}  # fmt: skip

@@ -20,36 +20,21 @@ from tests.messages.sites import Site, at, sites, sites_in
 #: The messages covered by each backend's environment, as prefixes of `Site.key`: modules, functions or single messages.
 PARTS: Final = {
     "reference": ("embgrad.",),
-    "torch": (
-        "embgrad_torch",
-        "embgrad.backend.cotangents:answer OutputError: the output … is of dtype",
+    "torch": ("embgrad_torch", "embgrad.backend.cotangents:answer OutputError: the output … is of dtype",
         "embgrad.loading.tokenizer:tokenizer_of UsageError: … holds no tokenizer that transformers",
-        "embgrad.objectives.native:expect_of_outputs ObjectiveError: the objective is …, a loss",
-    ),
-    "tensorflow": (
-        "embgrad_tensorflow",
-        "embgrad.loading.models:_load_saved_model",
-        "embgrad.keras.inputs:cast_exactly",
-        "embgrad.inputs.extras:cut",
-        "embgrad.inputs.tfhub",
-    ),
+        "embgrad.objectives.native:expect_of_outputs ObjectiveError: the objective is …, a loss"),
+    "tensorflow": ("embgrad_tensorflow", "embgrad.loading.models:_load_saved_model",
+        "embgrad.keras.inputs:cast_exactly", "embgrad.inputs.extras:cut", "embgrad.inputs.tfhub"),
     "gluon": ("embgrad_gluon",),
     "jax": ("embgrad_jax", "embgrad.common.arrays:to_numpy ValueError: embgrad was called inside jax.jit"),
-    "onnx": (
-        "embgrad_onnx",
-        "embgrad.backend.protocol:BoundModel.expect_gradients",
+    "onnx": ("embgrad_onnx", "embgrad.backend.protocol:BoundModel.expect_gradients",
         "embgrad.comparison.live_side:LiveSide._run UnsupportedError: the backend … computes values only",
-        "embgrad.loading.models:_expect_model UsageError: … is an ONNX model",
-    ),
-    "ray": (
-        "embgrad.ray",
-        "embgrad.loading.huggingface:_expect_all_used",
-        "embgrad.loading.huggingface:_expect_complete",
-        "embgrad.loading.huggingface:_expect_no_code",
+        "embgrad.loading.models:_expect_model UsageError: … is an ONNX model"),
+    "ray": ("embgrad.ray", "embgrad.loading.huggingface:_expect_all_used",
+        "embgrad.loading.huggingface:_expect_complete", "embgrad.loading.huggingface:_expect_no_code",
         "embgrad.loading.huggingface:from_transformers FileFormatError",
-        "embgrad.loading.huggingface:from_transformers UnsupportedError",
-    ),
-}
+        "embgrad.loading.huggingface:from_transformers UnsupportedError"),
+}  # fmt: skip
 
 
 def answerable(backends: set[str]) -> list[Site]:

@@ -93,11 +93,8 @@ def _moved(kept: collections.OrderedDict[str, float], value: float) -> None:
 Way = tuple[Callable[[], Any], Callable[[Any, float], Any], Callable[[Any], Any]]
 
 WAYS: dict[str, Way] = {
-    "a dict of lists": (
-        lambda: {"keys": []},
-        lambda kept, value: kept["keys"].append(value),
-        lambda kept: sum(kept["keys"]),
-    ),
+    "a dict of lists": (lambda: {"keys": []}, lambda kept, value: kept["keys"].append(value),
+        lambda kept: sum(kept["keys"])),
     "a list of lists": (lambda: [[], [1.0]], lambda kept, value: kept[1].append(value), lambda kept: sum(kept[1])),
     "a tuple of lists": (lambda: ([], []), lambda kept, value: kept[0].append(value), lambda kept: sum(kept[0])),
     "a named tuple": (lambda: Recent([], []), lambda kept, value: kept.last.append(value), lambda kept: sum(kept.last)),
@@ -109,12 +106,14 @@ WAYS: dict[str, Way] = {
     ),
     "lists by need": (
         lambda: {"all": collections.defaultdict(list, first=[])},
-        lambda kept, value: kept["all"][str(len(kept["all"]))].append(value),
+        lambda kept,
+        value: kept["all"][str(len(kept["all"]))].append(value),
         lambda kept: sum(map(sum, kept["all"].values())),
     ),
     "a queue": (
         lambda: [{"last": collections.deque([1.0, 2.0], maxlen=2)}],
-        lambda kept, value: kept[0]["last"].append(value / (1 + kept[0]["last"][-1])),
+        lambda kept,
+        value: kept[0]["last"].append(value / (1 + kept[0]["last"][-1])),
         lambda kept: sum(kept[0]["last"]),
     ),
     "an object": (Cache, lambda kept, value: kept.keys.append(value), lambda kept: sum(kept.keys)),
@@ -122,39 +121,21 @@ WAYS: dict[str, Way] = {
     "an object's dict": (Cache, _replaced, lambda kept: kept.count),
     "an object's attributes": (Cache, _grown, lambda kept: len(vars(kept))),
     "an object's slot": (lambda: Slotted(0.0, []), _counted, lambda kept: kept.count),
-    "an object's empty slot": (
-        lambda: [Slotted(0.0, [])],
-        lambda kept, value: _in_a_slot(kept[0], value),
-        lambda kept: getattr(kept[0], "last", 0.0),
-    ),
-    "what a slot holds": (
-        lambda: Slotted(0.0, []),
-        lambda kept, value: kept.keys.append(value),
-        lambda kept: sum(kept.keys),
-    ),
-    "a frozen object": (
-        Frozen,
-        lambda kept, value: object.__setattr__(kept, "count", kept.count + value),
-        lambda kept: kept.count,
-    ),
+    "an object's empty slot": (lambda: [Slotted(0.0, [])], lambda kept, value: _in_a_slot(kept[0], value),
+        lambda kept: getattr(kept[0], "last", 0.0)),
+    "what a slot holds": (lambda: Slotted(0.0, []), lambda kept, value: kept.keys.append(value),
+        lambda kept: sum(kept.keys)),
+    "a frozen object": (Frozen, lambda kept, value: object.__setattr__(kept, "count", kept.count + value),
+        lambda kept: kept.count),
     "a dict of the user's class": (Memory, _remembered, lambda kept: sum(map(sum, kept.values()))),
-    "deep in an object": (
-        lambda: [Cache()],
-        lambda kept, value: kept[0].inner["maps"].append(value),
-        lambda kept: sum(kept[0].inner["maps"]),
-    ),
-    "a namespace": (
-        lambda: types.SimpleNamespace(keys=()),
-        lambda kept, value: setattr(kept, "keys", (*kept.keys, value)),
-        lambda kept: sum(kept.keys),
-    ),
+    "deep in an object": (lambda: [Cache()], lambda kept, value: kept[0].inner["maps"].append(value),
+        lambda kept: sum(kept[0].inner["maps"])),
+    "a namespace": (lambda: types.SimpleNamespace(keys=()), lambda kept,
+        value: setattr(kept, "keys", (*kept.keys, value)), lambda kept: sum(kept.keys)),
     "an array": (lambda: np.zeros(2), _added, lambda kept: kept.sum()),
-    "an array in an object": (
-        lambda: types.SimpleNamespace(sums=np.zeros((2, 2)).T),
-        lambda kept, value: _added(kept.sums, value),
-        lambda kept: kept.sums.sum(),
-    ),
-}
+    "an array in an object": (lambda: types.SimpleNamespace(sums=np.zeros((2, 2)).T), lambda kept,
+        value: _added(kept.sums, value), lambda kept: kept.sums.sum()),
+}  # fmt: skip
 
 
 #: The ways that write into objects of the user's classes, which a backend may restore as references alone.

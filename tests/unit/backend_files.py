@@ -15,23 +15,9 @@ BACKENDS = Path(__file__).parents[2] / "backends"
 INTERNAL = ("keras.src", "mxnet.base", "tensorflow.core", "tensorflow.python", "tf_keras.src")
 
 FRAMEWORKS = frozenset(
-    {
-        "equinox",
-        "flax",
-        "gluonnlp",
-        "jax",
-        "keras",
-        "keras_hub",
-        "mxnet",
-        "onnx",
-        "onnxruntime",
-        "tensorflow",
-        "tensorflow_hub",
-        "tf_keras",
-        "torch",
-        "transformers",
-    }
-)
+    {"equinox", "flax", "gluonnlp", "jax", "keras", "keras_hub", "mxnet", "onnx", "onnxruntime", "tensorflow",
+        "tensorflow_hub", "tf_keras", "torch", "transformers"},
+)  # fmt: skip
 
 #: Functions whose second argument is the name of an attribute.
 BY_NAME = frozenset({"delattr", "getattr", "hasattr", "setattr"})

@@ -48,18 +48,10 @@ def result(
         "mask": None if mask is None else np.asarray(mask),
         "types": None,
         "tokens": None if tokens is None else tuple(map(tuple, tokens)),
-        "words_of": None,
-        "vocab": None,
-        "pad_leak": 0.0,
-        "provenance": {
-            "backend": "reference",
-            "versions": {"numpy": "1.2.3"},
-            "model": "some.Model",
-            "point": "word",
-            "objective": {"class": "Sum", "output": "logits"},
-            "compute_dtype": "float32",
-        },
-    }
+        "words_of": None, "vocab": None, "pad_leak": 0.0,
+        "provenance": {"backend": "reference", "versions": {"numpy": "1.2.3"}, "model": "some.Model", "point": "word",
+            "objective": {"class": "Sum", "output": "logits"}, "compute_dtype": "float32"},
+    }  # fmt: skip
     fields.update(changes)
     ones = np.ones(fields["values"].shape, fields["values"].dtype)
     return embgrad.results.EmbeddingGradients(**{"activations": ones, **fields})

@@ -33,31 +33,15 @@ EVERYWHERE: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     **dict.fromkeys(
         (
-            *(
-                "bailing_hybrid",
-                "bamba",
-                "glm5_next",
-                "glm5_next_text",
-                "granitemoehybrid",
-                "jamba",
-                "kimi_linear",
-                "lfm3",
-            ),
+            *("bailing_hybrid", "bamba", "glm5_next", "glm5_next_text", "granitemoehybrid", "jamba", "kimi_linear",
+                "lfm3"),
             *("lfm3_vl", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"),
-            *(
-                "qwen3_5_text",
-                "qwen3_next",
-                "qwen4_exp",
-                "qwen4_exp_text",
-                "recurrent_gemma",
-                "xlstm",
-                "zamba",
-                "zamba2",
-            ),
+            *("qwen3_5_text", "qwen3_next", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma", "xlstm", "zamba",
+                "zamba2"),
         ),
         _NO_CACHE,
     ),
-}
+}  # fmt: skip
 
 #: Values by parameter, those of a part in a mapping of its own.
 SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {

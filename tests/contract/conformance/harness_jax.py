@@ -214,29 +214,15 @@ class _Interrupted(_Layers):
 
 
 _MODELS: Mapping[str, Any] = {
-    "mean": _Mean,
-    "hidden": _Hidden,
+    "mean": _Mean, "hidden": _Hidden,
     "probabilities": _Probabilities,
-    "masked": _Masked,
-    "positions": _Positions,
-    "named": _Named,
-    "twice": _Twice,
-    "two_tables": _TwoTables,
-    "flat": _Flat,
-    "time_major": _TimeMajor,
-    "scaled": _Scaled,
+    "masked": _Masked, "positions": _Positions, "named": _Named, "twice": _Twice, "two_tables": _TwoTables,
+    "flat": _Flat, "time_major": _TimeMajor, "scaled": _Scaled,
     "positional": _Positional,
-    "dropout": _Dropout,
-    "detached": _Detached,
-    "no_lookup": _NoLookup,
-    "layers": _Layers,
-    "repeated": _Repeated,
-    "tied": _Tied,
-    "mixing": _Mixing,
-    "broken": _Broken,
-    "raises": _Raises,
+    "dropout": _Dropout, "detached": _Detached, "no_lookup": _NoLookup, "layers": _Layers, "repeated": _Repeated,
+    "tied": _Tied, "mixing": _Mixing, "broken": _Broken, "raises": _Raises,
     "interrupted": _Interrupted,
-}
+}  # fmt: skip
 
 #: Where each weight lies in a `_Model`.
 _PLACES: Mapping[str, str] = {

@@ -70,16 +70,8 @@ def _settings() -> dict[str, Any]:
 def _methods(kind: type) -> dict[str, Any]:
     """What its modules do when they are called, put into a mode, and asked for an attribute."""
     names = (
-        "forward",
-        "__call__",
-        "_call_impl",
-        "train",
-        "eval",
-        "__getattr__",
-        "__setattr__",
-        "parameters",
-        "children",
-    )
+        "forward", "__call__", "_call_impl", "train", "eval", "__getattr__", "__setattr__", "parameters", "children",
+    )  # fmt: skip
     return {name: Same(getattr(kind, name)) for name in names}
 
 

@@ -24,18 +24,9 @@ OBJECTIVE = embgrad.Sum(output="pooled")
 
 def texts(count: int) -> list[Any]:
     words = [
-        "a",
-        "gripping",
-        "film",
-        "that",
-        "nobody",
-        "in",
-        "the",
-        "audience",
-        "understood",
-        "unputdownable",
+        "a", "gripping", "film", "that", "nobody", "in", "the", "audience", "understood", "unputdownable",
         "nevertheless",
-    ]
+    ]  # fmt: skip
     random = np.random.default_rng(0)
     made: list[Any] = [" ".join(random.choice(words, random.integers(1, 30))) for _ in range(count)]
     made[3] = (made[3], made[4])

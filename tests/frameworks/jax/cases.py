@@ -13,21 +13,9 @@ import numpy as np
 import embgrad
 
 __all__ = [
-    "BATCH",
-    "CLASSES",
-    "DIM",
-    "FURTHER",
-    "IDS",
-    "LABELS",
-    "MASK",
-    "TOKEN_LABELS",
-    "VOCAB",
-    "Case",
-    "Expected",
-    "as_dict",
-    "cross_entropies",
-    "expected",
-]
+    "BATCH", "CLASSES", "DIM", "FURTHER", "IDS", "LABELS", "MASK", "TOKEN_LABELS", "VOCAB", "Case", "Expected",
+    "as_dict", "cross_entropies", "expected",
+]  # fmt: skip
 
 VOCAB, DIM, CLASSES = 23, 8, 3
 

@@ -232,21 +232,9 @@ def _case(name: str, kind: Any, table: Any, **more: Any) -> Case:
 
 
 CASES = [
-    _case(
-        "bert",
-        Bert,
-        lambda model: model.embeddings.word_embeddings.embedding,
-        layers=3,
-        embeddings=True,
-        places=lambda model: model.embeddings.position_embeddings.embedding[...],
-    ),
-    _case(
-        "encoder_decoder",
-        EncoderDecoder,
-        lambda model: model.shared.embedding,
-        layers=2,
-        tied=True,
-        further={"decoder_input_ids": FURTHER},
-    ),
+    _case("bert", Bert, lambda model: model.embeddings.word_embeddings.embedding, layers=3, embeddings=True,
+        places=lambda model: model.embeddings.position_embeddings.embedding[...]),
+    _case("encoder_decoder", EncoderDecoder, lambda model: model.shared.embedding, layers=2, tied=True,
+        further={"decoder_input_ids": FURTHER}),
     _case("recurrent", Recurrent, lambda model: model.table),
-]
+]  # fmt: skip

@@ -51,33 +51,21 @@ def test_a_module_with_its_arrays_is_a_model(build: Any) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (
-            Linen,
-            r"a Flax Linen module, which holds no weights\. Pass \(module, variables\) with call=lambda parts, inputs",
-        ),
-        (
-            lambda: jax.jit(function),
-            r"a function under jit, which holds no weights\. Pass the module that it calls, or its param",
-        ),
-        (
-            lambda: nnx.jit(function),
-            r"a function under jit, which holds no weights\. Pass the module that it calls, or its param",
-        ),
-        (
-            lambda: nnx.split(module())[0],
-            r"an nnx\.GraphDef, a module without its variables\. Pass .* nnx\.merge\(graphdef, state",
-        ),
-        (
-            lambda: function,
-            "in place of a function that builds a model, pass what it returns, and in place of a function of JAX",
-        ),
-        (
-            lambda: jnp.zeros(3),
-            "it is from the same package as a JAX function, but is not one; the backend 'jax' expects a model",
-        ),
+        (Linen,
+            r"a Flax Linen module, which holds no weights\. Pass \(module, variables\) with call=lambda parts, inputs"),
+        (lambda: jax.jit(function),
+            r"a function under jit, which holds no weights\. Pass the module that it calls, or its param"),
+        (lambda: nnx.jit(function),
+            r"a function under jit, which holds no weights\. Pass the module that it calls, or its param"),
+        (lambda: nnx.split(module())[0],
+            r"an nnx\.GraphDef, a module without its variables\. Pass .* nnx\.merge\(graphdef, state"),
+        (lambda: function,
+            "in place of a function that builds a model, pass what it returns, and in place of a function of JAX"),
+        (lambda: jnp.zeros(3),
+            "it is from the same package as a JAX function, but is not one; the backend 'jax' expects a model"),
     ],
     ids=["linen", "jit", "nnx.jit", "graphdef", "function", "array"],
-)
+)  # fmt: skip
 def test_an_object_without_arrays_is_no_model(build: Any, message: str) -> None:
     assert not is_model(build())
     with pytest.raises(embgrad.errors.BackendError, match=message):

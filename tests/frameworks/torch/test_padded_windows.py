@@ -92,21 +92,11 @@ class Case:
 
 
 GIT = {
-    "vocab_size": 60,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
+    "vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
     "max_position_embeddings": 64,
-    "vision_config": {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "image_size": 16,
-        "patch_size": 8,
-    },
-}
+    "vision_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+        "image_size": 16, "patch_size": 8},
+}  # fmt: skip
 WITH_IMAGE = {**padded(6), "pixel_values": RANDOM.random((2, 3, 16, 16)).astype(np.float32)}
 LONGFORMER = {**COMMON, "attention_window": [4, 4]}
 BIG_BIRD = {**COMMON, "attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 1}

@@ -245,33 +245,20 @@ def test_the_model_is_left_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        (
-            {"method": "lime"},
-            EmbgradError,
-            "method is Lime: output tokens are attributed by 'Saliency', 'InputXGr",
-        ),
+        ({"method": "lime"}, EmbgradError, "method is Lime: output tokens are attributed by 'Saliency', 'InputXGr"),
         ({"method": "saliencies"}, EmbgradError, "Did you mean 'saliency'"),
         ({"at": ["word"]}, EmbgradError, "make a call for each point"),
         ({"at": "wrod"}, embgrad.errors.PointError, "wrod"),
         ({"batch_size": 0}, EmbgradError, "batch_size is 0"),
-        (
-            {"generate": 3},
-            embgrad.errors.UnsupportedError,
-            "ReferenceModel has no method generate(): give the prompts with",
-        ),
+        ({"generate": 3}, embgrad.errors.UnsupportedError,
+            "ReferenceModel has no method generate(): give the prompts with"),
         ({"generate": 0}, EmbgradError, "generate is 0: expected the number of new tokens, at least 1, or a dict"),
         ({"generate": True}, EmbgradError, "generate is True: expected the number of new tokens"),
         ({"generate": "greedy"}, EmbgradError, "generate is 'greedy': expected the number of new tokens"),
-        (
-            {"method": embgrad.methods.Occlusion("zero")},
-            embgrad.errors.UnsupportedError,
-            "replacement is 'zero': input tokens are replaced by an id here. Give 'mask', 'pad' or an id",
-        ),
-        (
-            {"method": embgrad.methods.Occlusion(np.zeros(DIM))},
-            embgrad.errors.UnsupportedError,
-            "input tokens are replaced by an id here",
-        ),
+        ({"method": embgrad.methods.Occlusion("zero")}, embgrad.errors.UnsupportedError,
+            "replacement is 'zero': input tokens are replaced by an id here. Give 'mask', 'pad' or an id"),
+        ({"method": embgrad.methods.Occlusion(np.zeros(DIM))}, embgrad.errors.UnsupportedError,
+            "input tokens are replaced by an id here"),
         ({"method": embgrad.methods.Occlusion("mask")}, embgrad.errors.BatchError, "the id of the mask is not known"),
         ({"method": embgrad.methods.Occlusion(99)}, embgrad.errors.BatchError, "id 99"),
         ({"method": embgrad.methods.IntegratedGradients(2, baseline=99)}, embgrad.errors.BatchError, "id 99"),
@@ -279,7 +266,7 @@ def test_the_model_is_left_as_it_was() -> None:
         ({"contrast": 99}, embgrad.errors.ObjectiveError, "against 99 at example 0, position 0 is out of range"),
     ],
     ids=lambda value: str(value)[:40],
-)
+)  # fmt: skip
 def test_wrong_arguments_are_refused(options: dict[str, Any], error: Any, message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         attribute_tokens(causal(), BATCH, **options)

@@ -159,37 +159,25 @@ def test_an_encoder_decoder_without_decoder_ids_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        (
-            {"at": "D"},
-            embgrad.errors.PointError,
-            "at is 'D': expected 'word' for an encoder-decoder, whose inputs are the rows",
-        ),
+        ({"at": "D"}, embgrad.errors.PointError,
+            "at is 'D': expected 'word' for an encoder-decoder, whose inputs are the rows"),
         (
             {"method": embgrad.methods.IntegratedGradients(2, baseline=np.zeros(DIM))},
             embgrad.errors.UnsupportedError,
             "the baseline of an encoder-decoder is put in place of the encoder's and the decoder's tokens: expected 'auto'",
         ),
         (
-            {
-                "method": embgrad.methods.IntegratedGradients(2, baseline=np.zeros((2, DIM))),
-                "contrast": [[[7, 8, 9]]],
-                "targets": [-1],
-            },
+            {"method": embgrad.methods.IntegratedGradients(2, baseline=np.zeros((2, DIM))), "contrast": [[[7, 8, 9]]],
+                "targets": [-1]},
             embgrad.errors.UnsupportedError,
             "the baseline of an encoder-decoder is put in place of the encoder's and the decoder's tokens: expected 'auto'",
         ),
-        (
-            {"method": embgrad.methods.IntegratedGradients(2, baseline=[0.0] * DIM)},
-            embgrad.errors.UnsupportedError,
-            "the baseline of an encoder-decoder is put in place of",
-        ),
-        (
-            {"method": embgrad.methods.IntegratedGradients(2, keep_special=True), "tokenizer": words()},
-            embgrad.errors.UnsupportedError,
-            "and keep_special=False",
-        ),
+        ({"method": embgrad.methods.IntegratedGradients(2, baseline=[0.0] * DIM)}, embgrad.errors.UnsupportedError,
+            "the baseline of an encoder-decoder is put in place of"),
+        ({"method": embgrad.methods.IntegratedGradients(2, keep_special=True), "tokenizer": words()},
+            embgrad.errors.UnsupportedError, "and keep_special=False"),
     ],
-)
+)  # fmt: skip
 def test_what_an_encoder_decoder_cannot_do_is_refused(options: dict[str, Any], error: Any, message: str) -> None:
     batch = {"input_ids": [[3, 4]], "decoder_input_ids": [[1, 5, 6]]}
     with pytest.raises(error, match=re.escape(message)):

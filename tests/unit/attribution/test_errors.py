@@ -85,28 +85,16 @@ def test_an_unknown_method_is_refused(method: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("method", "error", "message"),
     [
-        (
-            embgrad.methods.IntegratedGradients(baseline=np.zeros(5)),
-            embgrad.EmbgradError,
-            "baseline has the shape (5,)",
-        ),
-        (
-            embgrad.methods.Occlusion("mask"),
-            embgrad.errors.BatchError,
-            "the id of the mask is not known, which 'mask' puts in place of",
-        ),
-        (
-            embgrad.methods.Occlusion(99),
-            embgrad.errors.BatchError,
-            "id 99 at example 0, position 0 is outside the table",
-        ),
-        (
-            embgrad.methods.Occlusion("zero", keep_special=True),
-            embgrad.errors.BatchError,
-            "keep_special=True, and neither the batch's",
-        ),
+        (embgrad.methods.IntegratedGradients(baseline=np.zeros(5)), embgrad.EmbgradError,
+            "baseline has the shape (5,)"),
+        (embgrad.methods.Occlusion("mask"), embgrad.errors.BatchError,
+            "the id of the mask is not known, which 'mask' puts in place of"),
+        (embgrad.methods.Occlusion(99), embgrad.errors.BatchError,
+            "id 99 at example 0, position 0 is outside the table"),
+        (embgrad.methods.Occlusion("zero", keep_special=True), embgrad.errors.BatchError,
+            "keep_special=True, and neither the batch's"),
     ],
-)
+)  # fmt: skip
 def test_a_baseline_that_does_not_fit_is_refused(method: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         embgrad.attribute(curved(), BATCH, LOGIT, method)

@@ -192,18 +192,12 @@ def test_ids_and_texts_are_compared_with(contrast: Any, expected: list[list[int]
 @pytest.mark.parametrize(
     ("contrast", "tokenizer", "message"),
     [
-        (
-            -2,
-            None,
-            "contrast is -2: expected an id or a text, one for each output token, (output,) or (example, output); or",
-        ),
+        (-2, None,
+            "contrast is -2: expected an id or a text, one for each output token, (output,) or (example, output); or"),
         (0.5, None, "contrast is 0.5: expected an id"),
         (["bad", 3], None, "contrast is ['bad', 3]: expected an id"),
-        (
-            [1, 2, 3],
-            None,
-            "contrast has the shape (3,): expected one id or text, or one for each output token, (example, output)",
-        ),
+        ([1, 2, 3], None,
+            "contrast has the shape (3,): expected one id or text, or one for each output token, (example, output)"),
         ([[1, 2]] * 2, None, "contrast has the shape (2, 2): expected one id"),
         (np.ones((1, 3, 4), int), None, "contrast has the shape (1, 3): expected one id or text"),
         (-np.ones((1, 4, 4), int), None, "expected an id or a text"),
@@ -211,13 +205,9 @@ def test_ids_and_texts_are_compared_with(contrast: Any, expected: list[list[int]
         ([[["bad"]]], words(), "contrast is [[['bad']]]: expected an id or a text"),
         ("bad", None, "contrast is 'bad', and there is no tokenizer: give tokenizer=..., or ids"),
         (["bad", "film"], None, "contrast is ['bad', 'film'], and there is no tokenizer"),
-        (
-            "",
-            words(),
-            "contrast is '', which has no tokens but special ones: expected a text of some tokens, or ids",
-        ),
+        ("", words(), "contrast is '', which has no tokens but special ones: expected a text of some tokens, or ids"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_compared_with_is_refused(contrast: Any, tokenizer: Any, message: str) -> None:
     with pytest.raises(EmbgradError, match=re.escape(message)):
         targets(contrast=contrast, tokenizer=tokenizer)

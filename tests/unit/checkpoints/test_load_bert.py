@@ -247,24 +247,12 @@ def without(name: str, **others: np.ndarray) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("weights", "config", "index", "message"),
     [
-        (
-            without("encoder.layer.1.output.dense.bias"),
-            CONFIG,
-            None,
-            r"lacks 1 of the model's weights: 'encoder\.layer\.1\.output\.dense\.bias'.*expected all of 39",
-        ),
-        (
-            without("pooler.dense.bias", **{"pooler.dens.bias": np.zeros(3, np.float32)}),
-            CONFIG,
-            None,
-            r"'pooler\.dense\.bias'.* Did you mean 'pooler\.dens\.bias'\?",
-        ),
-        (
-            without("", **{"bert.pooler.dense.bias": np.zeros(3, np.float32)}),
-            CONFIG,
-            None,
-            r"holds the weight 'pooler\.dense\.bias' twice, once as '.*pooler",
-        ),
+        (without("encoder.layer.1.output.dense.bias"), CONFIG, None,
+            r"lacks 1 of the model's weights: 'encoder\.layer\.1\.output\.dense\.bias'.*expected all of 39"),
+        (without("pooler.dense.bias", **{"pooler.dens.bias": np.zeros(3, np.float32)}), CONFIG, None,
+            r"'pooler\.dense\.bias'.* Did you mean 'pooler\.dens\.bias'\?"),
+        (without("", **{"bert.pooler.dense.bias": np.zeros(3, np.float32)}), CONFIG, None,
+            r"holds the weight 'pooler\.dense\.bias' twice, once as '.*pooler"),
         *(
             (
                 without("", **{name: np.zeros(shape, np.float32)}),
@@ -285,7 +273,7 @@ def without(name: str, **others: np.ndarray) -> dict[str, np.ndarray]:
         ),
         (WHOLE, CONFIG, '{"weight_map": {}}', "lacks 39 of the model's weights"),
     ],
-)
+)  # fmt: skip
 def test_folders_that_are_refused(
     tmp_path: Path, built: dict[str, np.ndarray], weights: Any, config: Any, index: str | None, message: str
 ) -> None:

@@ -24,17 +24,9 @@ def masked(directory: Path) -> Path:
 
 def test_the_file_holds_the_attribution(command: Any, masked: Path) -> None:
     asked = (
-        "--method",
-        "integrated-gradients",
-        "--set",
-        "steps=7",
-        "--set",
-        "baseline=mask",
-        "--set",
-        "keep-special=true",
-        "--objective",
-        "Logit(1)",
-    )
+        "--method", "integrated-gradients", "--set", "steps=7", "--set", "baseline=mask", "--set", "keep-special=true",
+        "--objective", "Logit(1)",
+    )  # fmt: skip
     done = command("attribute", *TEXTS, "-t", "a gripping film", *asked, "-o", "a.safetensors")
     assert done.code == 0, done.err
     saved = embgrad.load("a.safetensors")

@@ -14,17 +14,8 @@ import pytest
 
 #: What takes long to import.
 HEAVY = (
-    "torch",
-    "tensorflow",
-    "mxnet",
-    "gluonnlp",
-    "transformers",
-    "keras",
-    "tf_keras",
-    "tokenizers",
-    "ray",
-    "matplotlib",
-)
+    "torch", "tensorflow", "mxnet", "gluonnlp", "transformers", "keras", "tf_keras", "tokenizers", "ray", "matplotlib",
+)  # fmt: skip
 COMMANDS = (
     *("gradients", "attribute", "search", "compare", "bisect", "check-port", "dump", "report", "show", "doctor"),
     *("explain", "demo"),

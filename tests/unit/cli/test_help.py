@@ -37,28 +37,15 @@ def panels(lines: list[str]) -> dict[str, list[str]]:
 
 def test_the_options_of_a_command_stand_in_panels() -> None:
     expected = {
-        "Model": [
-            "-m, --model MODEL",
-            "--frameworks NAMES",
-            "--against MODEL",
-            "--framework NAME",
-            "--ignore PATTERN",
-            "--call NAME",
-        ],
-        "Texts": [
-            "-t, --text TEXT",
-            "--pair A B",
-            "-f, --file FILE",
-            "--pairs",
-            "--ids FILE",
-            "--tokenizer TOKENIZER",
-            "--max-length N",
-        ],
+        "Model": ["-m, --model MODEL", "--frameworks NAMES", "--against MODEL", "--framework NAME", "--ignore PATTERN",
+            "--call NAME"],
+        "Texts": ["-t, --text TEXT", "--pair A B", "-f, --file FILE", "--pairs", "--ids FILE", "--tokenizer TOKENIZER",
+            "--max-length N"],
         "Objective": ["--objective OBJECTIVE", "--labels LABELS"],
         "Comparison": ["--tolerance X"],
         "Output": ["--json"],
         "Options": ["--debug", "-h, --help"],
-    }
+    }  # fmt: skip
     assert list(panels(shown("bisect")).items()) == list(expected.items())
 
 

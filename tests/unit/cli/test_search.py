@@ -34,17 +34,8 @@ def expect_equal(first: Search, second: Search) -> None:
 
 def test_the_file_and_the_page_hold_the_search(command: Any, directory: Path) -> None:
     asked = (
-        "--objective",
-        "Logit(1)",
-        "--method",
-        "gcg",
-        "--set",
-        "steps=2",
-        "--set",
-        "candidates=9",
-        "--set",
-        "seed=3",
-    )
+        "--objective", "Logit(1)", "--method", "gcg", "--set", "steps=2", "--set", "candidates=9", "--set", "seed=3",
+    )  # fmt: skip
     more = ("--goal", "minimize", "--until", "-1.5", "--positions", "0,-1", "--batch-size", "4")
     done = command("search", *ASK, *asked, *more, "-o", "s.safetensors", "--html", "page.html")
     assert done.code == 0, done.err

@@ -138,18 +138,9 @@ def is_of_model(function: Callable[..., Any]) -> bool:
 @pytest.mark.parametrize("module", ["embgrad.engine.planted", "embgrad_torch.planted", "embgrad_jax.planted"])
 @pytest.mark.parametrize(
     "mistake",
-    [
-        "assert not True, 'planted'",
-        "raise AssertionError",
-        "None + 1",
-        "{}['key']",
-        "().shape",
-        "[][0]",
-        "unknown",
-        "unbound = unbound + 1",
-        "first, second = None",
-    ],
-)
+    ["assert not True, 'planted'", "raise AssertionError", "None + 1", "{}['key']", "().shape", "[][0]", "unknown",
+        "unbound = unbound + 1", "first, second = None"],
+)  # fmt: skip
 def test_a_mistake_in_own_code_is_no_error_of_a_model(mistake: str, module: str) -> None:
     assert not is_of_model(failing(mistake, module))
 

@@ -34,51 +34,35 @@ TEXTS = [[1, 5, 6, 7, 2], [1, 8, 2], [1, 9, 10, 2]]
     ("a", "b", "notes"),
     [
         ((TEXTS,), (TEXTS,), ()),
-        (
-            (TEXTS,),
-            ([TEXTS[i] for i in (2, 0, 1)],),
-            ("b has the examples in another order: a's first 3 are b's [1, 2, 0]",),
-        ),
+        ((TEXTS,), ([TEXTS[i] for i in (2, 0, 1)],),
+            ("b has the examples in another order: a's first 3 are b's [1, 2, 0]",)),
         ((TEXTS,), (TEXTS, 9), ("a is padded to 5 positions and b to 9",)),
         ((TEXTS, 7), (TEXTS, 7, "left"), ("a is padded on the right and b on the left",)),
         (
             (TEXTS,),
             ([[3, *text] for text in TEXTS],),
-            (
-                "a is padded to 5 positions and b to 6",
-                "3 tokens of b are not in a and were skipped: id 3, at example 0, position 0",
-            ),
+            ("a is padded to 5 positions and b to 6",
+                "3 tokens of b are not in a and were skipped: id 3, at example 0, position 0"),
         ),
         (
             (TEXTS,),
             ([[1, 5, 20, 7, 2], *TEXTS[1:]],),
-            (
-                "1 tokens of a are not in b and were skipped: id 6, at example 0, position 2",
-                "1 tokens of b are not in a and were skipped: id 20, at example 0, position 2",
-            ),
+            ("1 tokens of a are not in b and were skipped: id 6, at example 0, position 2",
+                "1 tokens of b are not in a and were skipped: id 20, at example 0, position 2"),
         ),
         (
             (TEXTS,),
             ([TEXTS[1], [1, 21, 22, 23, 24, 25, 2]],),
-            (
-                "2 of the examples of a (0, 2) are not in b and were skipped",
-                "1 of the examples of b (1) are not in a and were skipped",
-                "a is padded to 5 positions and b to 7",
-            ),
+            ("2 of the examples of a (0, 2) are not in b and were skipped",
+                "1 of the examples of b (1) are not in a and were skipped", "a is padded to 5 positions and b to 7"),
         ),
-        (
-            ([*TEXTS, *([1, n, 2] for n in range(20, 29))],),
-            (TEXTS,),
-            ("9 of the examples of a (3, 4, 5, 6, 7, 8, 9, 10, …) are not in b and were skipped",),
-        ),
-        (
-            (TEXTS,),
-            ([*TEXTS, *([1, n, 2] for n in range(20, 28))],),
-            ("8 of the examples of b (3, 4, 5, 6, 7, 8, 9, 10) are not in a and were skipped",),
-        ),
+        (([*TEXTS, *([1, n, 2] for n in range(20, 29))],), (TEXTS,),
+            ("9 of the examples of a (3, 4, 5, 6, 7, 8, 9, 10, …) are not in b and were skipped",)),
+        ((TEXTS,), ([*TEXTS, *([1, n, 2] for n in range(20, 28))],),
+            ("8 of the examples of b (3, 4, 5, 6, 7, 8, 9, 10) are not in a and were skipped",)),
     ],
     ids=["equal", "order", "length", "side", "special token", "token", "examples", "many", "eight"],
-)
+)  # fmt: skip
 def test_results_of_the_same_texts_agree_with_a_note(a: Any, b: Any, notes: tuple[str, ...]) -> None:
     comparison = embgrad.compare(gradient(*a), gradient(*b))
     assert comparison.agrees

@@ -144,26 +144,14 @@ def test_results_without_a_real_position_are_refused() -> None:
     ("option", "values", "error", "message"),
     [
         ("models", [gradient, (1, 2, 3), "ab?"], EmbgradError, r"expected a pair \(model_a, model_b\)"),
-        (
-            "models",
-            [("a/folder", None), (None, 3), [object(), None]],
-            BackendError,
-            "no installed backend takes|backend",
-        ),
-        (
-            "tolerance",
-            [-1.0, np.nan, np.inf, "1e-5", True],
-            EmbgradError,
-            "tolerance is .*: expected a number of at least 0",
-        ),
-        (
-            "call",
-            [(None,), (None,) * 3, "model", (None, 3)],
-            EmbgradError,
-            "call is .*: expected a function that calls the",
-        ),
+        ("models", [("a/folder", None), (None, 3), [object(), None]], BackendError,
+            "no installed backend takes|backend"),
+        ("tolerance", [-1.0, np.nan, np.inf, "1e-5", True], EmbgradError,
+            "tolerance is .*: expected a number of at least 0"),
+        ("call", [(None,), (None,) * 3, "model", (None, 3)], EmbgradError,
+            "call is .*: expected a function that calls the"),
     ],
-)
+)  # fmt: skip
 def test_other_options_are_refused(option: str, values: list[Any], error: type[Exception], message: str) -> None:
     for value in values:
         with pytest.raises(error, match=message):

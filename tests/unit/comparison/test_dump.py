@@ -301,19 +301,13 @@ POINTS: Any = ["a"]
         (A, {"points": ["a", 3]}, "says points .*: expected a list of names, or of objects with a name"),
         (A, {"points": [{"name": "a", "side": "left"}]}, "says side 'left': expected 'input', 'output', or null"),
         (A, {"points": POINTS, "settings": {"epsilon": [1]}}, "."),
-        (
-            A,
-            {"points": POINTS, "settings": {"epsilon": {"value": []}}},
-            r"says value \[\]: expected a number, a truth value",
-        ),
+        (A, {"points": POINTS, "settings": {"epsilon": {"value": []}}},
+            r"says value \[\]: expected a number, a truth value"),
         (A, {"points": POINTS, "ids": 3}, "says ids 3: expected a list with a list for each example"),
         (A, {"points": POINTS, "ids": [[1, 2], [-1, 0]]}, "manifest.json holds no valid batch: "),
         (A, {"points": ["a", "b"]}, "lacks the array 'values/b', which manifest.json names as a point"),
-        (
-            {**A, "values/x": np.ones((3, 4, 2))},
-            {"points": POINTS},
-            r"holds \['values/x'\], which manifest.json does not name",
-        ),
+        ({**A, "values/x": np.ones((3, 4, 2))}, {"points": POINTS},
+            r"holds \['values/x'\], which manifest.json does not name"),
         *(
             (
                 {"values/a": np.ones((3, positions, 2))},
@@ -322,28 +316,19 @@ POINTS: Any = ["a"]
             )
             for positions in (2, 5)
         ),
-        (
-            {"values/a": np.ones((2, 4, 2))},
-            {"points": POINTS},
-            r"'values/a' of shape \(2, 4, 2\), which does not fit ids of shape \(3, 4\)",
-        ),
+        ({"values/a": np.ones((2, 4, 2))}, {"points": POINTS},
+            r"'values/a' of shape \(2, 4, 2\), which does not fit ids of shape \(3, 4\)"),
         ({"values/a": np.ones(3)}, {"points": POINTS}, r"of shape \(3,\), which does not fit"),
-        (
-            {"values/a": np.array([1.0] * 23 + [np.nan]).reshape(3, 4, 2)},
-            {"points": POINTS},
-            "holds NaN in 'values/a', the first such array",
-        ),
+        ({"values/a": np.array([1.0] * 23 + [np.nan]).reshape(3, 4, 2)}, {"points": POINTS},
+            "holds NaN in 'values/a', the first such array"),
         ({**A, "gradient/a": np.full((3, 4, 2), np.nan)}, {"points": POINTS}, "holds NaN in 'gradient/a'"),
         ({**A, "gradient/a": np.ones((3, 4, 3))}, {"points": POINTS}, "holds a gradient at 'a' that has another shape"),
         ({"values/a": np.ones((3, 4, 2), np.int64)}, {"points": POINTS}, "'values/a' of dtype int64: expected floats"),
         ({**A, "ids/a": np.ones((3, 4))}, {"points": POINTS}, r"'ids/a' of float64 \(3, 4\): expected whole numbers"),
-        (
-            A,
-            {"points": POINTS, "weights": ["w"]},
-            "lacks the array 'w', which manifest.json names as a weight without a fingerprint",
-        ),
+        (A, {"points": POINTS, "weights": ["w"]},
+            "lacks the array 'w', which manifest.json names as a weight without a fingerprint"),
     ],
-)
+)  # fmt: skip
 def test_other_content_is_refused(arrays: dict[str, Any], manifest: dict[str, Any], said: str, tmp_path: Path) -> None:
     folder = write_by_hand(tmp_path / "x", arrays, **manifest)
     with pytest.raises(FileFormatError, match=said) as caught:

@@ -221,18 +221,10 @@ def test_the_sign_is_a_factor() -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [
-        (2.5, "a factor 2.5"),
-        (1 / 3, "a factor 0.333333 = 1/3"),
-        (-0.25, "a factor -0.25 = 1/-4"),
-        (1 / 7 * (1 + 2e-4), "a factor 0.142886"),
-        (1.0, "a factor 1"),
-        (0.7, "a factor 0.7"),
-        (1e-8, "a factor 1e-08 = 1/100000000"),
-        (1e-10, "a factor 1e-10"),
-        (0.0, "a factor 0"),
-    ],
-)
+    [(2.5, "a factor 2.5"), (1 / 3, "a factor 0.333333 = 1/3"), (-0.25, "a factor -0.25 = 1/-4"),
+        (1 / 7 * (1 + 2e-4), "a factor 0.142886"), (1.0, "a factor 1"), (0.7, "a factor 0.7"),
+        (1e-8, "a factor 1e-08 = 1/100000000"), (1e-10, "a factor 1e-10"), (0.0, "a factor 0")],
+)  # fmt: skip
 def test_a_fitted_factor_is_spelled_as_one_over_a_count(number: float, text: str) -> None:
     case = Case(result(), result(), aligned(result(), result()), 1e-6)
     factor = fitted_factor(case, number)

@@ -88,29 +88,20 @@ BOTH, RENAMED = ("word", "layer.-1", "layer.0"), ("word", "layers.-1", "layer.0"
     ("saved", "checked", "pattern"),
     [
         (run, lambda: changed(values=0.5), "^the gradient moved.*nothing in the forward pass moved, within the tol"),
-        (
-            run,
-            lambda: changed(activations=1.01),
-            "^the value at the point moved, relative L2 1.00e-02.*gradient did not",
-        ),
+        (run, lambda: changed(activations=1.01),
+            "^the value at the point moved, relative L2 1.00e-02.*gradient did not"),
         (run, lambda: changed(activations=1.01, values=2), "the forward pass already differs at this point"),
         (run, ids_changed, "^the ids differ, first at example 1, position 2: 3 where the golden file has 0"),
         (run, lambda: of_ids(IDS[::-1], [2, 0]), "the ids differ, first at example 0, position 0: 3.*another order"),
         (run, lambda: of_ids([[*row, 2] for row in IDS], [0, 2]), r"the ids differ: shape \(2, 4\) where .* \(2, 3\)"),
-        (
-            lambda: masked(0, 0),
-            lambda: masked(1, 0),
-            "^the gradient moved.*masks differ at 1 of 6 positions, first at ex",
-        ),
+        (lambda: masked(0, 0), lambda: masked(1, 0),
+            "^the gradient moved.*masks differ at 1 of 6 positions, first at ex"),
         (run, lambda: {"word": run()}, "^several results were checked against one, 'word'"),
         (lambda: {"word": run()}, run, "^one result was checked against several, 'word'"),
-        (
-            lambda: dict.fromkeys(BOTH, run()),
-            lambda: dict.fromkeys(RENAMED, run()),
-            r"^'layer.-1' is missing \(and 1 more",
-        ),
+        (lambda: dict.fromkeys(BOTH, run()), lambda: dict.fromkeys(RENAMED, run()),
+            r"^'layer.-1' is missing \(and 1 more"),
     ],
-)
+)  # fmt: skip
 def test_a_change_is_named(golden: embgrad.results.Golden, saved: Any, checked: Any, pattern: str) -> None:
     golden.update(saved())
     text = str(failure(golden, checked()))

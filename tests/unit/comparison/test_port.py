@@ -58,67 +58,30 @@ def rounded(values: np.ndarray) -> np.ndarray:
 
 
 FAULTS: dict[str, tuple[Callable[..., ReferenceModel], str, str, str]] = {
-    "epsilon": (
-        lambda **port: model(epsilon=1e-4, **port),
-        "layers.0.norm",
-        "layer-norm-epsilon",
-        f"epsilon 0.01 in a and 0.0001 in b, {EVERY}",
-    ),
-    "activation": (
-        lambda **port: model(activation=relu, **port),
-        "layers.0.down:input",
-        "activation",
-        f"the activation is tanh in a and ReLU in b, {EVERY}",
-    ),
-    "bias": (
-        lambda **port: model({"layers.1.down.b": np.zeros(DIM)}, **port),
-        "layers.1.down",
-        "missing-bias",
-        "b adds no bias at layers.N.down, and a does, layer 1",
-    ),
-    "transposed": (
-        lambda **port: model({"layers.1.mix.W": W["layers.1.mix.W"].T}, **port),
-        "layers.1.mix",
-        "transposed-weight",
-        "b uses layers.N.mix.W transposed, layer 1",
-    ),
-    "half": (
-        lambda **port: model({"layers.2.up.W": rounded(W["layers.2.up.W"])}, **port),
-        "layers.2.up",
-        "half-weights",
-        "b has layers.N.up.W rounded to float16, layer 2",
-    ),
+    "epsilon": (lambda **port: model(epsilon=1e-4, **port), "layers.0.norm", "layer-norm-epsilon",
+        f"epsilon 0.01 in a and 0.0001 in b, {EVERY}"),
+    "activation": (lambda **port: model(activation=relu, **port), "layers.0.down:input", "activation",
+        f"the activation is tanh in a and ReLU in b, {EVERY}"),
+    "bias": (lambda **port: model({"layers.1.down.b": np.zeros(DIM)}, **port), "layers.1.down", "missing-bias",
+        "b adds no bias at layers.N.down, and a does, layer 1"),
+    "transposed": (lambda **port: model({"layers.1.mix.W": W["layers.1.mix.W"].T}, **port), "layers.1.mix",
+        "transposed-weight", "b uses layers.N.mix.W transposed, layer 1"),
+    "half": (lambda **port: model({"layers.2.up.W": rounded(W["layers.2.up.W"])}, **port), "layers.2.up",
+        "half-weights", "b has layers.N.up.W rounded to float16, layer 2"),
     "swapped": (
         lambda **port: model({"layers.0.up.W": W["layers.1.up.W"], "layers.1.up.W": W["layers.0.up.W"]}, **port),
-        "layers.0.up",
-        "swapped-weights",
+        "layers.0.up", "swapped-weights",
         "b has layers.N.up.W equal to a's layers.1.up.W, layer 0",
     ),
-    "residual": (
-        lambda **port: model(residual=0.5, **port),
-        "layers.0",
-        "residual-scale",
-        f"layers.N.down is multiplied by 1 in a and 0.5 in b, {EVERY}",
-    ),
-    "head": (
-        lambda **port: model(at={"head": lambda y: y * 0.25}, **port),
-        "head",
-        "logit-scale",
-        "the output of head is multiplied by 1 in a and 0.25 in b, at head",
-    ),
-    "table": (
-        lambda **port: model(scale=DIM**0.5, **port),
-        "embed",
-        "scaled-lookup",
-        "table.W is multiplied by 1 in a and 2.82843 in b, at embed",
-    ),
-    "positions": (
-        lambda **port: model(offset=1, **port),
-        "places.W",
-        "position-ids-offset",
-        "the rows of places.W start at 0 in a and 1 in b, at places.W",
-    ),
-}
+    "residual": (lambda **port: model(residual=0.5, **port), "layers.0", "residual-scale",
+        f"layers.N.down is multiplied by 1 in a and 0.5 in b, {EVERY}"),
+    "head": (lambda **port: model(at={"head": lambda y: y * 0.25}, **port), "head", "logit-scale",
+        "the output of head is multiplied by 1 in a and 0.25 in b, at head"),
+    "table": (lambda **port: model(scale=DIM**0.5, **port), "embed", "scaled-lookup",
+        "table.W is multiplied by 1 in a and 2.82843 in b, at embed"),
+    "positions": (lambda **port: model(offset=1, **port), "places.W", "position-ids-offset",
+        "the rows of places.W start at 0 in a and 1 in b, at places.W"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("port", [{}, PORT], ids=["same names", "other names"])

@@ -87,19 +87,9 @@ def read(model: Any) -> dict[str, tuple[Any, str]]:
         (SimpleNamespace(config=SimpleNamespace(**HUGGING_FACE)),),
         SimpleNamespace(**HUGGING_FACE),
     ],
-    ids=[
-        "to_dict",
-        "dict",
-        "get_config",
-        "backbone",
-        "cfg",
-        "args",
-        "hparams",
-        "parts",
-        "attributes",
-        "own attributes",
-    ],
-)
+    ids=["to_dict", "dict", "get_config", "backbone", "cfg", "args", "hparams", "parts", "attributes",
+        "own attributes"],
+)  # fmt: skip
 def test_each_kind_of_configuration_is_read(model: Any) -> None:
     assert read(model) == READ
 

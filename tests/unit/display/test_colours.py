@@ -48,19 +48,11 @@ def test_mixed_colours_and_the_ink_on_them() -> None:
 
 @pytest.mark.parametrize(
     ("figure", "largest", "signed", "expected"),
-    [
-        (0.0, 1.0, True, ("", 0)),
-        (math.nan, 1.0, True, ("", 0)),
-        (math.inf, 1.0, False, ("", 0)),
-        (1.0, 1.0, True, ("p", 16)),
-        (-1.0, 1.0, True, ("m", 16)),
-        (-1.0, 1.0, False, ("n", 16)),
-        (0.5, 1.0, False, ("n", 8)),
-        (7.0, 1.0, True, ("p", 16)),
-        (1.0, 0.0, True, ("p", 16)),
-        (0.25, 2.0, True, ("p", 2)),
-    ],
-)
+    [(0.0, 1.0, True, ("", 0)), (math.nan, 1.0, True, ("", 0)), (math.inf, 1.0, False, ("", 0)),
+        (1.0, 1.0, True, ("p", 16)), (-1.0, 1.0, True, ("m", 16)), (-1.0, 1.0, False, ("n", 16)),
+        (0.5, 1.0, False, ("n", 8)), (7.0, 1.0, True, ("p", 16)), (1.0, 0.0, True, ("p", 16)),
+        (0.25, 2.0, True, ("p", 2))],
+)  # fmt: skip
 def test_the_shade_of_a_figure(figure: float, largest: float, signed: bool, expected: tuple[str, int]) -> None:
     assert colours.shade(figure, largest, signed) == expected
 

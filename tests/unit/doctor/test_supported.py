@@ -52,35 +52,20 @@ EXTRAS = {
         (TORCH, "2.13.0+cpu", "", "", ""),
         (TORCH, "2.6", "", "", ""),
         (TORCH, "2.3.1", "older than 2.6, the oldest that embgrad is tested with", "", "pip install 'torch>=2.6'"),
-        (
-            TORCH,
-            "2.14.1",
-            "",
-            "newer than 2.13, the newest that",
-            "it may work; if it does not, pip install 'torch==2.13.*'",
-        ),
+        (TORCH, "2.14.1", "", "newer than 2.13, the newest that",
+            "it may work; if it does not, pip install 'torch==2.13.*'"),
         (TORCH, "3.0.0a1", "", "newer than 2.13, the newest that embgrad is tested with", "it may work"),
         (MXNET, "1.8.0.post0", "older than 1.9.1, the oldest that embgrad is", "", "pip install 'mxnet==1.9.1'"),
         (Supported("numpy", "1.24", "1.26", "2", "it cannot"), "1.26.4", "", "", ""),
-        (
-            Supported("numpy", "1.24", "1.26", "2", "it cannot"),
-            "2.0.0",
-            "expected a version below 2: it cannot",
-            "",
-            "pip",
-        ),
-        (
-            Supported("numpy", "1.24", "1.26", "2", "it cannot"),
-            "1.27.0",
-            "",
-            "newer than 1.26, the newest that",
-            "it may work",
-        ),
+        (Supported("numpy", "1.24", "1.26", "2", "it cannot"), "2.0.0", "expected a version below 2: it cannot", "",
+            "pip"),
+        (Supported("numpy", "1.24", "1.26", "2", "it cannot"), "1.27.0", "", "newer than 1.26, the newest that",
+            "it may work"),
         (SETUPTOOLS, "65.5.0", "", "", ""),
         (PYTHON, "3.9.18", "older than 3.10, ", "", "use Python 3.10 to 3.13"),
         (PYTHON, "3.14.0", "", "newer than 3.13, ", "it may work; if it does not, use Python 3.13"),
     ],
-)
+)  # fmt: skip
 def test_a_version_is_judged(package: Supported, version: str, trouble: str, note: str, mend: str) -> None:
     actual = package.standing(version)
     for text, expected in ((actual.trouble, trouble), (actual.note, note), (actual.mend, mend)):

@@ -15,16 +15,8 @@ from embgrad.testing.reference import ReferenceBackend, ReferenceModel, Tensor, 
 IDS = np.array([[3, 1, 4, 5], [2, 6, 5, 3]])
 OBJECTIVE = embgrad.Projection([1.0, -2.0, 0.5])
 MODULES = (
-    "net",
-    "blocks.0",
-    "blocks.1",
-    "blocks.2",
-    "blocks.0.inner",
-    "blocks.1.inner",
-    "blocks.2.inner",
-    "norm",
-    "merge",
-)
+    "net", "blocks.0", "blocks.1", "blocks.2", "blocks.0.inner", "blocks.1.inner", "blocks.2.inner", "norm", "merge",
+)  # fmt: skip
 
 
 class Blocks(ReferenceModel):

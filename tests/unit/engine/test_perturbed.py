@@ -63,18 +63,10 @@ def test_gradients_flow_on_to_the_weights(captured_first: bool, ids_first: bool)
 
 @pytest.mark.parametrize(
     "value",
-    [
-        1.5,
-        DELTA[0, 0],
-        DELTA[0],
-        DELTA,
-        DELTA[:, :1],
-        lambda value: 0.1 * value,
-        lambda value: 2.0,
-        DELTA[0, 0].tolist(),
-    ],
+    [1.5, DELTA[0, 0], DELTA[0], DELTA, DELTA[:, :1], lambda value: 0.1 * value, lambda value: 2.0,
+        DELTA[0, 0].tolist()],
     ids=["number", "dim", "position", "example", "one position", "function", "function of a number", "list"],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("at", ["word", "E", "embeddings", "layer.0", "layer.-1", "layers.1", "layers.1:input"])
 def test_arrays_broadcast_to_the_point(at: str, value: Any) -> None:
     built = model()

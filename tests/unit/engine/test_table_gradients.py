@@ -142,23 +142,15 @@ def test_training_mode_draws_random_numbers_once() -> None:
 @pytest.mark.parametrize(
     ("forward", "options", "kind", "message"),
     [
-        (
-            computed,
-            {},
-            embgrad.errors.PointError,
-            "the table of 'word', 'lookup', is no parameter .*parameter_gradients",
-        ),
+        (computed, {}, embgrad.errors.PointError,
+            "the table of 'word', 'lookup', is no parameter .*parameter_gradients"),
         (tied, {"at": "F"}, embgrad.errors.UnknownPointError, "no point 'F'"),
         (tied, {"at": "wrod"}, embgrad.errors.UnknownPointError, "Did you mean 'word'"),
-        (
-            tied,
-            {"at": ["word"]},
-            embgrad.errors.PointError,
-            r"at is \['word'\]: expected the name of a point.*for each table",
-        ),
+        (tied, {"at": ["word"]}, embgrad.errors.PointError,
+            r"at is \['word'\]: expected the name of a point.*for each table"),
         (tied, {"at": None}, embgrad.errors.PointError, "at is None: expected the name of a point, such as 'word'"),
     ],
-)
+)  # fmt: skip
 def test_anything_but_a_table_is_refused(forward: Any, options: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         embgrad.tables.table_gradients(model(forward), IDS, embgrad.Sum(), **options)

@@ -147,35 +147,25 @@ def test_offsets_given_by_hand() -> None:
         ({"texts": [("a", "b", "c")]}, "texts holds ('a', 'b', 'c') at example 0: expected a text or a pair of texts"),
         ({"offsets": [[[0, 1]] * 2]}, "offsets or parts are given without texts: expected the texts"),
         ({"texts": ["ab"], "parts": [[0, 0]]}, "parts is given without offsets: expected the offsets of each token"),
-        (
-            {"texts": [("ab", "c")], "offsets": [[[0, 1]] * 2]},
-            "offsets is given without parts, and example 0 is a pair: expected parts",
-        ),
+        ({"texts": [("ab", "c")], "offsets": [[[0, 1]] * 2]},
+            "offsets is given without parts, and example 0 is a pair: expected parts"),
         ({"texts": ["ab"], "offsets": [[0, 1]]}, "offsets has shape (1, 2): expected (1, 2, 2)"),
-        (
-            {"texts": ["ab"], "offsets": [[[0, 1]] * 2], "parts": [[0, 1]]},
-            "parts holds 1 at example 0, position 1: expected 0 in a single text, or -1",
-        ),
-        (
-            {"texts": [("ab", "c")], "offsets": [[[0, 1]] * 2], "parts": [[0, 2]]},
-            "parts holds 2 at example 0, position 1: expected 0 or 1 in a pair, or -1",
-        ),
+        ({"texts": ["ab"], "offsets": [[[0, 1]] * 2], "parts": [[0, 1]]},
+            "parts holds 1 at example 0, position 1: expected 0 in a single text, or -1"),
+        ({"texts": [("ab", "c")], "offsets": [[[0, 1]] * 2], "parts": [[0, 2]]},
+            "parts holds 2 at example 0, position 1: expected 0 or 1 in a pair, or -1"),
         (
             {"texts": ["ab"], "offsets": [[[0, 1], [1, 3]]]},
             "offsets holds (1, 3) at example 0, position 1, whose text has 2 characters: expected a start and an end in it",
         ),
         ({"texts": ["ab"], "offsets": [[[0, 1], [2, 1]]]}, "offsets holds (2, 1) at example 0, position 1"),
         ({"texts": ["ab"], "offsets": [[[-1, 1], [0, 1]]]}, "offsets holds (-1, 1) at example 0, position 0"),
-        (
-            {"texts": ["ab"], "offsets": [[[-2, -2], [0, 1]]]},
-            "offsets holds -2 at example 0, position 0: expected no number below -1",
-        ),
-        (
-            {"texts": ["ab"], "offsets": [[[0, 1]] * 2], "parts": [[0, -2]]},
-            "parts holds -2 at example 0, position 1: expected no number below -1",
-        ),
+        ({"texts": ["ab"], "offsets": [[[-2, -2], [0, 1]]]},
+            "offsets holds -2 at example 0, position 0: expected no number below -1"),
+        ({"texts": ["ab"], "offsets": [[[0, 1]] * 2], "parts": [[0, -2]]},
+            "parts holds -2 at example 0, position 1: expected no number below -1"),
     ],
-)
+)  # fmt: skip
 def test_texts_and_offsets_that_do_not_fit_are_refused(fields: dict[str, Any], message: str) -> None:
     with refused(embgrad.errors.BatchError, message):
         embgrad.TokenBatch([[4, 5]], **fields)

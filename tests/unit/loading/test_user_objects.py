@@ -20,20 +20,10 @@ from tests.unit.refusals import refused
 
 @pytest.mark.parametrize(
     ("spelled", "is_one"),
-    [
-        ("own.py:name", True),
-        ("C:/a b/own.py:name", True),
-        ("package.module:name", True),
-        ("module:outer.inner", True),
-        ("own.py", False),
-        ("own/file.txt:name", False),
-        ("a-b:name", False),
-        ("module:no name", False),
-        ("module:", False),
-        (":name", False),
-        ("name", False),
-    ],
-)
+    [("own.py:name", True), ("C:/a b/own.py:name", True), ("package.module:name", True), ("module:outer.inner", True),
+        ("own.py", False), ("own/file.txt:name", False), ("a-b:name", False), ("module:no name", False),
+        ("module:", False), (":name", False), ("name", False)],
+)  # fmt: skip
 def test_what_names_an_object(spelled: str, is_one: bool) -> None:
     assert is_reference(spelled) is is_one
     if not is_one:

@@ -233,18 +233,10 @@ def test_blocks_that_are_pooled_or_in_another_order_are_not_said_to_be_at_other_
 
 @pytest.mark.parametrize(
     ("name", "layers", "added"),
-    [
-        ("layer.0", True, False),
-        ("layer.-12", True, False),
-        ("layer.x", False, False),
-        ("embeddings", True, True),
-        ("position", True, True),
-        ("type", True, True),
-        ("type:input", False, False),
-        ("word", False, False),
-        ("h.0", False, False),
-    ],
-)
+    [("layer.0", True, False), ("layer.-12", True, False), ("layer.x", False, False), ("embeddings", True, True),
+        ("position", True, True), ("type", True, True), ("type:input", False, False), ("word", False, False),
+        ("h.0", False, False)],
+)  # fmt: skip
 def test_which_names_depend_on_layers_and_on_added_lookups(name: str, layers: bool, added: bool) -> None:
     assert (needs_layers(name), needs_added(name)) == (layers, added)
 

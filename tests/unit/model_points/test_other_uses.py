@@ -17,12 +17,8 @@ BATCH = embgrad.TokenBatch(IDS)
 
 #: Uses beside a lookup in a table of 2 numbers a row: the shape and dtype of the array, options, the message.
 RIVALS: dict[str, tuple[tuple[int, ...], str, dict[str, Any], str]] = {
-    "whole numbers": (
-        (10, 4),
-        "int8",
-        {},
-        "look up rows of 'other', of shape (10, 4) and dtype int8, which is not float",
-    ),
+    "whole numbers": ((10, 4), "int8", {},
+        "look up rows of 'other', of shape (10, 4) and dtype int8, which is not float"),
     "columns": (
         (4, 10),
         "float32",
@@ -30,21 +26,13 @@ RIVALS: dict[str, tuple[tuple[int, ...], str, dict[str, Any], str]] = {
         "entries along axis 1 of 'other', of shape (4, 10) and dtype float32, where embgrad expects rows, along axis 0 (op)",
     ),
     "columns from the end": ((4, 10), "float32", {"axis": -1}, "entries along axis 1 of 'other'"),
-    "three axes": (
-        (10, 2, 2),
-        "float32",
-        {},
-        ", of shape (10, 2, 2) and dtype float32, where embgrad expects rows of a matrix (op)",
-    ),
+    "three axes": ((10, 2, 2), "float32", {},
+        ", of shape (10, 2, 2) and dtype float32, where embgrad expects rows of a matrix (op)"),
     "half numbers": ((10, 2, 1), "bfloat16", {}, "look up entries of 'other'"),
-    "a product": (
-        (10, 4),
-        "float32",
-        {"way": "product"},
-        "one-hot rows of a product (op) with 'other', of shape (10, 4)",
-    ),
+    "a product": ((10, 4), "float32", {"way": "product"},
+        "one-hot rows of a product (op) with 'other', of shape (10, 4)"),
     "a function": ((10, 4), "float32", {"way": "function"}, "they are used inside op with 'other', of shape (10, 4)"),
-}
+}  # fmt: skip
 
 #: Uses that are none: features of the tokens in whole numbers, and one number for each id.
 FEATURES: dict[str, tuple[tuple[int, ...], str, dict[str, Any]]] = {

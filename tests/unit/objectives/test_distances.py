@@ -96,35 +96,23 @@ def test_arguments_are_checked_when_it_is_made(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("objective", "output", "message"),
     [
-        (
-            BinaryCrossEntropy([1, 0]),
-            LOGITS,
-            "labels has shape (2,): the output has 3 entries in a row, so expected (2, 3)",
-        ),
+        (BinaryCrossEntropy([1, 0]), LOGITS,
+            "labels has shape (2,): the output has 3 entries in a row, so expected (2, 3)"),
         (SquaredError(LOGITS[:1]), LOGITS, "target has 1 entries: expected 2, one for each example"),
         (
             SquaredError(LOGITS),
             np.zeros((2, 2, 3)),
             "the output is per position, (2, 2, 3), and SquaredError is of one row for each example: expected position=...",
         ),
-        (
-            BinaryCrossEntropy(LABELS, of="probabilities"),
-            LOGITS,
-            "the output at example 0 is [2.0, -1.0, 0.5], which are not probabilities: expected entries from 0 to 1",
-        ),
-        (
-            BinaryCrossEntropy([1, 0], of="probabilities"),
-            np.array([[0.5], [1.0]]),
-            "the probability of a label at example 1 is 0, in [1.0]: its logarithm is infinite",
-        ),
-        (
-            CosineSimilarity([1.0, 0, 0]),
-            LOGITS * [[1], [0]],
-            "the output at example 1 is zero everywhere, so that it has no cosine with another",
-        ),
+        (BinaryCrossEntropy(LABELS, of="probabilities"), LOGITS,
+            "the output at example 0 is [2.0, -1.0, 0.5], which are not probabilities: expected entries from 0 to 1"),
+        (BinaryCrossEntropy([1, 0], of="probabilities"), np.array([[0.5], [1.0]]),
+            "the probability of a label at example 1 is 0, in [1.0]: its logarithm is infinite"),
+        (CosineSimilarity([1.0, 0, 0]), LOGITS * [[1], [0]],
+            "the output at example 1 is zero everywhere, so that it has no cosine with another"),
         (CosineSimilarity(np.zeros(3)), LOGITS, "the vector at example 0 is zero everywhere"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_the_output_is_refused(objective: Any, output: np.ndarray, message: str) -> None:
     with pytest.raises(ObjectiveError, match=re.escape(message)):
         objective.evaluate(output, BATCH)

@@ -28,25 +28,11 @@ WIDE = "w" * 300
 
 def everything() -> tuple[dict[str, Any], dict[str, Any]]:
     tokens = [
-        [
-            "[CLS]",
-            "a",
-            "grip",
-            "##ping",
-            "film",
-            ",",
-            "told",
-            "with",
-            "un",
-            "##forget",
-            "##table",
-            "warm",
-            "##th",
-            "[SEP]",
-        ],
+        ["[CLS]", "a", "grip", "##ping", "film", ",", "told", "with", "un", "##forget", "##table", "warm", "##th",
+            "[SEP]"],
         ["[CLS]", WIDE, "שלום", "👩‍🔬", "电影", "\x00\u202e", "", "naïve", "x", "y", "z", "[SEP]", "[PAD]", "[PAD]"],
         ["[CLS]", "שלום", "עולם", "טוב", "[SEP]", *["[PAD]"] * 9],
-    ]
+    ]  # fmt: skip
     mask = [[token != "[PAD]" for token in gradient] for gradient in tokens]
     gradient = result(tokens, mask=np.array(mask, np.int64), types=np.array([[0] * 7 + [1] * 7] * 3))
     points = ["word", "embeddings", *(f"layer.{n}" for n in range(12)), "encoder.layer.11.attention.self.query"]

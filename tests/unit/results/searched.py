@@ -46,28 +46,17 @@ def search_of(
     for ids_shown, batch in zip(shown, (old, new), strict=True):
         ids_shown[:, : batch.shape[1]] = np.where(batch.real, batch.ids, -1)
     fields: dict[str, Any] = {
-        "before": old,
-        "batch": new,
+        "before": old, "batch": new,
         "objective_before": first,
         "objective": last,
         "success": None if until is None else last >= np.asarray(until),
-        "history": History(
-            objective=np.stack([first, (first + last) / 2, last]),
-            ids=np.stack([shown[0], shown[0], shown[1]]),
-            evaluations=1 + np.arange(3)[:, None] * 10 * moved,
-            gradients=np.arange(3)[:, None] * moved,
-            seconds=np.array([0.25, 0.5, 1.5]),
-        ),
+        "history": History(objective=np.stack([first, (first + last) / 2, last]),
+            ids=np.stack([shown[0], shown[0], shown[1]]), evaluations=1 + np.arange(3)[:, None] * 10 * moved,
+            gradients=np.arange(3)[:, None] * moved, seconds=np.array([0.25, 0.5, 1.5])),
         "texts_before": tuple(" ".join(text) for text in before),
         "texts": tuple(" ".join(text) for text in after),
         "trigger": None,
-        "provenance": {
-            "backend": "reference",
-            "model": "some.Model",
-            "objective": {"class": "Logit", "index": 1},
-            "method": {"class": "GCG", "steps": 2, **(method or {})},
-            "goal": "maximize",
-            "until": until,
-        },
-    }
+        "provenance": {"backend": "reference", "model": "some.Model", "objective": {"class": "Logit", "index": 1},
+            "method": {"class": "GCG", "steps": 2, **(method or {})}, "goal": "maximize", "until": until},
+    }  # fmt: skip
     return Search(**{**fields, **changes})

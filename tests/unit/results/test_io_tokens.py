@@ -137,65 +137,39 @@ def test_a_file_changed_by_hand_is_refused(change: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda arrays, entry: arrays.update(outputs=np.ones((2, 2, 2, 1), int), output_ids=np.ones((2, 2, 2, 1), int)),
+            "than three"),
+        (lambda arrays, entry: arrays.update(contrast_ids=np.ones((2, 2, 3, 1), int)),
+            "holds outputs of more than three axes"),
+        (lambda arrays, entry: arrays.update(output_ids=arrays["outputs"][:, :, :1]),
+            "holds output_ids of shape (2, 2, 1): expected"),
+        (lambda arrays, entry: arrays.update(output_ids=arrays["output_ids"][:, :, ::-1]),
+            "holds output_ids that are not -1"),
+        (lambda arrays, entry: arrays.update(contrast_ids=np.ones((2, 2, 3), int)),
+            "holds contrast_ids that are not -1 where"),
+        (lambda arrays,
+            entry: arrays.update(contrast_ids=np.where(arrays["contrast_ids"] == 2, -1, arrays["contrast_ids"])),
+            "with -1 after an example's last"),
         (
-            lambda arrays, entry: arrays.update(
-                outputs=np.ones((2, 2, 2, 1), int), output_ids=np.ones((2, 2, 2, 1), int)
-            ),
-            "than three",
-        ),
-        (
-            lambda arrays, entry: arrays.update(contrast_ids=np.ones((2, 2, 3, 1), int)),
-            "holds outputs of more than three axes",
-        ),
-        (
-            lambda arrays, entry: arrays.update(output_ids=arrays["outputs"][:, :, :1]),
-            "holds output_ids of shape (2, 2, 1): expected",
-        ),
-        (
-            lambda arrays, entry: arrays.update(output_ids=arrays["output_ids"][:, :, ::-1]),
-            "holds output_ids that are not -1",
-        ),
-        (
-            lambda arrays, entry: arrays.update(contrast_ids=np.ones((2, 2, 3), int)),
-            "holds contrast_ids that are not -1 where",
-        ),
-        (
-            lambda arrays, entry: arrays.update(
-                contrast_ids=np.where(arrays["contrast_ids"] == 2, -1, arrays["contrast_ids"])
-            ),
-            "with -1 after an example's last",
-        ),
-        (
-            lambda arrays, entry: arrays.update(
-                {name: arrays[name][::-1] for name in OF_OUTPUTS} | {"outputs": arrays["outputs"] + 1}
+            lambda arrays,
+            entry: arrays.update(
+                {name: arrays[name][::-1] for name in OF_OUTPUTS} | {"outputs": arrays["outputs"] + 1},
             ),
             "holds output_ids that are not -1",
         ),
-        (
-            lambda arrays, entry: arrays.update(contrast_scores=np.ones((2, 2, 2))),
-            "holds contrast_scores that are not one for each",
-        ),
-        (
-            lambda arrays, entry: arrays.pop("contrast_ids"),
-            "holds contrast_scores that are not one for each of contrast_ids",
-        ),
-        (
-            lambda arrays, entry: entry.update(output_tokens=[["b", "c"], ["e"]]),
-            "holds output tokens that are not a list for each",
-        ),
-        (
-            lambda arrays, entry: entry.update(output_tokens=[[["b"], ["c"]], [["e"]]]),
-            "output tokens that are not a list for each",
-        ),
-        (
-            lambda arrays, entry: entry.update(output_tokens=[[["b", 3], ["c"]], [["e"]]]),
-            "holds the output token 3: expected text",
-        ),
-        (
-            lambda arrays, entry: entry.update(output_tokens=[[["b", "c"]], [["e"]]]),
-            "holds output tokens that are not one for each",
-        ),
+        (lambda arrays, entry: arrays.update(contrast_scores=np.ones((2, 2, 2))),
+            "holds contrast_scores that are not one for each"),
+        (lambda arrays, entry: arrays.pop("contrast_ids"),
+            "holds contrast_scores that are not one for each of contrast_ids"),
+        (lambda arrays, entry: entry.update(output_tokens=[["b", "c"], ["e"]]),
+            "holds output tokens that are not a list for each"),
+        (lambda arrays, entry: entry.update(output_tokens=[[["b"], ["c"]], [["e"]]]),
+            "output tokens that are not a list for each"),
+        (lambda arrays, entry: entry.update(output_tokens=[[["b", 3], ["c"]], [["e"]]]),
+            "holds the output token 3: expected text"),
+        (lambda arrays, entry: entry.update(output_tokens=[[["b", "c"]], [["e"]]]),
+            "holds output tokens that are not one for each"),
     ],
-)
+)  # fmt: skip
 def test_spans_changed_by_hand_are_refused(change: Any, message: str) -> None:
     expect_change_refused(of_spans(), change, message)

@@ -16,27 +16,9 @@ from tests.unit.results.attributed import attribution_of, by_words, byte_level, 
 matplotlib.use("Agg")
 
 CHAT = [
-    "<s>",
-    "<|im_start|>",
-    "system",
-    "Ċ",
-    "Be",
-    "Ġbrief",
-    "<|im_end|>",
-    "Ċ",
-    "<|im_start|>",
-    "user",
-    "Ċ",
-    "Why",
-    "?",
-    "<|im_end|>",
-    "Ċ",
-    "<|im_start|>",
-    "ass",
-    "istant",
-    "Ċ",
-    "So",
-]
+    "<s>", "<|im_start|>", "system", "Ċ", "Be", "Ġbrief", "<|im_end|>", "Ċ", "<|im_start|>", "user", "Ċ", "Why", "?",
+    "<|im_end|>", "Ċ", "<|im_start|>", "ass", "istant", "Ċ", "So",
+]  # fmt: skip
 
 
 def of(tokens: Any, **fields: Any) -> embgrad.results.Attribution:
@@ -196,29 +178,21 @@ def test_a_text_may_stand_in_byte_level_tokens_and_in_the_second_of_a_pair() -> 
         ({}, "by is {}: expected names of parts with a text, a slice or positions for each"),
         ({1: "a"}, "by is {1: 'a'}: expected names of parts"),
         ({"x": "zebra"}, "by['x'] is 'zebra', a text that example 0 does not have: expected one that is there once"),
-        (
-            {"x": "is"},
-            "by['x'] is 'is', a text that example 0 has at the positions [1, 4]: expected one that is there once",
-        ),
+        ({"x": "is"},
+            "by['x'] is 'is', a text that example 0 has at the positions [1, 4]: expected one that is there once"),
         ({"x": "ky"}, "a text that example 0 does not have"),
         ({"x": " "}, "a text that example 0 does not have"),
-        (
-            {"x": slice(1, 3), "y": [2]},
-            "by['y'] is [2], which has the position 2 of example 0: another part has it too, or",
-        ),
-        (
-            {"x": [9]},
-            "by['x'] is [9], which has the position 9 of example 0: another part has it too, or it is padding",
-        ),
-        (
-            {"x": slice(9, 12)},
-            "by['x'] is slice(9, 12, None): expected a text, a slice with some of an example's 6 real",
-        ),
+        ({"x": slice(1, 3), "y": [2]},
+            "by['y'] is [2], which has the position 2 of example 0: another part has it too, or"),
+        ({"x": [9]},
+            "by['x'] is [9], which has the position 9 of example 0: another part has it too, or it is padding"),
+        ({"x": slice(9, 12)},
+            "by['x'] is slice(9, 12, None): expected a text, a slice with some of an example's 6 real"),
         ({"x": slice("a")}, "expected a text, a slice with some"),
         ({"x": 2}, "by['x'] is 2: expected a text, a slice"),
         ({"x": []}, "by['x'] is []: expected a text"),
     ],
-)
+)  # fmt: skip
 def test_parts_that_are_not_there_are_refused(parts: Any, message: str) -> None:
     attribution = by_words(["sky is blue it is so"], [["sky", "is", "blue", "it", "is", "so"]], 1.0)
     with refused(embgrad.EmbgradError, message):

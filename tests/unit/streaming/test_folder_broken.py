@@ -148,26 +148,14 @@ def test_shards_of_other_content_are_refused(tmp_path: Path, keep: str) -> None:
 @pytest.mark.parametrize(
     ("keep", "old", "new", "message"),
     [
-        (
-            "table",
-            "word",
-            "wood",
-            r"\.safetensors holds the sums \['wood'\]: expected \['word'\], as the manifest says",
-        ),
-        (
-            "all",
-            "0 word",
-            "0 wood",
-            r"\.safetensors holds other results than the manifest says: expected 3; fetch it again",
-        ),
-        (
-            "saliency",
-            "0 word",
-            "0 wood",
-            r"\.safetensors holds other results than the manifest says: expected 3; fetch",
-        ),
+        ("table", "word", "wood",
+            r"\.safetensors holds the sums \['wood'\]: expected \['word'\], as the manifest says"),
+        ("all", "0 word", "0 wood",
+            r"\.safetensors holds other results than the manifest says: expected 3; fetch it again"),
+        ("saliency", "0 word", "0 wood",
+            r"\.safetensors holds other results than the manifest says: expected 3; fetch"),
     ],
-)
+)  # fmt: skip
 def test_the_message_says_what_is_wrong_with_a_shard(
     tmp_path: Path, keep: str, old: str, new: str, message: str
 ) -> None:

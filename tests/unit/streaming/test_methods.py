@@ -104,27 +104,18 @@ def test_a_folder_of_gradients_has_no_method(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        (
-            {"keep": "table"},
-            UnsupportedError,
-            "keep='table' is for gradients, and method computes attributions: omit one",
-        ),
+        ({"keep": "table"}, UnsupportedError,
+            "keep='table' is for gradients, and method computes attributions: omit one"),
         ({"check": True}, UnsupportedError, "check=True is for gradients, and method computes attributions"),
-        (
-            {"method": None, "keep": "saliency", "split": True},
-            UnsupportedError,
-            "split=True is for gradients, and keep='saliency' computes attributions: omit one of the two",
-        ),
+        ({"method": None, "keep": "saliency", "split": True}, UnsupportedError,
+            "split=True is for gradients, and keep='saliency' computes attributions: omit one of the two"),
         ({"add": {"word": np.zeros(4)}}, UnsupportedError, "add is for gradients"),
-        (
-            {"at": ["word", "block"]},
-            PointError,
-            "at is .*: expected the name of a point.*; make a stream for each point",
-        ),
+        ({"at": ["word", "block"]}, PointError,
+            "at is .*: expected the name of a point.*; make a stream for each point"),
         ({"method": "integrated_gradient"}, EmbgradError, "Did you mean 'integrated_gradients'"),
         ({"method": embgrad.methods.Lime}, EmbgradError, "the method is the class Lime: expected an instance"),
     ],
-)
+)  # fmt: skip
 def test_what_has_no_meaning_for_attributions_is_refused(options: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         streamed(**options)

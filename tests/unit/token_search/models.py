@@ -13,19 +13,9 @@ from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.attribution.models import BATCH, CLASSES, DIM, IDS, MASK, VOCAB, curved, linear
 
 __all__ = [
-    "BATCH",
-    "CLASSES",
-    "DIM",
-    "IDS",
-    "MASK",
-    "VOCAB",
-    "Letters",
-    "all_swaps",
-    "best_of",
-    "curved",
-    "linear",
+    "BATCH", "CLASSES", "DIM", "IDS", "MASK", "VOCAB", "Letters", "all_swaps", "best_of", "curved", "linear",
     "per_position",
-]
+]  # fmt: skip
 
 
 def per_position(most: int = 99) -> ReferenceModel:

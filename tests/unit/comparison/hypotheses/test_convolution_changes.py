@@ -65,31 +65,16 @@ def with_second(kernel: np.ndarray = KERNELS[1], bias: np.ndarray = BIASES[1], *
 
 
 PLANTED = {
-    "flipped": (
-        of_all(lambda kernel: kernel[::-1]),
-        "permuted-weight",
-        f"b reads the taps of the kernel of {BOTH} from the last to the first",
-    ),
-    "flipped in one": (
-        with_second(KERNELS[1][::-1]),
-        "permuted-weight",
-        "b reads the taps of the kernel of convs.1 from the last to the first",
-    ),
-    "transposed": (
-        of_all(lambda kernel: kernel.swapaxes(1, 2)),
-        "transposed-weight",
-        f"the inputs and outputs of the kernel of {BOTH} are exchanged in b",
-    ),
-    "reshaped": (
-        with_second(stored(KERNELS[1]).reshape(3, 12, 12)),
-        "permuted-weight",
-        "the kernel of convs.1 is reshaped where its axes are to be permuted in b",
-    ),
-    "reshaped to PyTorch's": (
-        with_second(stored(KERNELS[1].reshape(12, 12, 3))),
-        "permuted-weight",
-        "the kernel of convs.1 is reshaped where its axes are to be permuted in b",
-    ),
+    "flipped": (of_all(lambda kernel: kernel[::-1]), "permuted-weight",
+        f"b reads the taps of the kernel of {BOTH} from the last to the first"),
+    "flipped in one": (with_second(KERNELS[1][::-1]), "permuted-weight",
+        "b reads the taps of the kernel of convs.1 from the last to the first"),
+    "transposed": (of_all(lambda kernel: kernel.swapaxes(1, 2)), "transposed-weight",
+        f"the inputs and outputs of the kernel of {BOTH} are exchanged in b"),
+    "reshaped": (with_second(stored(KERNELS[1]).reshape(3, 12, 12)), "permuted-weight",
+        "the kernel of convs.1 is reshaped where its axes are to be permuted in b"),
+    "reshaped to PyTorch's": (with_second(stored(KERNELS[1].reshape(12, 12, 3))), "permuted-weight",
+        "the kernel of convs.1 is reshaped where its axes are to be permuted in b"),
     "no bias": (with_second(bias=0 * BIASES[1]), "missing-bias", "b adds no bias in convs.1"),
     "as many outputs as tokens": (
         np.concatenate([outputs(KERNELS[0], BIASES[0], ends=(0, 1)), outputs(KERNELS[1], BIASES[1], ends=(1, 1))], -1),
@@ -102,43 +87,21 @@ PLANTED = {
         f"{BOTH} {NO_PADDING} in front alone in b",
     ),
     "dilated": (with_second(dilation=2), "convolution", "the dilation of convs.1 is 1 in a and 2 in b"),
-    "masked": (
-        of_all(x=X * REAL[..., None]),
-        "mask-ignored",
-        f"b sets the inputs of {BOTH} to zero at padding tokens, and a does not",
-    ),
+    "masked": (of_all(x=X * REAL[..., None]), "mask-ignored",
+        f"b sets the inputs of {BOTH} to zero at padding tokens, and a does not"),
     "linear": (of_all(act=IDENTITY), "activation", f"the activation of {BOTH} is ReLU in a and missing in b"),
-    "GELU in one": (
-        with_second(act=gelu),
-        "activation",
-        "the activation of convs.1 is ReLU in a and GELU by the tanh approximation in b",
-    ),
-    "mean": (
-        of_all(pool=lambda y: y.mean(1)),
-        "pooling",
-        f"the pooled vector of {BOTH} is the largest over all positions in a and the mean over all positions in b",
-    ),
-    "real tokens alone": (
-        of_all(pool=tokens_alone),
-        "pooling",
-        f"the pooled vector of {BOTH} is the largest over all positions in a and the largest over tokens in b",
-    ),
-    "turned": (
-        np.concatenate([SECOND, FIRST], -1),
-        "permuted-weight",
-        "the outputs of convs.0 and convs.1 follow one another in a, and in b those of convs.1 and convs.0",
-    ),
-    "in turn": (
-        np.stack([FIRST, SECOND], -1).reshape(2, -1),
-        "permuted-weight",
-        "the outputs of convs.0 and convs.1 follow one another in a, and stand feature by feature in turn in b",
-    ),
-    "another's bias": (
-        with_second(bias=BIASES[0]),
-        "swapped-weights",
-        "convs.1 has the bias of convs.0 in b",
-    ),
-}
+    "GELU in one": (with_second(act=gelu), "activation",
+        "the activation of convs.1 is ReLU in a and GELU by the tanh approximation in b"),
+    "mean": (of_all(pool=lambda y: y.mean(1)), "pooling",
+        f"the pooled vector of {BOTH} is the largest over all positions in a and the mean over all positions in b"),
+    "real tokens alone": (of_all(pool=tokens_alone), "pooling",
+        f"the pooled vector of {BOTH} is the largest over all positions in a and the largest over tokens in b"),
+    "turned": (np.concatenate([SECOND, FIRST], -1), "permuted-weight",
+        "the outputs of convs.0 and convs.1 follow one another in a, and in b those of convs.1 and convs.0"),
+    "in turn": (np.stack([FIRST, SECOND], -1).reshape(2, -1), "permuted-weight",
+        "the outputs of convs.0 and convs.1 follow one another in a, and stand feature by feature in turn in b"),
+    "another's bias": (with_second(bias=BIASES[0]), "swapped-weights", "convs.1 has the bias of convs.0 in b"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("b", "cause", "text"), PLANTED.values(), ids=PLANTED)

@@ -25,26 +25,16 @@ CHANGES: dict[str, tuple[dict[str, Any], str, tuple[str, str]]] = {
     "value": ({"value": Source("layers.0.w", OTHER)}, "swapped-weights", ("v", "w")),
     "turns": ({"rotary": replace(ROTARY, sense=-1)}, "rotary-layout", ("forwards", "backwards")),
     "keys": ({"rotary": replace(ROTARY, keys=False)}, "missing-rotary", ("queries and keys", "queries")),
-    "scaling": (
-        {"rotary": replace(ROTARY, scaling=Scaling("linear", 2.0))},
-        "rotary-scaling",
-        ("none", "linear with factor 2"),
-    ),
+    "scaling": ({"rotary": replace(ROTARY, scaling=Scaling("linear", 2.0))}, "rotary-scaling",
+        ("none", "linear with factor 2")),
     "rotary": ({"rotary": None}, "missing-rotary", ("of base 10000", "missing")),
     "share": ({"rotary": Rotary(10000.0, 2)}, "rotary-partial", ("1", "0.25")),
     "window": ({"mask": Mask(causal=True, window=4)}, "attention-window", ("none", "4")),
     "padding": ({"mask": Mask(causal=True, padding=False)}, "mask-ignored", ("hidden", "attended to")),
     "shift": ({"mask": Mask(causal=True, shift=1)}, "attention-shift", ("0", "1")),
-    "soft padding": (
-        {"mask": Mask(causal=True, soft=Soft("padding", 10.0))},
-        "mask-ignored",
-        ("hidden", "given -10"),
-    ),
-    "soft later": (
-        {"mask": Mask(causal=True, soft=Soft("positions", 4.5678))},
-        "attention-causal",
-        ("hidden", "given -4.57"),
-    ),
+    "soft padding": ({"mask": Mask(causal=True, soft=Soft("padding", 10.0))}, "mask-ignored", ("hidden", "given -10")),
+    "soft later": ({"mask": Mask(causal=True, soft=Soft("positions", 4.5678))}, "attention-causal",
+        ("hidden", "given -4.57")),
     "soft": ({"mask": Mask(causal=True, soft=Soft("all", 5.0, True))}, "attention-causal", ("hidden", "scored -5")),
     "queries": ({"over": "queries", "mask": Mask()}, "attention-softmax", ("keys", "queries")),
     "places": ({"places": np.arange(9)[None]}, "rotary-offset", ("places in the batch", "position ids")),
@@ -54,34 +44,15 @@ CHANGES: dict[str, tuple[dict[str, Any], str, tuple[str, str]]] = {
     "norm": ({"norm": None}, "missing-norm", ("applied", "missing")),
     "epsilon": ({"norm": replace(NORM, epsilon=1e-5)}, "layer-norm-epsilon", ("1e-06", "1e-05")),
     "offset": ({"norm": replace(NORM, offset=1.0)}, "norm-offset", ("w", "1 + w")),
-    "late": (
-        {"norm": replace(NORM, late=True)},
-        "norm-order",
-        ("before rotary positions", "after rotary positions"),
-    ),
-    "gains": (
-        {"norm": HeadNorm(GAIN[::-1], GAIN)},
-        "swapped-weights",
-        ("that of queries", "that of keys"),
-    ),
-    "queries' gain for both": (
-        {"norm": HeadNorm(GAIN, GAIN)},
-        "swapped-weights",
-        ("that of keys", "that of queries"),
-    ),
-    "keys' gain for both": (
-        {"norm": HeadNorm(GAIN[::-1], GAIN[::-1])},
-        "swapped-weights",
-        ("that of queries", "that of keys"),
-    ),
-    "centred": (
-        {"norm": replace(NORM, centred=True)},
-        "norm-kind",
-        ("root-mean-square norms", "layer norms"),
-    ),
+    "late": ({"norm": replace(NORM, late=True)}, "norm-order", ("before rotary positions", "after rotary positions")),
+    "gains": ({"norm": HeadNorm(GAIN[::-1], GAIN)}, "swapped-weights", ("that of queries", "that of keys")),
+    "queries' gain for both": ({"norm": HeadNorm(GAIN, GAIN)}, "swapped-weights", ("that of keys", "that of queries")),
+    "keys' gain for both": ({"norm": HeadNorm(GAIN[::-1], GAIN[::-1])}, "swapped-weights",
+        ("that of queries", "that of keys")),
+    "centred": ({"norm": replace(NORM, centred=True)}, "norm-kind", ("root-mean-square norms", "layer norms")),
     "queries' norm": ({"norm": HeadNorm(None, GAIN[::-1])}, "missing-norm", ("applied", "missing")),
     "ones": ({"norm": HeadNorm(np.ones(SIZE), np.ones(SIZE))}, "different-weight", ("applied", "missing")),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "cause", "values"), CHANGES.values(), ids=CHANGES)

@@ -99,39 +99,20 @@ def found(a: np.ndarray, b: np.ndarray, weights: Mapping[str, np.ndarray]) -> tu
 @pytest.mark.parametrize(
     ("planted", "cause", "text"),
     [
-        (
-            {"of": "queries"},
-            "attention-bias",
-            "vectors by distance are multiplied with queries and keys in a and queries in b",
-        ),
-        (
-            {"of": "keys"},
-            "attention-bias",
-            "vectors by distance are multiplied with queries and keys in a and keys in b",
-        ),
-        (
-            {"longest": None},
-            "attention-bias",
-            "vectors by distance have buckets up to distance 40 in a and a row for each distance in b",
-        ),
-        (
-            {"longest": 512},
-            "attention-bias",
-            "vectors by distance have buckets up to distance 40 in a and buckets up to distance 512 in b",
-        ),
-        (
-            {"turned": True},
-            "attention-bias",
-            "vectors are those of the opposite distances for none in a and keys in b",
-        ),
-        (
-            {"exchanged": True},
-            "swapped-weights",
-            "vectors by distance of queries are projected as keys in a and queries in b",
-        ),
+        ({"of": "queries"}, "attention-bias",
+            "vectors by distance are multiplied with queries and keys in a and queries in b"),
+        ({"of": "keys"}, "attention-bias",
+            "vectors by distance are multiplied with queries and keys in a and keys in b"),
+        ({"longest": None}, "attention-bias",
+            "vectors by distance have buckets up to distance 40 in a and a row for each distance in b"),
+        ({"longest": 512}, "attention-bias",
+            "vectors by distance have buckets up to distance 40 in a and buckets up to distance 512 in b"),
+        ({"turned": True}, "attention-bias", "vectors are those of the opposite distances for none in a and keys in b"),
+        ({"exchanged": True}, "swapped-weights",
+            "vectors by distance of queries are projected as keys in a and queries in b"),
         ({"terms": 1}, "attention-scale", "attention scale 0.288675 in a and 0.5 in b"),
     ],
-)
+)  # fmt: skip
 def test_other_products_with_projected_rows_are_named(planted: Mapping[str, Any], cause: str, text: str) -> None:
     assert found(attended(), attended(**planted), DEBERTA) == (cause, text)
 

@@ -26,26 +26,18 @@ X = np.ones((1, 2, 4))
         ({"rotary_scaling": "linear", "rotary_factor": 2}, Scaling("linear", 2.0)),
         ({"rotary_scaling": "llama3", "rotary_factor": 32.0}, Scaling("llama3", 32.0, 1.0, 4.0, 8192.0)),
         (
-            {
-                "rotary_scaling": "llama3",
-                "rotary_factor": 32.0,
-                "rotary_low": 2.0,
-                "rotary_high": 8.0,
-                "rotary_original": 1024,
-            },
+            {"rotary_scaling": "llama3", "rotary_factor": 32.0, "rotary_low": 2.0, "rotary_high": 8.0,
+                "rotary_original": 1024},
             Scaling("llama3", 32.0, 2.0, 8.0, 1024.0),
         ),
         ({"rotary_scaling": "yarn", "rotary_factor": 4.0}, Scaling("yarn", 4.0, 1.0, 32.0, 2048.0)),
-        (
-            {"rotary_scaling": "yarn", "rotary_factor": 4.0, "positions": 512},
-            Scaling("yarn", 4.0, 1.0, 32.0, 512.0),
-        ),
+        ({"rotary_scaling": "yarn", "rotary_factor": 4.0, "positions": 512}, Scaling("yarn", 4.0, 1.0, 32.0, 512.0)),
         (
             {"rotary_scaling": "yarn", "rotary_factor": 4.0, "positions": 512, "rotary_rounded": False},
             Scaling("yarn", 4.0, 1.0, 32.0, 512.0, rounded=False),
         ),
     ],
-)
+)  # fmt: skip
 def test_scalings_have_all_of_their_numbers(declared: dict[str, Any], wanted: Scaling | None) -> None:
     assert declared_by(site_of(X, X, {}, settings=({}, declared)), 1)["rotary_scaling"] == wanted
 

@@ -281,36 +281,15 @@ RESHAPED = np.concatenate([GATE, UP], 1).reshape(EXPERTS, DIM, 2 * UNITS).swapax
 @pytest.mark.parametrize(
     ("gate", "up", "down", "cause", "text"),
     [
-        (
-            UP,
-            GATE,
-            DOWN,
-            "gate-swapped",
-            "of the experts' branches w1 activated in a and w3 activated in b",
-        ),
-        (
-            GATE[OTHER_ORDER],
-            UP[OTHER_ORDER],
-            DOWN[OTHER_ORDER],
-            "swapped-weights",
-            "the gate matrices of experts 0, 3 are those of 0, 3 in a and 3, 0 in b",
-        ),
-        (
-            RESHAPED[:, :UNITS],
-            RESHAPED[:, UNITS:],
-            DOWN,
-            "permuted-weight",
-            "the entries of the experts' matrices are in one order in a and another in b",
-        ),
-        (
-            GATE,
-            UP[:, ::-1] + GATE,
-            DOWN,
-            "different-weight",
-            "the up matrices of experts 0, 1, 2, 3 are a's own in a and others in b",
-        ),
+        (UP, GATE, DOWN, "gate-swapped", "of the experts' branches w1 activated in a and w3 activated in b"),
+        (GATE[OTHER_ORDER], UP[OTHER_ORDER], DOWN[OTHER_ORDER], "swapped-weights",
+            "the gate matrices of experts 0, 3 are those of 0, 3 in a and 3, 0 in b"),
+        (RESHAPED[:, :UNITS], RESHAPED[:, UNITS:], DOWN, "permuted-weight",
+            "the entries of the experts' matrices are in one order in a and another in b"),
+        (GATE, UP[:, ::-1] + GATE, DOWN, "different-weight",
+            "the up matrices of experts 0, 1, 2, 3 are a's own in a and others in b"),
     ],
-)
+)  # fmt: skip
 def test_weights_that_b_stores_in_another_way_are_compared_by_their_values(
     gate: np.ndarray, up: np.ndarray, down: np.ndarray, cause: str, text: str
 ) -> None:

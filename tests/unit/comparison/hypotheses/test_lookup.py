@@ -38,52 +38,23 @@ ROWS = {
     "doubled": (A, A * 2, "scaled-lookup", "table is multiplied by 1 in a and 2 in b"),
     "shifted ids": (A, TABLE[IDS + 1], "other-ids", "the rows of table are the ids in a and the ids + 1 in b"),
     "other ids": (A, TABLE[(5 * IDS) % 12], "other-ids", "the rows of table are the ids in a and others in b"),
-    "ids of two steps": (
-        A,
-        TABLE[IDS + (IDS > 3)],
-        "other-ids",
-        "the rows of table are the ids in a and others in b",
-    ),
+    "ids of two steps": (A, TABLE[IDS + (IDS > 3)], "other-ids", "the rows of table are the ids in a and others in b"),
     "shifted ids in a": (TABLE[IDS + 2], A, "other-ids", "the rows of table are the ids + 2 in a and the ids in b"),
     "ids before": (TABLE[IDS + 1], TABLE[IDS], "other-ids", "the rows of table are the ids + 1 in a and the ids in b"),
     "earlier ids": (A, TABLE[IDS - 1], "other-ids", "the rows of table are the ids in a and the ids - 1 in b"),
-    "ids of the position before": (
-        TABLE[FURTHER],
-        TABLE[np.roll(FURTHER, 1, 1)],
-        "other-ids",
-        "the rows of table are a's own in a and those of the position before in b",
-    ),
-    "ids of the position behind": (
-        TABLE[FURTHER],
-        TABLE[np.roll(FURTHER, -1, 1)],
-        "other-ids",
-        "the rows of table are a's own in a and those of the position behind in b",
-    ),
-    "others of further ids": (
-        TABLE[FURTHER],
-        TABLE[(5 * FURTHER + 1) % 12],
-        "other-ids",
-        "the rows of table are a's own in a and others in b",
-    ),
-    "later positions": (
-        TABLE[PLACES],
-        TABLE[PLACES + 2],
-        "position-ids-offset",
-        "the rows of table start at 0 in a and 2 in b",
-    ),
-    "earlier positions": (
-        TABLE[PLACES + 3],
-        TABLE[PLACES + 1],
-        "position-ids-offset",
-        "the rows of table start at 3 in a and 1 in b",
-    ),
-    "other positions": (
-        TABLE[PLACES],
-        TABLE[PLACES[:, ::-1]],
-        "position-ids-offset",
-        "the rows of table are those of other positions in b",
-    ),
-}
+    "ids of the position before": (TABLE[FURTHER], TABLE[np.roll(FURTHER, 1, 1)], "other-ids",
+        "the rows of table are a's own in a and those of the position before in b"),
+    "ids of the position behind": (TABLE[FURTHER], TABLE[np.roll(FURTHER, -1, 1)], "other-ids",
+        "the rows of table are a's own in a and those of the position behind in b"),
+    "others of further ids": (TABLE[FURTHER], TABLE[(5 * FURTHER + 1) % 12], "other-ids",
+        "the rows of table are a's own in a and others in b"),
+    "later positions": (TABLE[PLACES], TABLE[PLACES + 2], "position-ids-offset",
+        "the rows of table start at 0 in a and 2 in b"),
+    "earlier positions": (TABLE[PLACES + 3], TABLE[PLACES + 1], "position-ids-offset",
+        "the rows of table start at 3 in a and 1 in b"),
+    "other positions": (TABLE[PLACES], TABLE[PLACES[:, ::-1]], "position-ids-offset",
+        "the rows of table are those of other positions in b"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -90,71 +90,36 @@ def found(a: np.ndarray, b: np.ndarray, *rest: Any, **further: Any) -> Explanati
 A = scan()
 WITHOUT = softplus(LOW_X @ MATRIX.T)  # the step without its bias
 PLANTED = {
-    "no softplus": (
-        scan(stepped=lambda x: x),
-        "activation",
-        "the function of the step is softplus in a and missing in b",
-    ),
-    "relu": (
-        scan(stepped=lambda x: np.maximum(x, 0)),
-        "activation",
-        "the function of the step is softplus in a and ReLU in b",
-    ),
+    "no softplus": (scan(stepped=lambda x: x), "activation",
+        "the function of the step is softplus in a and missing in b"),
+    "relu": (scan(stepped=lambda x: np.maximum(x, 0)), "activation",
+        "the function of the step is softplus in a and ReLU in b"),
     "no bias": (scan(bias=0 * BIAS), "missing-bias", "b adds no bias to the step"),
     "bias twice": (scan(bias=2 * BIAS), "different-weight", "b adds the bias of the step twice"),
-    "states grow": (
-        scan(rates=np.exp(LOGS)),
-        "recurrence",
-        "A is -exp of its weight in a and exp of its weight in b",
-    ),
+    "states grow": (scan(rates=np.exp(LOGS)), "recurrence", "A is -exp of its weight in a and exp of its weight in b"),
     "logarithm for rate": (scan(rates=LOGS), "recurrence", "A is -exp of its weight in a and its weight in b"),
     "minus the logarithm": (scan(rates=-LOGS), "recurrence", "A is -exp of its weight in a and minus its weight in b"),
-    "held": (
-        scan(hold=True),
-        "recurrence",
-        "B is multiplied by the step in a and by (exp(step A) - 1) / A, as by a zero-order hold, in b",
-    ),
+    "held": (scan(hold=True), "recurrence",
+        "B is multiplied by the step in a and by (exp(step A) - 1) / A, as by a zero-order hold, in b"),
     "backwards": (backwards(), "recurrence", "the states begin at the first token in a and at the last one in b"),
     "no skip": (scan(skip=0), "missing-part", "b leaves out the skip of mixer, the product with D"),
     "skip of 1": (scan(skip=1), "different-weight", "D is its weight in a and 1 in b"),
-    "skip behind": (
-        scan(skip=0) + SKIP * U,
-        "recurrence",
-        "b adds the skip behind the gate, and a before it",
-    ),
-    "no gate": (
-        scan(gate=1),
-        "missing-gate",
-        "the product with the second half of in is computed in a and missing in b",
-    ),
+    "skip behind": (scan(skip=0) + SKIP * U, "recurrence", "b adds the skip behind the gate, and a before it"),
+    "no gate": (scan(gate=1), "missing-gate",
+        "the product with the second half of in is computed in a and missing in b"),
     "linear gate": (scan(gate=GATE), "activation", "the function of the gate is SiLU in a and missing in b"),
     "tanh gate": (scan(gate=np.tanh(GATE)), "activation", "the function of the gate is SiLU in a and tanh in b"),
-    "other gate": (
-        scan(gate=silu(OTHER)),
-        "gate-swapped",
-        "the gate is the second half of in in a and the first half of in in b",
-    ),
-    "gate enters": (
-        scan(entering=GATE, u=GATE),
-        "gate-swapped",
-        "the second half of in enters the states in b in place of narrow:input",
-    ),
-    "B for C": (
-        scan(b=C_X, c=B_X),
-        "permuted-weight",
-        "b takes the parts of narrow as the step, C, B, and a as the step, B, C",
-    ),
-    "step last": (
-        scan(low=X[..., 2 * STATES :], b=X[..., :STATES], c=X[..., STATES : 2 * STATES]),
-        "permuted-weight",
-        "b takes the parts of narrow as B, C, the step, and a as the step, B, C",
-    ),
-    "step last, and set": (
-        scan(b=X[..., :STATES], c=X[..., STATES : 2 * STATES]),
-        "permuted-weight",
-        "b takes the parts of narrow as B, C, the step, and a as the step, B, C, but for the step",
-    ),
-}
+    "other gate": (scan(gate=silu(OTHER)), "gate-swapped",
+        "the gate is the second half of in in a and the first half of in in b"),
+    "gate enters": (scan(entering=GATE, u=GATE), "gate-swapped",
+        "the second half of in enters the states in b in place of narrow:input"),
+    "B for C": (scan(b=C_X, c=B_X), "permuted-weight",
+        "b takes the parts of narrow as the step, C, B, and a as the step, B, C"),
+    "step last": (scan(low=X[..., 2 * STATES :], b=X[..., :STATES], c=X[..., STATES : 2 * STATES]), "permuted-weight",
+        "b takes the parts of narrow as B, C, the step, and a as the step, B, C"),
+    "step last, and set": (scan(b=X[..., :STATES], c=X[..., STATES : 2 * STATES]), "permuted-weight",
+        "b takes the parts of narrow as B, C, the step, and a as the step, B, C, but for the step"),
+}  # fmt: skip
 PLANTED = {
     name: (b, cause, text.replace("narrow:input", "narrow")) for name, (b, cause, text) in PLANTED.items()
 }  # the input of a module has its name

@@ -50,25 +50,13 @@ CHANGED = {
     "no types": (WHOLE, WORD + PLACE, "types-ignored", "kinds is added in a and left out in b"),
     "no positions": (WHOLE, WORD + KIND, "missing-positions", "places is added in a and left out in b"),
     "subtracted": (WHOLE, WORD + PLACE - KIND, "residual-scale", "kinds is multiplied by 1 in a and -1 in b"),
-    "later positions": (
-        WHOLE,
-        WORD + PLACES[3:8] + KIND,
-        "position-ids-offset",
-        "the rows of places start at 0 in a and 3 in b",
-    ),
-    "second type": (
-        WHOLE,
-        WORD + PLACE + KINDS[1],
-        "other-ids",
-        "the types that are looked up in kinds are 0 in a and 1 in b",
-    ),
-    "other words": (
-        WHOLE,
-        WORDS[IDS + 1] + PLACE + KIND,
-        "other-ids",
-        "the rows of words are the ids in a and the ids + 1 in b",
-    ),
-}
+    "later positions": (WHOLE, WORD + PLACES[3:8] + KIND, "position-ids-offset",
+        "the rows of places start at 0 in a and 3 in b"),
+    "second type": (WHOLE, WORD + PLACE + KINDS[1], "other-ids",
+        "the types that are looked up in kinds are 0 in a and 1 in b"),
+    "other words": (WHOLE, WORDS[IDS + 1] + PLACE + KIND, "other-ids",
+        "the rows of words are the ids in a and the ids + 1 in b"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("centred", [True, False])
