@@ -106,14 +106,9 @@ def tables(examples: int, positions: int) -> list[dict[str, Any]]:
 
 
 JOBS: dict[str, Callable[..., list[dict[str, Any]]]] = {
-    "long": long_stream,
-    "points": prices,
-    "tables": tables,
-    "times": times,
-    "together": together,
-    "peaks": peaks,
+    "long": long_stream, "points": prices, "tables": tables, "times": times, "together": together, "peaks": peaks,
     "first_call": first_call,
-}
+}  # fmt: skip
 
 if __name__ == "__main__":
     main()

@@ -14,17 +14,10 @@ class OwnError(Exception):
 
 def drawn_error(draw: Draw) -> tuple[tuple[type[BaseException], ...], Callable[..., Any]]:
     error = draw.choice(
-        [
-            OwnError("the user's function broke"),
-            OwnError("the user's function broke"),
-            KeyboardInterrupt("interrupted"),
-            StopIteration("nothing is left"),
-            ZeroDivisionError("division by zero"),
-            MemoryError("too large"),
-            AssertionError("not so"),
-            LookupError("nothing there"),
-        ]
-    )
+        [OwnError("the user's function broke"), OwnError("the user's function broke"), KeyboardInterrupt("interrupted"),
+            StopIteration("nothing is left"), ZeroDivisionError("division by zero"), MemoryError("too large"),
+            AssertionError("not so"), LookupError("nothing there")],
+    )  # fmt: skip
 
     def raises(*_: Any, **__: Any) -> Any:
         raise error

@@ -106,14 +106,12 @@ WAYS: dict[str, Way] = {
     ),
     "lists by need": (
         lambda: {"all": collections.defaultdict(list, first=[])},
-        lambda kept,
-        value: kept["all"][str(len(kept["all"]))].append(value),
+        lambda kept, value: kept["all"][str(len(kept["all"]))].append(value),
         lambda kept: sum(map(sum, kept["all"].values())),
     ),
     "a queue": (
         lambda: [{"last": collections.deque([1.0, 2.0], maxlen=2)}],
-        lambda kept,
-        value: kept[0]["last"].append(value / (1 + kept[0]["last"][-1])),
+        lambda kept, value: kept[0]["last"].append(value / (1 + kept[0]["last"][-1])),
         lambda kept: sum(kept[0]["last"]),
     ),
     "an object": (Cache, lambda kept, value: kept.keys.append(value), lambda kept: sum(kept.keys)),
@@ -130,11 +128,11 @@ WAYS: dict[str, Way] = {
     "a dict of the user's class": (Memory, _remembered, lambda kept: sum(map(sum, kept.values()))),
     "deep in an object": (lambda: [Cache()], lambda kept, value: kept[0].inner["maps"].append(value),
         lambda kept: sum(kept[0].inner["maps"])),
-    "a namespace": (lambda: types.SimpleNamespace(keys=()), lambda kept,
-        value: setattr(kept, "keys", (*kept.keys, value)), lambda kept: sum(kept.keys)),
+    "a namespace": (lambda: types.SimpleNamespace(keys=()),
+        lambda kept, value: setattr(kept, "keys", (*kept.keys, value)), lambda kept: sum(kept.keys)),
     "an array": (lambda: np.zeros(2), _added, lambda kept: kept.sum()),
-    "an array in an object": (lambda: types.SimpleNamespace(sums=np.zeros((2, 2)).T), lambda kept,
-        value: _added(kept.sums, value), lambda kept: kept.sums.sum()),
+    "an array in an object": (lambda: types.SimpleNamespace(sums=np.zeros((2, 2)).T),
+        lambda kept, value: _added(kept.sums, value), lambda kept: kept.sums.sum()),
 }  # fmt: skip
 
 

@@ -17,17 +17,11 @@ from embgrad.engine.weights import substitute, weights_of
 from tests.support.bert_by_hand import ACTIVATIONS, bert_by_hand, random_weights
 
 CONFIG = {
-    "model_type": "bert",
-    "vocab_size": 23,
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
+    "model_type": "bert", "vocab_size": 23, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
     "intermediate_size": 12,
     "max_position_embeddings": 10,
-    "type_vocab_size": 2,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12,
-}
+    "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+}  # fmt: skip
 BATCH = embgrad.TokenBatch(
     np.array([[2, 7, 5, 11, 3], [2, 9, 13, 0, 0]]),
     np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),

@@ -35,21 +35,14 @@ def result(dtype: Any = np.float32, **changes: Any) -> embgrad.results.Embedding
         "values": random.normal(size=(2, 3, 4)).astype(dtype),
         "activations": random.normal(size=(2, 3, 4)).astype(dtype),
         "objective": np.array([0.5, 1.25]),
-        "ids": IDS.copy(),
-        "mask": MASK.copy(),
+        "ids": IDS.copy(), "mask": MASK.copy(),
         "types": np.array([[0, 0, 1], [0, 0, 0]]),
         "tokens": (("[CLS]", "grip", "##ping"), ("[CLS]", "naïve", "[PAD]")),
         "words_of": np.array([[-1, 0, 0], [-1, 0, -1]]),
-        "vocab": 10,
-        "pad_leak": 1e-9,
-        "provenance": {
-            "backend": "reference",
-            "model": "some.Model",
-            "point": "word",
-            "path": "E",
-            "objective": {"class": "Sum"},
-        },
-    }
+        "vocab": 10, "pad_leak": 1e-9,
+        "provenance": {"backend": "reference", "model": "some.Model", "point": "word", "path": "E",
+            "objective": {"class": "Sum"}},
+    }  # fmt: skip
     return embgrad.results.EmbeddingGradients(**{**fields, **changes})
 
 

@@ -45,15 +45,10 @@ UNGIVEN: Final[Mapping[str, int]] = {"vocab_size": VOCAB, "hidden_size": 32, "he
 #: Ids of tokens that a model treats in a way of its own; the last ids of the vocabulary, which no batch holds.
 _SPECIAL: Final = re.compile(r"token_(id|index)$|token_ids$|_token$|_idx$")
 _ENDS: Final[Mapping[str, int]] = {
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     "decoder_start_token_id": 1,
-    "sep_token_id": 3,
-    "pad_index": 0,
-    "bos_index": 1,
-    "eos_index": 2,
-}
+    "sep_token_id": 3, "pad_index": 0, "bos_index": 1, "eos_index": 2,
+}  # fmt: skip
 
 
 def small_configuration(cls: Any, exceptions: Mapping[str, Any], everywhere: Mapping[str, Any]) -> Any:

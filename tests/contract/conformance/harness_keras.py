@@ -195,20 +195,15 @@ _FUNCTIONAL: Mapping[str, Callable[[Any, _Layers], Any]] = {
 }
 
 _SUBCLASSED: Mapping[str, Callable[..., Any]] = {
-    "masked": _masked,
-    "twice": _twice,
+    "masked": _masked, "twice": _twice,
     "two_tables": _two_tables,
     "flat": _flat,
     "time_major": _time_major,
     "scaled": _scaled,
     "positional": _positional,
-    "detached": _detached,
-    "no_lookup": _no_lookup,
-    "tied": _tied,
-    "mixing": _mixing,
-    "broken": _broken,
+    "detached": _detached, "no_lookup": _no_lookup, "tied": _tied, "mixing": _mixing, "broken": _broken,
     "raises": _raises,
-}
+}  # fmt: skip
 
 
 class Embed(layers.Layer):  # type: ignore[misc]

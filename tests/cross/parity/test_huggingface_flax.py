@@ -45,26 +45,19 @@ class Case(NamedTuple):
 
 DECODER = {"decoder_input_ids": OUT, "decoder_attention_mask": OUT_MASK}
 CASES = [
-    Case(
-        "BertModel",
-        transformers.BertConfig(**BERT),
-        {"token_type_ids": TYPES},
-        embgrad.Projection(np.arange(16.0), output="sequence"),
-    ),
+    Case("BertModel", transformers.BertConfig(**BERT), {"token_type_ids": TYPES},
+        embgrad.Projection(np.arange(16.0), output="sequence")),
     Case("RobertaForSequenceClassification", transformers.RobertaConfig(**BERT), {}, embgrad.CrossEntropy([1, 0])),
-    Case(
-        "T5ForConditionalGeneration",
-        transformers.T5Config(vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2),
-        DECODER,
-        embgrad.LogProbability(OUT),
-    ),
+    Case("T5ForConditionalGeneration",
+        transformers.T5Config(vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2), DECODER,
+        embgrad.LogProbability(OUT)),
     Case(
         "GPT2LMHeadModel",
         transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=16),
         {"position_ids": np.array([[2, 3, 4, 5, 6], [0, 1, 2, 3, 4]])},
         embgrad.CrossEntropy(WORDS),
     ),
-]
+]  # fmt: skip
 
 
 @pytest.fixture(

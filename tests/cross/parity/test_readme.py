@@ -26,13 +26,8 @@ def test_every_block_runs_in_order_in_a_fresh_process(tmp_path: Path) -> None:
     script.write_text(f"\nprint('{BOUNDARY}')\n".join(block.code for block in blocks), encoding="utf-8")
     ended = subprocess.run(
         [sys.executable, script],
-        cwd=tmp_path,
-        env=as_of_a_reader(),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=300,
-        check=False,
-    )
+        cwd=tmp_path, env=as_of_a_reader(), capture_output=True, encoding="utf-8", timeout=300, check=False,
+    )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert "EmbgradWarning" not in ended.stderr
     printed = ended.stdout.split(f"{BOUNDARY}\n")

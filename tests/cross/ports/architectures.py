@@ -28,29 +28,17 @@ _ENCODER: Final[Mapping[str, Any]] = {
     "pad_token_id": PADDING,
 }
 _DECODER: Final[Mapping[str, Any]] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 80,
     "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
     "tie_word_embeddings": True,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+    "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
 _GPT2: Final[Mapping[str, Any]] = {
-    "vocab_size": VOCAB,
-    "n_embd": 32,
-    "n_layer": 3,
-    "n_head": 4,
-    "n_positions": 40,
-    "bos_token_id": None,
+    "vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 40, "bos_token_id": None,
     "eos_token_id": None,
-}
+}  # fmt: skip
 _GEMMA2: Final[Mapping[str, Any]] = {
     **_DECODER,
     "num_hidden_layers": 4,

@@ -58,21 +58,15 @@ GPT2: Final = faults_of(
 )  # fmt: skip
 
 GPT2_HEAD: Final = faults_of(
-    "gpt2-lm",
-    "keras",
-    "port",
+    "gpt2-lm", "keras", "port",
     Entry("capped", "logit-cap", "lm_head", setting("token_embedding", logit_soft_cap=4.0), ("none", "4")),
     Entry(
-        "scaled",
-        "logit-scale",
-        "lm_head",
-        subclassed(
-            "token_embedding",
-            call=lambda self, inner, inputs, reverse=False: inner(inputs, reverse) * (32**-0.5 if reverse else 1),
-        ),
+        "scaled", "logit-scale", "lm_head",
+        subclassed("token_embedding",
+            call=lambda self, inner, inputs, reverse=False: inner(inputs, reverse) * (32**-0.5 if reverse else 1)),
         ("1", "0.176777"),
     ),
-)
+)  # fmt: skip
 
 LLAMA: Final = faults_of(
     "llama", "keras", "port",
@@ -112,21 +106,15 @@ LLAMA: Final = faults_of(
 )  # fmt: skip
 
 LLAMA_HEAD: Final = faults_of(
-    "llama-lm",
-    "keras",
-    "port",
+    "llama-lm", "keras", "port",
     Entry("capped", "logit-cap", "lm_head", setting("token_embedding", logit_soft_cap=5.0), ("none", "5")),
     Entry(
-        "scaled",
-        "logit-scale",
-        "lm_head",
-        subclassed(
-            "token_embedding",
-            call=lambda self, inner, inputs, reverse=False: inner(inputs, reverse) * (0.125 if reverse else 1),
-        ),
+        "scaled", "logit-scale", "lm_head",
+        subclassed("token_embedding",
+            call=lambda self, inner, inputs, reverse=False: inner(inputs, reverse) * (0.125 if reverse else 1)),
         ("1", "0.125"),
     ),
-)
+)  # fmt: skip
 
 LLAMA3: Final = faults_of(
     "llama3",
@@ -221,8 +209,12 @@ PHI3: Final = faults_of(
         exchanged(r"feedforward_gate_dense\.kernel", r"feedforward_intermediate_dense\.kernel"), None, ALL),
     Entry(
         "partial", "rotary-partial", _CORE,
-        subclassed(_ROTARY, call=lambda self, inner, inputs,
-            **named: ops.concatenate([inner(inputs[..., :8], **named), inputs[..., 8:]], axis=-1)),
+        subclassed(
+            _ROTARY,
+            call=lambda self, inner, inputs, **named: ops.concatenate(
+                [inner(inputs[..., :8], **named), inputs[..., 8:]], axis=-1
+            ),
+        ),
         ("1", "0.5"),
         ALL,
     ),

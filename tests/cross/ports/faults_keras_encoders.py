@@ -150,8 +150,8 @@ T5: Final = faults_of(
         setting("input_projector", activation=keras.activations.relu), ("gelu_new", "relu"), (0, 1)),
     Entry(
         "mask-ignored", "mask-ignored", r"EncDecAttention",
-        subclassed("cross_attention", call=lambda self, inner, *given,
-            **named: inner(*given, **{**named, "mask": None})),
+        subclassed("cross_attention",
+            call=lambda self, inner, *given, **named: inner(*given, **{**named, "mask": None})),
         None,
         (0, 1),
     ),

@@ -180,8 +180,8 @@ TENSORFLOW: Final = [
         Entry(
             "mask-ignored", "mask-ignored",
             r"encoder\.layer\.\d+\.attention",
-            subclassed(r"attention\.self", call=lambda self, inner, *given,
-                **named: inner(*given, **{**named, "attention_mask": None})),
+            subclassed(r"attention\.self",
+                call=lambda self, inner, *given, **named: inner(*given, **{**named, "attention_mask": None})),
             None, ALL,
         ),
     ),

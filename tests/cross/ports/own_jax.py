@@ -24,14 +24,8 @@ ACTIVATIONS: Final = {
 
 #: The settings of a right Llama or Qwen, and those of attention alone.
 _ATTENTION: Final = {
-    "scale": 0.25,
-    "mask": "where",
-    "axis": -1,
-    "causal": True,
-    "ahead": 0,
-    "padded": True,
-    "tile": False,
-}
+    "scale": 0.25, "mask": "where", "axis": -1, "causal": True, "ahead": 0, "padded": True, "tile": False,
+}  # fmt: skip
 _DECODER: Final = {
     **{**_ATTENTION, "epsilon": 1e-5, "offset": 0.0, "centred": False, "half": False, "base": 1e4,
         "interleaved": False},

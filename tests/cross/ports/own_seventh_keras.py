@@ -55,17 +55,11 @@ class EsmLayer(layers.Layer):
 
 class KerasEsm(keras.Model):  # type: ignore[misc]
     usual: ClassVar[Mapping[str, Any]] = {
-        **{
-            "eps": 1e-12,
-            "base": 1e4,
-            "interleaved": False,
-            "scale_first": True,
-            "scaled_twice": False,
-            "form": "einsum",
-        },
+        **{"eps": 1e-12, "base": 1e4, "interleaved": False, "scale_first": True, "scaled_twice": False,
+            "form": "einsum"},
         **{"added": False, "carried": "sum", "mid_norm": True, "gelu": "exact", "lookup": 0.88, "seen": "keys"},
         **{"last_norm": True, "head_act": True, "head_bias": 1.0, "as_stored": ()},
-    }
+    }  # fmt: skip
 
     def __init__(self, state: State, config: Any, settings: Settings) -> None:
         super().__init__()

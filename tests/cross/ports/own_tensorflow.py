@@ -141,17 +141,10 @@ class Tagger(keras.Model):  # type: ignore[misc]
     """ELECTRA with a class for each token."""
 
     usual: ClassVar[Mapping[str, Any]] = {
-        **{
-            "epsilon": 1e-12,
-            "act": None,
-            "mask": "keys",
-            "causal": False,
-            "key_dim": None,
-            "inside": False,
-            "stored": (),
-        },
+        **{"epsilon": 1e-12, "act": None, "mask": "keys", "causal": False, "key_dim": None, "inside": False,
+            "stored": ()},
         **{"map_bias": True, "types": True, "first": 0, "logits": "raw", "out_bias": True},
-    }
+    }  # fmt: skip
 
     def __init__(self, state: State, config: Any, settings: Settings) -> None:
         super().__init__()

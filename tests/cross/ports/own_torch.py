@@ -190,17 +190,10 @@ class PlainT5(nn.Module):
     usual: ClassVar[Mapping[str, Any]] = {
         **{"scale": 1.0, "cap": None, "mask": "fill", "axis": -1, "dropout": 0.0, "epsilon": 1e-6, "centred": False},
         **{"gelu": "tanh", "gated": True, "one_sided": True, "longest": 128, "late": 0, "first_alone": False},
-        **{
-            "ahead": 0,
-            "causal": True,
-            "window": None,
-            "padded": True,
-            "cross_padded": True,
-            "final": True,
-            "scaled": False,
-        },
+        **{"ahead": 0, "causal": True, "window": None, "padded": True, "cross_padded": True, "final": True,
+            "scaled": False},
         "flipped": False,
-    }
+    }  # fmt: skip
 
     def __init__(self, state: State, config: Any, settings: Settings) -> None:
         super().__init__()

@@ -120,22 +120,16 @@ def _listed() -> list[RightPort]:
         RightPort("bert-copy-port-in-double", functools.partial(_in_double, "bert-copy", "port")),
         RightPort("llama-own-reference-in-double", functools.partial(_in_double, "llama-own", "reference")),
         RightPort("llama-own-interleaved-in-both-places", functools.partial(_interleaved, "llama-own")),
-        RightPort(
-            "llama-own-inner-reordered",
-            functools.partial(_inner_reordered, "llama-own", r"feed\.(gate|up)\.weight", r"feed\.down\.weight"),
-        ),
+        RightPort("llama-own-inner-reordered",
+            functools.partial(_inner_reordered, "llama-own", r"feed\.(gate|up)\.weight", r"feed\.down\.weight")),
         RightPort("llama-own-padded-on-the-left", functools.partial(_of, "llama-own", 9, "left")),
         RightPort("bert-flax-unpadded", functools.partial(_unpadded, "bert-flax")),
-        RightPort(
-            "bert-copy-in-tfloat32",
-            functools.partial(_rounded, "bert-copy", r"query|key|value|dense"),
-            "tfloat32",
-        ),
-        RightPort(
-            "llama-own-in-tfloat32", functools.partial(_rounded, "llama-own", r"[qkvo]|gate|up|down"), "tfloat32"
-        ),
+        RightPort("bert-copy-in-tfloat32", functools.partial(_rounded, "bert-copy", r"query|key|value|dense"),
+            "tfloat32"),
+        RightPort("llama-own-in-tfloat32", functools.partial(_rounded, "llama-own", r"[qkvo]|gate|up|down"),
+            "tfloat32"),
         RightPort("llama-copy-in-bfloat16", functools.partial(_in_bfloat16, "llama-copy"), "bfloat16"),
-    ]
+    ]  # fmt: skip
     return listed
 
 

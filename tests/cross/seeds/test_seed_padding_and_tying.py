@@ -87,15 +87,9 @@ def gluon_model() -> Any:
         num_layers=2, units=24, hidden_size=48, max_length=16, num_heads=2, dropout=0.0
     )
     net = gluonnlp.model.BERTModel(
-        encoder,
-        60,
-        token_type_vocab_size=2,
-        units=24,
-        embed_size=24,
-        use_pooler=False,
-        use_decoder=True,
+        encoder, 60, token_type_vocab_size=2, units=24, embed_size=24, use_pooler=False, use_decoder=True,
         use_classifier=False,
-    )
+    )  # fmt: skip
     net.initialize(mx.init.Normal(0.2))
     return net
 

@@ -25,15 +25,9 @@ SWITCHES = ("MXNET_MKLDNN_ENABLED", "MXNET_USE_MKLDNN_RNN")
 
 @pytest.mark.parametrize(
     ("device", "dtype", "switched_off", "native"),
-    [
-        ("cpu", np.float32, (), False),
-        ("cpu", np.float32, SWITCHES[:1], True),
-        ("cpu", np.float32, SWITCHES[1:], True),
-        ("cpu", np.float64, (), True),
-        ("gpu", np.float32, (), False),
-        ("gpu", np.float64, SWITCHES, False),
-    ],
-)
+    [("cpu", np.float32, (), False), ("cpu", np.float32, SWITCHES[:1], True), ("cpu", np.float32, SWITCHES[1:], True),
+        ("cpu", np.float64, (), True), ("gpu", np.float32, (), False), ("gpu", np.float64, SWITCHES, False)],
+)  # fmt: skip
 def test_the_kernel_of_a_recurrent_layer(
     monkeypatch: pytest.MonkeyPatch, device: str, dtype: Any, switched_off: tuple[str, ...], native: bool
 ) -> None:
@@ -44,14 +38,9 @@ def test_the_kernel_of_a_recurrent_layer(
 
 @pytest.mark.parametrize(
     ("attributes", "drops"),
-    [
-        ({"p": "0.5", "num_layers": "2"}, True),
-        ({"p": "0.0", "num_layers": "2"}, False),
-        ({"p": "0.5", "num_layers": "1"}, False),
-        ({"p": "0.5"}, False),
-        ({"num_layers": "2"}, False),
-    ],
-)
+    [({"p": "0.5", "num_layers": "2"}, True), ({"p": "0.0", "num_layers": "2"}, False),
+        ({"p": "0.5", "num_layers": "1"}, False), ({"p": "0.5"}, False), ({"num_layers": "2"}, False)],
+)  # fmt: skip
 def test_dropout_between_layers(attributes: dict[str, str], drops: bool) -> None:
     operation: Any = SimpleNamespace(attributes=attributes)
     assert _drops_between_layers(operation) is drops
@@ -119,15 +108,9 @@ HOT = np.array([[0.0, 1, 0], [1, 0, 0]])
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize(
     ("rows", "first", "places"),
-    [
-        (HOT, 1, [1, 0]),
-        (HOT * 2, 1, None),
-        ([[0, 1, 0], [0, 0, 0]], 1, None),
-        ([[0, 1, 0], [1, 1, 0]], 1, None),
-        ([[0, 1, 0], [2, 0, 0]], 1, None),
-        ([[0, 1, 0], [2, -1, 0]], 1, None),
-    ],
-)
+    [(HOT, 1, [1, 0]), (HOT * 2, 1, None), ([[0, 1, 0], [0, 0, 0]], 1, None), ([[0, 1, 0], [1, 1, 0]], 1, None),
+        ([[0, 1, 0], [2, 0, 0]], 1, None), ([[0, 1, 0], [2, -1, 0]], 1, None)],
+)  # fmt: skip
 def test_the_ones_of_rows_of_which_each_has_one(rows: Any, first: int, places: list[int] | None, sparse: bool) -> None:
     found = _ones_of(mx.nd.array(rows).tostype("csr" if sparse else "default"), first)
     assert (None if found is None else found.tolist()) == places
@@ -207,13 +190,8 @@ def test_the_blocks_that_names_spell(names: list[str], paths: dict[str, list[int
 
 @pytest.mark.parametrize(
     ("names", "calls"),
-    [
-        ("a", [[0]]),
-        ("aab", [[0, 1, 2]]),
-        ("abab", [[0, 1], [2, 3]]),
-        ("abbabb", [[0, 1, 2], [3, 4, 5]]),
-        ("aaa", [[0], [1], [2]]),
-    ],
-)
+    [("a", [[0]]), ("aab", [[0, 1, 2]]), ("abab", [[0, 1], [2, 3]]), ("abbabb", [[0, 1, 2], [3, 4, 5]]),
+        ("aaa", [[0], [1], [2]])],
+)  # fmt: skip
 def test_a_name_that_occurs_once_in_each_call_divides_them(names: str, calls: list[list[int]]) -> None:
     assert _calls(graph_of(*names), range(len(names))) == calls

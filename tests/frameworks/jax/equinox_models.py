@@ -194,7 +194,8 @@ _ENCODER: Any = {
 
 CASES = [
     Case("mapped", _make(Encoder), _word, _summed, _encoder_behind, **_ENCODER),
-    Case("compiled", _make(Compiled), lambda model: model.table, _as_is, lambda model, x, first, ids, mask,
-        stop=None: model.behind(x, first, mask, stop), layers=LAYERS, logits=3, tied=True),
+    Case("compiled", _make(Compiled), lambda model: model.table, _as_is,
+        lambda model, x, first, ids, mask, stop=None: model.behind(x, first, mask, stop), layers=LAYERS, logits=3,
+        tied=True),
     Case("normed", _make_normed, lambda parts: parts[0].word.weight, _as_is, _normed_behind, call=_normed),
 ]  # fmt: skip

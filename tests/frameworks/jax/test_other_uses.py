@@ -63,24 +63,32 @@ def sparse_product(table: Any, ids: Any) -> Any:
 
 
 UNREAD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
-    "columns": (lambda p, ids: jnp.take(p["columns"], ids, axis=1).transpose(1, 2, 0),
-        r"entries along axis 1 of 'columns', of shape .* float64, where embgrad expects rows, along axis 0 \(gather\)"),
+    "columns": (
+        lambda p, ids: jnp.take(p["columns"], ids, axis=1).transpose(1, 2, 0),
+        r"entries along axis 1 of 'columns', of shape .* float64, where embgrad expects rows, along axis 0 \(gather\)",
+    ),
     "three axes": (lambda p, ids: p["blocks"][ids].reshape(2, 4, DIM), "entries of 'blocks', .* rows of a matrix"),
     "whole numbers": (lambda p, ids: p["whole"][ids] * 0.1, "rows of 'whole', of shape .* int8, which is not floating"),
-    "rows along an axis": (lambda p,
-        ids: jnp.take_along_axis(p["table"], jnp.repeat(ids.reshape(-1, 1), DIM, 1), 0).reshape(2, 4, DIM),
-        "entries of 'table'"),
-    "a product with a transposed table": (lambda p,
-        ids: jnp.einsum("bsv,dv->bsd", jax.nn.one_hot(ids, VOCAB), p["columns"]),
-        r"one-hot rows of a product \(dot_general\) with 'columns'"),
+    "rows along an axis": (
+        lambda p, ids: jnp.take_along_axis(p["table"], jnp.repeat(ids.reshape(-1, 1), DIM, 1), 0).reshape(2, 4, DIM),
+        "entries of 'table'",
+    ),
+    "a product with a transposed table": (
+        lambda p, ids: jnp.einsum("bsv,dv->bsd", jax.nn.one_hot(ids, VOCAB), p["columns"]),
+        r"one-hot rows of a product \(dot_general\) with 'columns'",
+    ),
     "a product with a computed table": (lambda p, ids: jax.nn.one_hot(ids, VOCAB) @ (p["table"] * 2), "with 'lookup'"),
     "a sparse product": (lambda p, ids: sparse_product(p["table"], ids), "used inside bcoo_dot_general with 'table'"),
-    "a function with a derivative of its own": (lambda p, ids: own_lookup(p["table"], ids),
-        "used inside custom_vjp_call.* with 'table', of shape .* where embgrad sees no lookup"),
+    "a function with a derivative of its own": (
+        lambda p, ids: own_lookup(p["table"], ids),
+        "used inside custom_vjp_call.* with 'table', of shape .* where embgrad sees no lookup",
+    ),
     "a loop": (lambda p, ids: by_steps(p["table"], ids), "used inside scan with 'table'"),
-    "distinct ids": (lambda p, ids: p["table"][jnp.unique(ids, size=6)][jnp.searchsorted(jnp.unique(ids, size=6), ids)],
-        "the rows of the ids in 'table', .* in another order or number"),
-}  # fmt: skip
+    "distinct ids": (
+        lambda p, ids: p["table"][jnp.unique(ids, size=6)][jnp.searchsorted(jnp.unique(ids, size=6), ids)],
+        "the rows of the ids in 'table', .* in another order or number",
+    ),
+}
 
 #: Other uses of ids in ordinary models.
 ORDINARY: dict[str, Callable[[Any, Any], Any]] = {

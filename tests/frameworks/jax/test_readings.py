@@ -29,16 +29,11 @@ def equations(function: Any, *arrays: Any, name: str = "") -> list[Any]:
 
 @pytest.mark.parametrize(
     ("table", "bounds", "expected"),
-    [
-        (TABLE, ((0, 0), (2, 3), None), True),
-        (TABLE, ((1, 0), (4, 3), (1, 1)), True),
-        (TABLE, ((0, 0), (4, 3), (2, 1)), False),
-        (TABLE, ((0, 0), (2, 2), None), False),
-        (TABLE, ((0, 0), (4, 2), None), False),
-        (TABLE.astype(int), ((0, 0), (2, 3), None), False),
-        (TABLE[:, 0], ((0,), (2,), None), False),
-    ],
-)
+    [(TABLE, ((0, 0), (2, 3), None), True), (TABLE, ((1, 0), (4, 3), (1, 1)), True),
+        (TABLE, ((0, 0), (4, 3), (2, 1)), False), (TABLE, ((0, 0), (2, 2), None), False),
+        (TABLE, ((0, 0), (4, 2), None), False), (TABLE.astype(int), ((0, 0), (2, 3), None), False),
+        (TABLE[:, 0], ((0,), (2,), None), False)],
+)  # fmt: skip
 def test_a_slice_of_consecutive_rows_of_a_matrix(table: Any, bounds: Any, expected: bool) -> None:
     (equation,) = equations(lambda table: jax.lax.slice(table, *bounds), table)
     assert is_slice(equation) is expected

@@ -100,14 +100,9 @@ def test_a_product_its_scale_and_its_bias_are_one_module() -> None:
 
 @pytest.mark.parametrize(
     ("name", "scope"),
-    [
-        ("/enc/layer.0/dense/MatMul", ("enc", "enc.layer.0", "enc.layer.0.dense")),
-        ("/enc/Add", ("enc",)),
-        ("/Add", ()),
-        ("Add", ()),
-        ("", ()),
-    ],
-)
+    [("/enc/layer.0/dense/MatMul", ("enc", "enc.layer.0", "enc.layer.0.dense")), ("/enc/Add", ("enc",)), ("/Add", ()),
+        ("Add", ()), ("", ())],
+)  # fmt: skip
 def test_the_scope_that_a_name_spells(name: str, scope: tuple[str, ...]) -> None:
     assert (_spelled_scope(name) or ()) == scope
 

@@ -35,17 +35,11 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], str, str | None, dict[str, Any
     "tied head": ("TFBertForMaskedLM", "BertConfig", SMALL, "bert.embeddings.weight", None, {}),
     "distilbert": ("TFDistilBertModel", "DistilBertConfig", DISTIL, "distilbert.embeddings.weight", "sequence", {}),
     "roberta": ("TFRobertaModel", "RobertaConfig", SMALL, "roberta.embeddings.weight", "sequence", {}),
-    "electra": (
-        "TFElectraModel",
-        "ElectraConfig",
-        {**SMALL, "embedding_size": 6},
-        "electra.embeddings.weight",
-        "sequence",
-        {},
-    ),
+    "electra": ("TFElectraModel", "ElectraConfig", {**SMALL, "embedding_size": 6}, "electra.embeddings.weight",
+        "sequence", {}),
     "gpt2": ("TFGPT2LMHeadModel", "GPT2Config", GPT, "transformer.wte", None, {}),
     "t5": ("TFT5Model", "T5Config", T5, "shared", "last_hidden_state", {"decoder_input_ids": IDS + 1}),
-}
+}  # fmt: skip
 
 
 def build(name: str) -> tuple[Any, str, str | None, dict[str, Any]]:

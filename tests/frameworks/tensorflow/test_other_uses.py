@@ -60,34 +60,44 @@ def distinct(net: Net, ids: Any) -> Any:
 
 
 UNREAD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
-    "columns": (lambda net, ids: tf.transpose(tf.gather(net.columns, ids, axis=1), [1, 2, 0]),
-        r"entries along axis 1 of '\w+', of shape .* float32, where embgrad expects rows, along axis 0 \(GatherV2\)"),
-    "columns of a transposed table": (lambda net,
-        ids: tf.transpose(tf.gather(tf.transpose(net.table), ids, axis=1), [1, 2, 0]),
-        "entries along axis 1 of 'lookup'"),
+    "columns": (
+        lambda net, ids: tf.transpose(tf.gather(net.columns, ids, axis=1), [1, 2, 0]),
+        r"entries along axis 1 of '\w+', of shape .* float32, where embgrad expects rows, along axis 0 \(GatherV2\)",
+    ),
+    "columns of a transposed table": (
+        lambda net, ids: tf.transpose(tf.gather(tf.transpose(net.table), ids, axis=1), [1, 2, 0]),
+        "entries along axis 1 of 'lookup'",
+    ),
     "as many columns as examples": (
-        lambda net,
-        ids: tf.transpose(
+        lambda net, ids: tf.transpose(
             tf.concat([tf.gather(tf.transpose(half), ids, axis=1) for half in (net.table[:, :2], net.table[:, 2:])], 0),
             [1, 2, 0],
         ),
         r"entries along axis 1 of 'lookup', of shape \(2, 10\)",
     ),
-    "three axes": (lambda net, ids: shaped(tf.gather(net.blocks, ids)),
-        r"entries of '\w+', of shape \(10, 2, 2\) .* rows of"),
+    "three axes": (
+        lambda net, ids: shaped(tf.gather(net.blocks, ids)),
+        r"entries of '\w+', of shape \(10, 2, 2\) .* rows of",
+    ),
     "three axes, by gather_nd": (lambda net, ids: shaped(tf.gather_nd(net.blocks, ids[..., None])), "GatherNd"),
-    "whole numbers": (lambda net, ids: tf.cast(tf.gather(net.whole, ids), tf.float32),
-        "int8, which is not floating point"),
-    "whole numbers outside of variables": (lambda net, ids: tf.cast(tf.gather(net.loose, ids), tf.float32),
-        "rows of 'lookup', of shape .* int8"),
-    "a product with a transposed table": (lambda net,
-        ids: shaped(tf.matmul(hot(flat(ids)), net.columns, transpose_b=True)),
-        r"one-hot rows of a product \(MatMul\) with '\w+', of shape \(4, 10\)"),
-    "a sparse product": (lambda net,
-        ids: shaped(tf.sparse.sparse_dense_matmul(tf.sparse.from_dense(hot(flat(ids))), net.table)),
-        r"one-hot rows of a product \(SparseTensorDenseMatMul\)"),
+    "whole numbers": (
+        lambda net, ids: tf.cast(tf.gather(net.whole, ids), tf.float32),
+        "int8, which is not floating point",
+    ),
+    "whole numbers outside of variables": (
+        lambda net, ids: tf.cast(tf.gather(net.loose, ids), tf.float32),
+        "rows of 'lookup', of shape .* int8",
+    ),
+    "a product with a transposed table": (
+        lambda net, ids: shaped(tf.matmul(hot(flat(ids)), net.columns, transpose_b=True)),
+        r"one-hot rows of a product \(MatMul\) with '\w+', of shape \(4, 10\)",
+    ),
+    "a sparse product": (
+        lambda net, ids: shaped(tf.sparse.sparse_dense_matmul(tf.sparse.from_dense(hot(flat(ids))), net.table)),
+        r"one-hot rows of a product \(SparseTensorDenseMatMul\)",
+    ),
     "distinct ids": (distinct, r"the rows of the ids in '\w+', .* in another order or number"),
-}  # fmt: skip
+}
 
 
 def own(logits: Any) -> Any:

@@ -17,15 +17,10 @@ from tests.frameworks.tensorflow.transformers_by_hand import IDS, LAYERS, VECTOR
 BATCH = {"input_ids": np.where(IDS == 1, 10, IDS), "attention_mask": (IDS != 0).astype(int)}
 PADDED_BY_1 = {**BATCH, "input_ids": np.where(IDS == 0, 1, BATCH["input_ids"])}
 SMALL = {
-    "vocab_size": 12,
-    "hidden_size": 4,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 6,
+    "vocab_size": 12, "hidden_size": 4, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 6,
     "max_position_embeddings": 12,
-    "initializer_range": 0.5,
-    "pad_token_id": 0,
-}
+    "initializer_range": 0.5, "pad_token_id": 0,
+}  # fmt: skip
 MODELS = {
     "bert": ("TFBertModel", "BertConfig", SMALL, "bert.encoder.layer", {"position", "type"}),
     "roberta": ("TFRobertaModel", "RobertaConfig", SMALL, "roberta.encoder.layer", {"position", "type"}),

@@ -54,17 +54,10 @@ def test_the_first_row_of_a_slice(begin: Any, steps: Any, attrs: Any, columns: i
 
 @pytest.mark.parametrize(
     ("kind", "written"),
-    [
-        (b"AssignVariableOp", ["a"]),
-        ("RngReadAndSkip", ["a"]),
-        (b"StatefulPartitionedCall", ["a"]),
-        (b"PartitionedCall", [None]),
-        (b"__inference_call_3", [None]),
-        (b"ResourceGather", []),
-        (b"ResourceApplyAdam", ["a"]),
-        (b"Mul", []),
-    ],
-)
+    [(b"AssignVariableOp", ["a"]), ("RngReadAndSkip", ["a"]), (b"StatefulPartitionedCall", ["a"]),
+        (b"PartitionedCall", [None]), (b"__inference_call_3", [None]), (b"ResourceGather", []),
+        (b"ResourceApplyAdam", ["a"]), (b"Mul", [])],
+)  # fmt: skip
 def test_the_variables_that_an_operation_may_write_to(kind: Any, written: list[Any]) -> None:
     assert writes_of(kind, ["a", "b"]) == written
     assert writes_of(kind, []) == ([None] if written else [])
@@ -72,15 +65,9 @@ def test_the_variables_that_an_operation_may_write_to(kind: Any, written: list[A
 
 @pytest.mark.parametrize(
     ("value", "dtype"),
-    [
-        (np.array([2**31 - 1, -(2**31)]), tf.int32),
-        (np.array([2**31]), tf.int64),
-        (np.array([-(2**31) - 1]), tf.int64),
-        (np.zeros(0, np.int64), tf.int32),
-        (np.zeros(2, np.uint8), tf.uint8),
-        (np.zeros(2), tf.float64),
-    ],
-)
+    [(np.array([2**31 - 1, -(2**31)]), tf.int32), (np.array([2**31]), tf.int64), (np.array([-(2**31) - 1]), tf.int64),
+        (np.zeros(0, np.int64), tf.int32), (np.zeros(2, np.uint8), tf.uint8), (np.zeros(2), tf.float64)],
+)  # fmt: skip
 def test_whole_numbers_are_32_bits_wide_where_they_fit(value: np.ndarray, dtype: Any) -> None:
     assert _native(value).dtype == dtype
     np.testing.assert_array_equal(_native(value), value)

@@ -27,15 +27,10 @@ def test_tensors_have_digests_of_their_values(make: Callable[[int], Any]) -> Non
 
 @pytest.mark.parametrize(
     "made",
-    [
-        tf.experimental.Optional.from_value(1),
-        tf.data.Dataset.range(2),
-        tf.sparse.from_dense([[1, 0]]),
-        tf.IndexedSlices(tf.constant([[1.0]]), tf.constant([1])),
-        tf.int32,
-    ],
+    [tf.experimental.Optional.from_value(1), tf.data.Dataset.range(2), tf.sparse.from_dense([[1, 0]]),
+        tf.IndexedSlices(tf.constant([[1.0]]), tf.constant([1])), tf.int32],
     ids=lambda made: type(made).__name__,
-)
+)  # fmt: skip
 def test_objects_without_values_have_no_digest(made: Any) -> None:
     with pytest.raises(UnreadableError):
         digest_of(made)

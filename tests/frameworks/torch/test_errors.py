@@ -160,14 +160,9 @@ def test_a_call_inside_a_transform_is_refused(call: Any) -> None:
 
 @pytest.mark.parametrize(
     "loss",
-    [
-        nn.CrossEntropyLoss(),
-        nn.CrossEntropyLoss,
-        nn.functional.cross_entropy,
-        nn.MSELoss(),
-        embgrad.Scalar(nn.NLLLoss()),
-    ],
-)
+    [nn.CrossEntropyLoss(), nn.CrossEntropyLoss, nn.functional.cross_entropy, nn.MSELoss(),
+        embgrad.Scalar(nn.NLLLoss())],
+)  # fmt: skip
 def test_a_loss_of_pytorch_is_refused(loss: Any) -> None:
     message = (
         r"a loss of the framework's own, which needs a target beside the output: expected embgrad\.CrossEntropy\(labels\) for a "

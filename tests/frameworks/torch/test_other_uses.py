@@ -53,9 +53,10 @@ UNREAD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         r"entries along axis 1 of 'columns', of shape \(4, 10\)"),
     "columns after an ellipsis": (lambda net, ids: net.columns[..., ids].permute(1, 2, 0),
         "entries along axis 1 of 'columns'"),
-    "columns inside of a transform": (lambda net,
-        ids: torch.vmap(lambda scale: net.columns[:, ids] * scale)(torch.ones(1))[0].permute(1, 2, 0),
-        "entries along axis 1 of 'columns'"),
+    "columns inside of a transform": (
+        lambda net, ids: torch.vmap(lambda scale: net.columns[:, ids] * scale)(torch.ones(1))[0].permute(1, 2, 0),
+        "entries along axis 1 of 'columns'",
+    ),
     "selected columns": (lambda net, ids: net.columns.index_select(1, ids.flatten()).T.reshape(*ids.shape, DIM),
         r"entries along axis 1 of 'columns', .* \(TensorBase\.index_select\)"),
     "three axes": (lambda net, ids: net.blocks[ids].flatten(2),
@@ -68,9 +69,10 @@ UNREAD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         "rows of 'lookup', of shape .* int8"),
     "gathered rows": (lambda net, ids: net.table.gather(0, ids.reshape(-1, 1).expand(-1, DIM)).reshape(*ids.shape, DIM),
         "entries of 'table'"),
-    "rows taken along an axis": (lambda net,
-        ids: torch.take_along_dim(net.table[None], ids.reshape(1, -1, 1), 1).reshape(*ids.shape, DIM),
-        "entries along axis 1 of 'table'"),
+    "rows taken along an axis": (
+        lambda net, ids: torch.take_along_dim(net.table[None], ids.reshape(1, -1, 1), 1).reshape(*ids.shape, DIM),
+        "entries along axis 1 of 'table'",
+    ),
     "a product": (lambda net, ids: hot(ids) @ net.table, "one-hot rows of a product .* with 'table'"),
     "a product from the right": (lambda net, ids: (net.columns @ hot(ids.flatten()).T).T.reshape(*ids.shape, DIM),
         "one-hot rows of a product .* with 'columns'"),
@@ -80,9 +82,10 @@ UNREAD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "a comparison": (lambda net, ids: (ids[..., None] == torch.arange(VOCAB)).float() @ net.table, "one-hot rows"),
     "a sparse product": (lambda net, ids: sparse(net, ids, torch.sparse_coo), "one-hot rows of a product"),
     "a product of sparse rows": (lambda net, ids: sparse(net, ids, torch.sparse_csr), "one-hot rows of a product"),
-    "distinct ids": (lambda net,
-        ids: (lambda each, which: net.table[each][which])(*torch.unique(ids, return_inverse=True)),
-        r"the rows of the ids in 'table', of shape \(10, 4\), are looked up in another order or number"),
+    "distinct ids": (
+        lambda net, ids: (lambda each, which: net.table[each][which])(*torch.unique(ids, return_inverse=True)),
+        r"the rows of the ids in 'table', of shape \(10, 4\), are looked up in another order or number",
+    ),
 }  # fmt: skip
 
 #: Other uses of ids in ordinary models.

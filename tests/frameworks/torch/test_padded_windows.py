@@ -15,15 +15,10 @@ import embgrad
 
 RANDOM = np.random.default_rng(0)
 COMMON = {
-    "vocab_size": 60,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
+    "vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
     "max_position_embeddings": 256,
-    "pad_token_id": 1,
-    "sep_token_id": 2,
-}
+    "pad_token_id": 1, "sep_token_id": 2,
+}  # fmt: skip
 REFORMER = {
     "vocab_size": 60,
     "hidden_size": 16,
@@ -39,18 +34,11 @@ REFORMER = {
     "pad_token_id": 1,
 }
 CPM_ANT = {
-    "vocab_size": 60,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "dim_head": 8,
-    "dim_ff": 32,
-    "num_hidden_layers": 1,
-    "prompt_length": 4,
-    "prompt_types": 8,
-    "segment_types": 8,
+    "vocab_size": 60, "hidden_size": 16, "num_attention_heads": 2, "dim_head": 8, "dim_ff": 32, "num_hidden_layers": 1,
+    "prompt_length": 4, "prompt_types": 8, "segment_types": 8,
     "position_bias_num_buckets": 16,
     "position_bias_max_distance": 64,
-}
+}  # fmt: skip
 
 
 def padded(positions: int) -> dict[str, np.ndarray]:
@@ -103,17 +91,11 @@ BIG_BIRD = {**COMMON, "attention_type": "block_sparse", "block_size": 4, "num_ra
 CASES = [
     Case("LongformerForSequenceClassification", "LongformerConfig", LONGFORMER, padded(7), position=None),
     Case("BigBirdForMaskedLM", "BigBirdConfig", BIG_BIRD, padded(50)),
-    Case(
-        "ReformerModelWithLMHead",
-        "ReformerConfig",
-        {**REFORMER, "is_decoder": True},
-        padded(8),
-        training=True,
-        tokens=True,
-    ),
+    Case("ReformerModelWithLMHead", "ReformerConfig", {**REFORMER, "is_decoder": True}, padded(8), training=True,
+        tokens=True),
     Case("CpmAntForCausalLM", "CpmAntConfig", CPM_ANT, {"input_ids": RANDOM.integers(5, 60, (2, 7))}, tokens=True),
     Case("GitForCausalLM", "GitConfig", GIT, WITH_IMAGE, tokens=True),
-]
+]  # fmt: skip
 
 
 def by_hand(case: Case, model: Any, scalar_of: Callable[[Any], Any]) -> tuple[np.ndarray, np.ndarray]:

@@ -161,15 +161,9 @@ def difference(
 
 @pytest.mark.parametrize(
     ("kind", "path", "extra"),
-    [
-        (Recurrent, "lstm", {}),
-        (Recurrent, "table", {}),
-        (Packed, "lstm", {"lengths": torch.tensor([4, 2])}),
-        (InPlace, "inner", {}),
-        (InPlace, "mid", {}),
-        (InPlace, "flat", {}),
-    ],
-)
+    [(Recurrent, "lstm", {}), (Recurrent, "table", {}), (Packed, "lstm", {"lengths": torch.tensor([4, 2])}),
+        (InPlace, "inner", {}), (InPlace, "mid", {}), (InPlace, "flat", {})],
+)  # fmt: skip
 def test_the_output_of_a_module(kind: Any, path: str, extra: dict[str, Any]) -> None:
     model = random_model(kind)
     result = embgrad.gradients(model, {"input_ids": SMALL_IDS, **extra}, embgrad.Logit(1), at=f"{path}:output")

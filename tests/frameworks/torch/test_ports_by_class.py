@@ -13,20 +13,13 @@ import transformers
 import embgrad
 
 CONFIG = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "hidden_act": "silu",
+    "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "hidden_act": "silu",
     "hidden_activation": "silu",
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
-    "rope_theta": 10000.0,
-    "pad_token_id": 0,
-}
+    "rope_theta": 10000.0, "pad_token_id": 0,
+}  # fmt: skip
 
 # The class, its settings, and the causes.
 PORTS: Mapping[str, tuple[str, dict[str, Any], list[str]]] = {

@@ -17,15 +17,10 @@ Model = torch.nn.Module
 def build(**settings: float) -> Model:
     """Return a small Qwen2, a decoder with biases at its projections, with gains and biases as trained ones have them."""
     config = transformers.Qwen2Config(
-        vocab_size=300,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.15,
+        vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, initializer_range=0.15,
         **{"rms_norm_eps": 1e-5, **settings},
-    )
+    )  # fmt: skip
     torch.manual_seed(0)
     model: Model = transformers.Qwen2ForCausalLM(config).eval()
     for name, weight in model.named_parameters():

@@ -15,15 +15,10 @@ from embgrad.token_search.prefix import SharedPrefixes
 
 VOCAB, LENGTH, TARGET = 40, 16, 12
 SMALL = {
-    "vocab_size": VOCAB,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
+    "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
     "max_position_embeddings": 32,
-    "initializer_range": 0.4,
-    "pad_token_id": 0,
-}
+    "initializer_range": 0.4, "pad_token_id": 0,
+}  # fmt: skip
 ROTARY = {**SMALL, "num_key_value_heads": 1, "head_dim": 8}
 WINDOW = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 GPT2 = {"vocab_size": VOCAB, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "initializer_range": 0.4}

@@ -76,15 +76,9 @@ def test_nests_become_nests_of_tensors_that_share_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("table", "index", "read"),
-    [
-        (ARRAY[0], INDEX, "rows"),
-        (ARRAY[0].long(), INDEX, 0),
-        (ARRAY, INDEX.int(), 0),
-        (ARRAY[0, 0], INDEX, None),
-        (ARRAY[0], INDEX > 0, None),
-        (ARRAY[0].numpy(), INDEX, None),
-    ],
-)
+    [(ARRAY[0], INDEX, "rows"), (ARRAY[0].long(), INDEX, 0), (ARRAY, INDEX.int(), 0), (ARRAY[0, 0], INDEX, None),
+        (ARRAY[0], INDEX > 0, None), (ARRAY[0].numpy(), INDEX, None)],
+)  # fmt: skip
 def test_rows_of_a_matrix_are_looked_up_and_others_selected(table: Any, index: Any, read: Any) -> None:
     for found in (_indexing(table, index), *([_aten_index(table, [index, None])] if read is not None else [])):
         assert (None if found is None else "rows" if isinstance(found, Read) else found.axis) == read

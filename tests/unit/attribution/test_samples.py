@@ -104,21 +104,14 @@ def test_noise_is_of_the_size_that_is_asked_for() -> None:
 
 
 DEFAULTS: dict[Any, dict[str, Any]] = {
-    Saliency: {},
-    InputXGradient: {},
-    IntegratedGradients: {
-        "steps": 50,
-        "baseline": "auto",
-        "most": None,
-        "rule": "gausslegendre",
-        "tolerance": None,
-        "keep_special": False,
-    },
+    Saliency: {}, InputXGradient: {},
+    IntegratedGradients: {"steps": 50, "baseline": "auto", "most": None, "rule": "gausslegendre", "tolerance": None,
+        "keep_special": False},
     SequentialIntegratedGradients: {"steps": 50, "baseline": "mask"},
     SmoothGrad: {"samples": 25, "sigma": 0.1, "seed": 0, "reduce": "mean", "of": Saliency()},
     GradientShap: {"baselines": ("auto",), "samples": 25, "sigma": 0.0, "seed": 0, "keep_special": False},
     Occlusion: {"replacement": "mask", "keep_special": False},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("method", DEFAULTS, ids=lambda method: method.__name__)

@@ -24,15 +24,9 @@ IDS = np.array([[1, 2, 3], [4, 5, 6]])
 
 @pytest.mark.parametrize(
     ("dtypes", "expected"),
-    [
-        ([], 1e-4),
-        (["int64", "bool"], 1e-4),
-        (["float64"], 1e-8),
-        (["float64", "float32", "int64"], 1e-4),
-        (["float32", "float16"], 5e-2),
-        (["float16", "bfloat16", "float64"], 1e-1),
-    ],
-)
+    [([], 1e-4), (["int64", "bool"], 1e-4), (["float64"], 1e-8), (["float64", "float32", "int64"], 1e-4),
+        (["float32", "float16"], 5e-2), (["float16", "bfloat16", "float64"], 1e-1)],
+)  # fmt: skip
 def test_two_runs_agree_within_the_digits_of_the_coarsest_dtype(dtypes: list[str], expected: float) -> None:
     assert agreeing(dtypes) == expected
     assert sorted(AGREEING.values()) == [1e-8, 1e-4, 5e-2, 1e-1]

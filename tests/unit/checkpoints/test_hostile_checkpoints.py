@@ -257,14 +257,9 @@ class Unpickled:
 
 def test_pickles_are_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bombs = (
-        "pytorch_model.bin",
-        "model.pt",
-        "model.ckpt",
-        "training_args.bin",
-        "optimizer.pt",
-        "config.pkl",
+        "pytorch_model.bin", "model.pt", "model.ckpt", "training_args.bin", "optimizer.pt", "config.pkl",
         "model.safetensors.pkl",
-    )
+    )  # fmt: skip
     marker = tmp_path / "marker"
     for name in bombs:
         (tmp_path / name).write_bytes(pickle.dumps(Unpickled(marker)))

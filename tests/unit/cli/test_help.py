@@ -69,15 +69,10 @@ def test_a_command_takes_some_options_of_a_group() -> None:
 
 @pytest.mark.parametrize(
     ("name", "usage", "argument"),
-    [
-        ("compare", "[A B]", "A B"),
-        ("check-port", "[REFERENCE PORT]", "REFERENCE PORT"),
-        ("dump", "[MODEL FOLDER]", "MODEL FOLDER"),
-        ("show", "[FILE]", "FILE"),
-        ("report", "[FILE ...]", "FILE ..."),
-        ("explain", "[ERROR]", "ERROR"),
-    ],
-)
+    [("compare", "[A B]", "A B"), ("check-port", "[REFERENCE PORT]", "REFERENCE PORT"),
+        ("dump", "[MODEL FOLDER]", "MODEL FOLDER"), ("show", "[FILE]", "FILE"), ("report", "[FILE ...]", "FILE ..."),
+        ("explain", "[ERROR]", "ERROR")],
+)  # fmt: skip
 def test_arguments_stand_once_in_brackets(name: str, usage: str, argument: str) -> None:
     lines = shown(name)
     assert lines[0] == f"Usage: embgrad {name} [OPTIONS] {usage}"

@@ -28,15 +28,8 @@ def other():
     return build(4)
 """
 STYLES = {
-    "": "",
-    "0": "/",
-    "1": "bold",
-    "2": "dim",
-    "1;32": "bold green",
-    "1;31": "bold red",
-    "32": "green",
-    "33": "yellow",
-}
+    "": "", "0": "/", "1": "bold", "2": "dim", "1;32": "bold green", "1;31": "bold red", "32": "green", "33": "yellow",
+}  # fmt: skip
 ASK = ("-m", "exact.py:build", *TEXTS[2:], "-t", "a gripping film", "-t", "never")
 OTHER = ("--against", "exact.py:other")
 

@@ -15,15 +15,10 @@ from embgrad.testing.reference import ReferenceModel, lookup
 IDS = np.array([[3, 5], [2, 1]])
 MODEL = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).sum(1), {"E": np.ones((8, 2))})
 FUNCTIONS = [
-    *(
-        embgrad.gradients,
-        embgrad.points,
-        embgrad.tables.table_gradients,
-        embgrad.tables.parameter_gradients,
-        embgrad.metrics.padding_report,
-    ),
+    *(embgrad.gradients, embgrad.points, embgrad.tables.table_gradients, embgrad.tables.parameter_gradients,
+        embgrad.metrics.padding_report),
     *(embgrad.capture, embgrad.bisect),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["create_graph", "retain_graph"])

@@ -48,16 +48,10 @@ def test_the_measures_of_two_arrays_are_those_of_the_plane(scale: float) -> None
 
 @pytest.mark.parametrize(
     ("a", "b", "expected"),
-    [
-        ([0, 0], [0, 0], (0, 0, 1)),
-        ([0, 0], [3, 4], (math.inf, 4, 0)),
-        ([3, 4], [0, 0], (1, 4, 0)),
-        ([], [], (0, 0, 1)),
-        ([1e200, 0], [1e-200, 0], (1, 1e200, 1)),
-        ([1e-200, 0], [1e200, 0], (math.inf, 1e200, 1)),
-        ([2, 0], [0, 5], (math.sqrt(29) / 2, 5, 0)),
-    ],
-)
+    [([0, 0], [0, 0], (0, 0, 1)), ([0, 0], [3, 4], (math.inf, 4, 0)), ([3, 4], [0, 0], (1, 4, 0)), ([], [], (0, 0, 1)),
+        ([1e200, 0], [1e-200, 0], (1, 1e200, 1)), ([1e-200, 0], [1e200, 0], (math.inf, 1e200, 1)),
+        ([2, 0], [0, 5], (math.sqrt(29) / 2, 5, 0))],
+)  # fmt: skip
 @pytest.mark.filterwarnings("error")
 def test_the_measures_of_zeros_and_of_very_different_sizes(a: Any, b: Any, expected: tuple[float, ...]) -> None:
     figures = figures_of(np.array(a, float), np.array(b, float))
@@ -242,16 +236,9 @@ def made_in(dtype: str | None, values: str = "float32", **provenance: Any) -> An
 
 @pytest.mark.parametrize(
     ("first", "second", "digits"),
-    [
-        ("float32", "float32", 24),
-        ("float64", "float64", 53),
-        ("float64", "float32", 24),
-        ("float16", "float16", 11),
-        ("float16", "bfloat16", 8),
-        ("float16", "float32", 24),
-        ("bfloat16", "float64", 24),
-    ],
-)
+    [("float32", "float32", 24), ("float64", "float64", 53), ("float64", "float32", 24), ("float16", "float16", 11),
+        ("float16", "bfloat16", 8), ("float16", "float32", 24), ("bfloat16", "float64", 24)],
+)  # fmt: skip
 def test_the_tolerance_of_two_results_is_of_half_precision_only_where_both_are(
     first: str, second: str, digits: int
 ) -> None:

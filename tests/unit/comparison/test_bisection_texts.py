@@ -108,14 +108,8 @@ def test_a_gradient_of_one_model_alone_is_said() -> None:
 
 @pytest.mark.parametrize(
     ("path", "inner", "wanted"),
-    [
-        ("", "up", True),
-        ("up", "up", True),
-        ("up", "up.inner", True),
-        ("up", "up/inner", True),
-        ("up", "upper", False),
-        ("up.inner", "up", False),
-    ],
-)
+    [("", "up", True), ("up", "up", True), ("up", "up.inner", True), ("up", "up/inner", True), ("up", "upper", False),
+        ("up.inner", "up", False)],
+)  # fmt: skip
 def test_a_module_contains_itself_and_those_below(path: str, inner: str, wanted: bool) -> None:
     assert contains(path, inner) is wanted

@@ -63,15 +63,9 @@ def test_another_cause_or_setting_is_apart(field: str) -> None:
 
 @pytest.mark.parametrize(
     ("layers", "text"),
-    [
-        ([0], "layer 0"),
-        ([0, 1], "layers 0–1"),
-        ([0, 1, 2, 5, 7, 8], "layers 0–2, 5, 7–8"),
-        ([3, 1], "layers 1, 3"),
-        ([4, 4], "layer 4"),
-        ([10, 9, 11], "layers 9–11"),
-    ],
-)
+    [([0], "layer 0"), ([0, 1], "layers 0–1"), ([0, 1, 2, 5, 7, 8], "layers 0–2, 5, 7–8"), ([3, 1], "layers 1, 3"),
+        ([4, 4], "layer 4"), ([10, 9, 11], "layers 9–11")],
+)  # fmt: skip
 def test_layers_are_written_as_spans(layers: list[int], text: str) -> None:
     sites = [site(f"layers.{n}.norm", n) for n in layers]
     (cause,) = causes_of([(at, explanation(at)) for at in sites])

@@ -168,14 +168,9 @@ def test_the_tolerance_decides() -> None:
 
 @pytest.mark.parametrize(
     ("dtypes", "expected"),
-    [
-        (("float64", "float64"), 2.0**-53),
-        (("float64", "float32"), 2.0**-24),
-        (("bfloat16", "bfloat16"), 2.0**-8),
-        (("bfloat16", "float16"), 2.0**-8),
-        (("bfloat16", "float32"), 2.0**-24),
-    ],
-)
+    [(("float64", "float64"), 2.0**-53), (("float64", "float32"), 2.0**-24), (("bfloat16", "bfloat16"), 2.0**-8),
+        (("bfloat16", "float16"), 2.0**-8), (("bfloat16", "float32"), 2.0**-24)],
+)  # fmt: skip
 def test_the_tolerance_depends_on_the_dtypes(dtypes: tuple[str, str], expected: float) -> None:
     a, b = (
         replace(gradient(), provenance={**gradient().provenance, "compute_dtype": dtype, "matrices": 3})

@@ -52,15 +52,10 @@ def test_single_precision_is_expected_unless_both_compute_in_double(
 
 @pytest.mark.parametrize(
     ("dtypes", "wanted"),
-    [
-        (["bfloat16", "bfloat16", "float32"], "bfloat16"),
-        (["float16", "float32", "float16"], "float16"),
-        (["bfloat16", "float16", "float16"], "float16"),
-        (["bfloat16", "float32"], "float32"),
-        (["float32", "float32", "bfloat16"], "float32"),
-        ([], "float32"),
-    ],
-)
+    [(["bfloat16", "bfloat16", "float32"], "bfloat16"), (["float16", "float32", "float16"], "float16"),
+        (["bfloat16", "float16", "float16"], "float16"), (["bfloat16", "float32"], "float32"),
+        (["float32", "float32", "bfloat16"], "float32"), ([], "float32")],
+)  # fmt: skip
 def test_a_side_computes_in_half_precision_where_most_of_its_values_have_no_more_digits(
     dtypes: list[str], wanted: str
 ) -> None:

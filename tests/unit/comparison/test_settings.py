@@ -50,15 +50,10 @@ class Unmade:
 
 
 HUGGING_FACE = {
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "rope_theta": 1e4,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
+    "rms_norm_eps": 1e-5, "hidden_act": "silu", "rope_theta": 1e4, "num_attention_heads": 9, "num_key_value_heads": 3,
     "tie_word_embeddings": True,
-    "sliding_window": None,
-    "unknown": 7,
-}
+    "sliding_window": None, "unknown": 7,
+}  # fmt: skip
 READ = {
     "epsilon": (1e-5, "rms_norm_eps"),
     "activation": ("silu", "hidden_act"),
@@ -169,14 +164,9 @@ def test_settings_that_differ_are_listed_in_the_order_of_the_names() -> None:
 
 @pytest.mark.parametrize(
     ("a", "b"),
-    [
-        ("gelu_new", "gelu_pytorch_tanh"),
-        ("gelu", "jax.nn.gelu_exact"),
-        ("gated-gelu", "gelu_fast"),
-        ("swish", "SiLU"),
-        ("silu", "keras.activations.silu"),
-    ],
-)
+    [("gelu_new", "gelu_pytorch_tanh"), ("gelu", "jax.nn.gelu_exact"), ("gated-gelu", "gelu_fast"), ("swish", "SiLU"),
+        ("silu", "keras.activations.silu")],
+)  # fmt: skip
 def test_names_of_one_activation_are_equal(a: str, b: str) -> None:
     assert not differing_settings(declared(activation=a), declared(activation=b), [], all_explained=False)
 

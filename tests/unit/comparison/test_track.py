@@ -91,14 +91,9 @@ def test_points_are_named_by_their_roles_and_by_their_keys() -> None:
 
 @pytest.mark.parametrize(
     ("off", "first"),
-    [
-        ({}, None),
-        ({"layer.1": 0.1}, None),
-        ({"layer.1": 0.11}, Divergence(4, 3, True)),
-        ({"layer.1": 0.5, "word": 0.2}, Divergence(0, None, True)),
-        ({FINAL: 0.5}, Divergence(6, 5, True)),
-    ],
-)
+    [({}, None), ({"layer.1": 0.1}, None), ({"layer.1": 0.11}, Divergence(4, 3, True)),
+        ({"layer.1": 0.5, "word": 0.2}, Divergence(0, None, True)), ({FINAL: 0.5}, Divergence(6, 5, True))],
+)  # fmt: skip
 def test_the_first_value_beyond_the_tolerance(off: Mapping[str, float], first: Divergence | None) -> None:
     assert track(off).first() == first
 

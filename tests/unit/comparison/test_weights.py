@@ -168,14 +168,9 @@ def test_a_slightly_different_weight_is_different() -> None:
 
 @pytest.mark.parametrize(
     ("change", "relation"),
-    [
-        (lambda w: 8 * w, "times 8"),
-        (lambda w: -w, "times -1"),
-        (lambda w: w.T * 0.125, "times 0.125"),
-        (lambda w: w + 1, "plus 1"),
-        (lambda w: w - 0.5, "plus -0.5"),
-    ],
-)
+    [(lambda w: 8 * w, "times 8"), (lambda w: -w, "times -1"), (lambda w: w.T * 0.125, "times 0.125"),
+        (lambda w: w + 1, "plus 1"), (lambda w: w - 0.5, "plus -0.5")],
+)  # fmt: skip
 def test_a_factor_and_a_summand_are_named(change: partial[np.ndarray], relation: str) -> None:
     matrix = numbers(6, 7)
     match = single(matrix, np.ascontiguousarray(change(matrix)))

@@ -120,16 +120,9 @@ def test_lines_differ_in_shape_and_colour_and_say_what_they_are() -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [
-        (0.0, "0"),
-        (0.5, "0.5"),
-        (0.01, "0.01"),
-        (0.009, "9.00e-03"),
-        (999.4, "999"),
-        (1000.0, "1.00e+03"),
-        (np.inf, "∞"),
-    ],
-)
+    [(0.0, "0"), (0.5, "0.5"), (0.01, "0.01"), (0.009, "9.00e-03"), (999.4, "999"), (1000.0, "1.00e+03"),
+        (np.inf, "∞")],
+)  # fmt: skip
 def test_a_figure_has_three_digits(number: float, text: str) -> None:
     assert figure(number) == text
 

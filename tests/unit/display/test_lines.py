@@ -23,15 +23,9 @@ def line_of(*scores: float, special: tuple[int, ...] = (), **fields: Any) -> Lin
 
 @pytest.mark.parametrize(
     ("scores", "special", "largest"),
-    [
-        ((1.0, -3.0, 2.0), (), 3.0),
-        ((1.0, -3.0, 2.0), (1,), 2.0),
-        ((0.0, -3.0, 0.0), (1,), 3.0),
-        ((math.nan, math.inf, -0.5), (), 0.5),
-        ((0.0, math.nan), (), 0.0),
-        ((), (), 0.0),
-    ],
-)
+    [((1.0, -3.0, 2.0), (), 3.0), ((1.0, -3.0, 2.0), (1,), 2.0), ((0.0, -3.0, 0.0), (1,), 3.0),
+        ((math.nan, math.inf, -0.5), (), 0.5), ((0.0, math.nan), (), 0.0), ((), (), 0.0)],
+)  # fmt: skip
 def test_special_tokens_set_the_scale_only_where_no_others_do(
     scores: tuple[float, ...], special: tuple[int, ...], largest: float
 ) -> None:
@@ -64,15 +58,9 @@ def test_examples_that_are_not_there_are_refused(examples: Any) -> None:
 
 @pytest.mark.parametrize(
     ("lengths", "most", "shown"),
-    [
-        ([1] * 10, 10, 10),
-        ([1] * 11, 10, 10),
-        ([1000] * 3, 10, 2),
-        ([1000] * 2, 10, 2),
-        ([5000], 10, 1),
-        ([1] * 4, 3, 3),
-    ],
-)
+    [([1] * 10, 10, 10), ([1] * 11, 10, 10), ([1000] * 3, 10, 2), ([1000] * 2, 10, 2), ([5000], 10, 1),
+        ([1] * 4, 3, 3)],
+)  # fmt: skip
 def test_a_cell_shows_the_first_examples(lengths: list[int], most: int, shown: int) -> None:
     note = f"the first {shown} of {len(lengths)} examples; see all" if shown < len(lengths) else ""
     assert first_of(lengths, "see all", most) == (shown, note)

@@ -86,15 +86,9 @@ def test_every_point_can_be_tested(name: str, split: bool) -> None:
 
 @pytest.mark.parametrize(
     "objective",
-    [
-        embgrad.CrossEntropy([0, 2, 1]),
-        embgrad.Logit([1, 0, 2]),
-        embgrad.Margin(0, against=[1, 2, 1]),
-        embgrad.Sum(),
-        lambda logits: logits.column(1),
-        embgrad.Scalar(lambda logits: logits.column(1).sum(0)),
-    ],
-)
+    [embgrad.CrossEntropy([0, 2, 1]), embgrad.Logit([1, 0, 2]), embgrad.Margin(0, against=[1, 2, 1]), embgrad.Sum(),
+        lambda logits: logits.column(1), embgrad.Scalar(lambda logits: logits.column(1).sum(0))],
+)  # fmt: skip
 def test_every_objective_can_be_tested(objective: Any) -> None:
     actual = certificate(layered, objective)
     assert all(slope.holds for slope in actual.slopes)

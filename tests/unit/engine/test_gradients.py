@@ -309,14 +309,9 @@ def test_a_native_objective_that_is_not_finite(value: float) -> None:
 
 @pytest.mark.parametrize(
     ("function", "options"),
-    [
-        (embgrad.gradients, {}),
-        (embgrad.gradients, {"batch_size": 1}),
-        (embgrad.tables.parameter_gradients, {}),
-        (embgrad.tables.table_gradients, {}),
-        (embgrad.metrics.padding_report, {}),
-    ],
-)
+    [(embgrad.gradients, {}), (embgrad.gradients, {"batch_size": 1}), (embgrad.tables.parameter_gradients, {}),
+        (embgrad.tables.table_gradients, {}), (embgrad.metrics.padding_report, {})],
+)  # fmt: skip
 def test_the_warning_of_an_unused_mask_points_at_the_call(function: Any, options: dict[str, Any]) -> None:
     ids = np.where(RIGHT == 1, IDS, 0)
     with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask, so that it reads padding as text") as caught:

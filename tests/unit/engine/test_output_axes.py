@@ -285,14 +285,9 @@ def test_the_example_without_padding_is_the_longest_padded_text_or_another_witho
 
 @pytest.mark.parametrize(
     ("output", "shape", "labels", "declared"),
-    [
-        (None, (2, 3), 3, True),
-        ("logits", (2, 3), 3, True),
-        ("scores", (2, 3), 3, False),
-        (None, (2, 3), 4, False),
-        (None, (2, 3, 3), 3, False),
-    ],
-)
+    [(None, (2, 3), 3, True), ("logits", (2, 3), 3, True), ("scores", (2, 3), 3, False), (None, (2, 3), 4, False),
+        (None, (2, 3, 3), 3, False)],
+)  # fmt: skip
 def test_a_configuration_that_says_how_many_classes_there_are(
     output: str | None, shape: tuple[int, ...], labels: int, declared: bool
 ) -> None:

@@ -152,16 +152,9 @@ def test_the_rows_of_the_first_test(count: int, size: int, rows: list[int], move
 
 @pytest.mark.parametrize(
     ("partners", "company"),
-    [
-        ([0, 1], Company.FIXED),
-        ([1, 0], Company.HELD),
-        ([0, 1, 2, 3], Company.FIXED),
-        ([1, 0, 3, 2], Company.HELD),
-        ([2, 3, 0, 1], Company.HELD),
-        ([3, 2, 1, 0], Company.HELD),
-        ([0], Company.FIXED),
-    ],
-)
+    [([0, 1], Company.FIXED), ([1, 0], Company.HELD), ([0, 1, 2, 3], Company.FIXED), ([1, 0, 3, 2], Company.HELD),
+        ([2, 3, 0, 1], Company.HELD), ([3, 2, 1, 0], Company.HELD), ([0], Company.FIXED)],
+)  # fmt: skip
 def test_examples_that_depend_on_a_partner_keep_its_values(partners: list[int], company: Company) -> None:
     def evaluate(examples: np.ndarray, mixed: np.ndarray) -> np.ndarray:
         sums: np.ndarray = mixed.sum((1, 2))

@@ -83,15 +83,9 @@ def test_output_tokens_of_such_a_scale_are_refused(method: Any) -> None:
 @pytest.mark.parametrize("forward", [plain, masked])
 @pytest.mark.parametrize(
     "ids",
-    [
-        IDS,
-        IDS[:1],
-        IDS[:1, 1:2],
-        np.array([[1, 3, 2, 0], [1, 4, 5, 2]]),
-        np.array([[1, 3, 9, 8, 2], [1, 4, 9, 6, 2]]),
-        np.zeros((2, 3), int),
-    ],
-)
+    [IDS, IDS[:1], IDS[:1, 1:2], np.array([[1, 3, 2, 0], [1, 4, 5, 2]]), np.array([[1, 3, 9, 8, 2], [1, 4, 9, 6, 2]]),
+        np.zeros((2, 3), int)],
+)  # fmt: skip
 def test_an_embedding_of_one_number_is_word(forward: Callable[..., Tensor], ids: np.ndarray) -> None:
     model, _ = model_of(forward)
     with warnings.catch_warnings():

@@ -192,14 +192,9 @@ OWN_IDS, OWN_MASK = np.array([[1, 2, 3], [4, 5, 0]]), np.array([[1, 1, 1], [1, 1
 
 @pytest.mark.parametrize(
     ("model", "ids"),
-    [
-        (Called(), "words"),
-        (Known(), "ids"),
-        (declaring("words", "lengths"), "words"),
-        (declaring("other", "tokens"), "tokens"),
-        (declaring("words", "mask"), "words"),
-    ],
-)
+    [(Called(), "words"), (Known(), "ids"), (declaring("words", "lengths"), "words"),
+        (declaring("other", "tokens"), "tokens"), (declaring("words", "mask"), "words")],
+)  # fmt: skip
 def test_a_dict_with_a_models_own_names(model: Any, ids: str) -> None:
     mapping = {ids: OWN_IDS, "lengths": np.array([3, 2]), "mask": OWN_MASK == 1, "other": OWN_IDS + 1}
     batch = batch_of(mapping, None, model=model)
@@ -233,14 +228,9 @@ def test_a_tokenizer_that_is_given_goes_before_the_models_own() -> None:
 
 @pytest.mark.parametrize(
     ("labels", "expected"),
-    [
-        ([[7, 8, -100], [9, -100, -100]], [[1, 1, 0], [1, 0, 0]]),
-        ([1, 0], None),
-        ([[7, 8, 9]], None),
-        ([[[7, 8, 9]] * 2] * 2, None),
-        ([[0.5, 1.0], [2.0, 3.0]], None),
-    ],
-)
+    [([[7, 8, -100], [9, -100, -100]], [[1, 1, 0], [1, 0, 0]]), ([1, 0], None), ([[7, 8, 9]], None),
+        ([[[7, 8, 9]] * 2] * 2, None), ([[0.5, 1.0], [2.0, 3.0]], None)],
+)  # fmt: skip
 def test_labels_of_each_example_and_position_say_which_positions_a_decoder_has(labels: Any, expected: Any) -> None:
     found = decoder_by_labels(embgrad.TokenBatch(IDS, extras={"labels": labels}))
     assert (None if found is None else found.real.astype(int).tolist()) == expected

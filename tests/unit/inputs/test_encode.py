@@ -372,14 +372,9 @@ def test_only_a_name_is_told_what_makes_a_tokenizer_of_it() -> None:
 
 @pytest.mark.parametrize(
     ("module", "takes_strings"),
-    [
-        ("tensorflow_hub.keras_layer", True),
-        ("keras.src.layers", True),
-        ("tf_keras", True),
-        ("kerasy", False),
-        ("a", False),
-    ],
-)
+    [("tensorflow_hub.keras_layer", True), ("keras.src.layers", True), ("tf_keras", True), ("kerasy", False),
+        ("a", False)],
+)  # fmt: skip
 def test_models_of_tensorflow_and_keras_take_tensors_of_strings(module: str, takes_strings: bool) -> None:
     base = type("Layer", (), {"__module__": module})
     assert is_preprocessor(type("Own", (base,), {})()) is takes_strings

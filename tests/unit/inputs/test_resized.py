@@ -76,15 +76,10 @@ def test_what_may_count_or_name_positions_is_refused(name: str, value: Any, show
 
 @pytest.mark.parametrize(
     "value",
-    [
-        np.zeros((2, 5, 4)),
-        np.arange(5),
-        [[0.5] * 5] * 2,
-        {"features": np.zeros((2, 5))},
-        np.array([[1, 0, 1, 0, 0]] * 2),
-    ],
+    [np.zeros((2, 5, 4)), np.arange(5), [[0.5] * 5] * 2, {"features": np.zeros((2, 5))},
+        np.array([[1, 0, 1, 0, 0]] * 2)],
     ids=["boxes", "of all examples", "a list", "in a dict", "no copy of the mask"],
-)
+)  # fmt: skip
 def test_what_has_as_many_entries_as_positions_is_refused(value: Any) -> None:
     batch = TokenBatch(IDS, MASK, TYPES, extras={"boxes": value})
     with pytest.raises(UnsupportedError, match=r"'boxes' has the shape .*5.*, with as many entries as the text has"):

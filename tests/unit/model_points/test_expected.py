@@ -56,14 +56,9 @@ def test_the_expected_points(name: str, paths: list[str], expected: list[str]) -
 
 @pytest.mark.parametrize(
     ("paths", "meant"),
-    [
-        (BERT, "bert.embeddings:output#0"),
-        (GPT2, "drop:output#0"),
-        (T5, "encoder.dropout:output#0"),
-        (PLAIN, "layers/0:input#0"),
-        (PLAIN, "E#0"),
-    ],
-)
+    [(BERT, "bert.embeddings:output#0"), (GPT2, "drop:output#0"), (T5, "encoder.dropout:output#0"),
+        (PLAIN, "layers/0:input#0"), (PLAIN, "E#0")],
+)  # fmt: skip
 def test_what_stands_beside_the_layers_may_be_the_embeddings(paths: list[str], meant: str) -> None:
     keys = expected_keys("embeddings", paths)
     assert meant in keys

@@ -260,14 +260,9 @@ def test_a_layer_out_of_range(number: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "path"),
-    [
-        ("layer.0#1", "encoder.layer.0"),
-        ("layer.0:input", "encoder.layer.0"),
-        ("layer.-1:output", "encoder.layer.2"),
-        ("embeddings#1", "embeddings"),
-        ("position:output", "embeddings.position_embeddings"),
-    ],
-)
+    [("layer.0#1", "encoder.layer.0"), ("layer.0:input", "encoder.layer.0"), ("layer.-1:output", "encoder.layer.2"),
+        ("embeddings#1", "embeddings"), ("position:output", "embeddings.position_embeddings")],
+)  # fmt: skip
 def test_roles_have_no_sides_and_no_occurrences(name: str, path: str) -> None:
     trace = bert(BATCH)
     if name == "embeddings#1":

@@ -237,14 +237,9 @@ def test_an_encoder_that_pads_inside_leaves_its_roles_to_no_decoder(
 
 @pytest.mark.parametrize(
     ("first", "second", "is_used"),
-    [
-        ("encoder", "decoder", False),
-        ("lower", "upper", True),
-        ("lower", "decoder", True),
-        ("encoder", "upper", True),
-        ("decoder.a", "decoder.b", True),
-    ],
-)
+    [("encoder", "decoder", False), ("lower", "upper", True), ("lower", "decoder", True), ("encoder", "upper", True),
+        ("decoder.a", "decoder.b", True)],
+)  # fmt: skip
 def test_outside_of_both_modules_only_the_names_of_an_encoder_and_a_decoder_show_which_they_are(
     first: str, second: str, is_used: bool
 ) -> None:
@@ -362,14 +357,9 @@ def test_ids_that_are_all_zero_beside_types() -> None:
 @pytest.mark.parametrize("types", [None, [[0], [0]]])
 @pytest.mark.parametrize(
     ("path", "roles"),
-    [
-        ("wpe", {"position": "wpe#0"}),
-        ("pos_embed", {"position": "pos_embed#0"}),
-        ("segments", {"type": "segments#0"}),
-        ("composed", {}),
-        ("P", {}),
-    ],
-)
+    [("wpe", {"position": "wpe#0"}), ("pos_embed", {"position": "pos_embed#0"}), ("segments", {"type": "segments#0"}),
+        ("composed", {}), ("P", {})],
+)  # fmt: skip
 def test_with_one_position_only_names_distinguish_positions_from_types(
     types: Any, path: str, roles: dict[str, str]
 ) -> None:

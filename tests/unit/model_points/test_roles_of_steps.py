@@ -132,17 +132,10 @@ def test_a_block_beside_the_layers_is_no_continuation_of_them() -> None:
 
 @pytest.mark.parametrize(
     ("modules", "layers"),
-    [
-        ("1:A 2:A 3:A", "1 2 3"),
-        ("1:Places 2:A 3:A 4:norm", "2 3"),
-        ("1:A 2:dropout 3:A 4:dropout", "1 3"),
-        ("1:A 2:B 3:A 4:B", "1 2 3 4"),
-        ("1:B 2:A 3:A 4:A", ""),
-        ("1:A 2:A 3:B", ""),
-        ("1:A 2:B", ""),
-        ("1:A 2:linear", "1"),
-    ],
-)
+    [("1:A 2:A 3:A", "1 2 3"), ("1:Places 2:A 3:A 4:norm", "2 3"), ("1:A 2:dropout 3:A 4:dropout", "1 3"),
+        ("1:A 2:B 3:A 4:B", "1 2 3 4"), ("1:B 2:A 3:A 4:A", ""), ("1:A 2:A 3:B", ""), ("1:A 2:B", ""),
+        ("1:A 2:linear", "1")],
+)  # fmt: skip
 def test_the_first_and_last_modules_of_a_sequential_need_not_be_layers(modules: str, layers: str) -> None:
     trace = Trace(BATCH)
 

@@ -267,16 +267,9 @@ def test_an_output_with_one_number_an_example() -> None:
 
 @pytest.mark.parametrize(
     "labels",
-    [
-        (0, 1, 2),
-        np.int8([0, 1, 2]),
-        np.uint64([0, 1, 2]),
-        np.float32([0, 1, 2]),
-        [np.int64(0), np.int32(1), 2],
-        TensorFlowLike([0, 1, 2]),
-        [TensorFlowLike(0), TensorFlowLike(1), TensorFlowLike(2)],
-    ],
-)
+    [(0, 1, 2), np.int8([0, 1, 2]), np.uint64([0, 1, 2]), np.float32([0, 1, 2]), [np.int64(0), np.int32(1), 2],
+        TensorFlowLike([0, 1, 2]), [TensorFlowLike(0), TensorFlowLike(1), TensorFlowLike(2)]],
+)  # fmt: skip
 def test_labels_of_any_kind(labels: Any) -> None:
     logits = drawn(0, EXAMPLES, CLASSES)
     expected = CrossEntropy([0, 1, 2]).evaluate(logits, BATCH)

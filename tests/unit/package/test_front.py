@@ -116,14 +116,9 @@ def test_nothing_is_imported_for_a_name_of_the_language() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [
-        ("gradient", ". Did you mean 'gradients'?"),
-        ("IntegratedGradient", ". Did you mean 'IntegratedGradients'?"),
-        ("metric", ". Did you mean 'metrics'?"),
-        ("qqqq", ""),
-        ("_repr_html", ""),
-    ],
-)
+    [("gradient", ". Did you mean 'gradients'?"), ("IntegratedGradient", ". Did you mean 'IntegratedGradients'?"),
+        ("metric", ". Did you mean 'metrics'?"), ("qqqq", ""), ("_repr_html", "")],
+)  # fmt: skip
 def test_an_unknown_name_is_refused_with_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(AttributeError) as raised:
         getattr(embgrad, name)

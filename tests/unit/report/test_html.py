@@ -32,19 +32,13 @@ from tests.unit.results.attributed import attribution_of
 
 ROW = FigureRow("word", True, 0.5, 1.0, 0.9)
 VERDICT = Verdict(
-    label="b",
-    agrees=True,
-    text="b agrees with a",
+    label="b", agrees=True, text="b agrees with a",
     sides=("first", "second"),
     tolerance="1e-5",
     points=(ROW, ROW),
     examples=(ROW, ROW),
-    findings=(),
-    notes=(),
-    advice="",
-    unlisted=0,
-    point="word",
-)
+    findings=(), notes=(), advice="", unlisted=0, point="word",
+)  # fmt: skip
 SAID = '<p class="said"><span aria-hidden="true">{}</span> b agrees with a (tolerance 1e-5)</p>'
 
 

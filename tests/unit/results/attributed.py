@@ -98,23 +98,16 @@ def token_attribution_of(
         "scores": np.where(earlier & real[:, None], full, 0.0),
         "outputs": padded,
         "output_ids": np.where(exists, of_outputs, -1),
-        "objective": objective,
-        "contrast_ids": None,
+        "objective": objective, "contrast_ids": None,
         "baseline_objective": None,
-        "delta": None,
-        "ids": batch.ids,
-        "mask": batch.mask,
-        "types": batch.types,
-        "tokens": batch.tokens,
+        "delta": None, "ids": batch.ids, "mask": batch.mask, "types": batch.types, "tokens": batch.tokens,
         "words_of": batch.words,
         "output_tokens": None
         if tokens is None
         else tuple(tuple(row[position] for position in chosen) for row, chosen in zip(tokens, outputs, strict=True)),
         "provenance": {"method": {"class": method}, "point": "word", "model": "some.Model", "backend": "reference"},
-        "texts": batch.texts,
-        "offsets": batch.offsets,
-        "parts": batch.parts,
-    }
+        "texts": batch.texts, "offsets": batch.offsets, "parts": batch.parts,
+    }  # fmt: skip
     return TokenAttribution(**{**made, **fields})
 
 

@@ -147,13 +147,15 @@ def test_a_file_changed_by_hand_is_refused(change: Any, message: str) -> None:
             "holds output_ids that are not -1"),
         (lambda arrays, entry: arrays.update(contrast_ids=np.ones((2, 2, 3), int)),
             "holds contrast_ids that are not -1 where"),
-        (lambda arrays,
-            entry: arrays.update(contrast_ids=np.where(arrays["contrast_ids"] == 2, -1, arrays["contrast_ids"])),
-            "with -1 after an example's last"),
         (
-            lambda arrays,
-            entry: arrays.update(
-                {name: arrays[name][::-1] for name in OF_OUTPUTS} | {"outputs": arrays["outputs"] + 1},
+            lambda arrays, entry: arrays.update(
+                contrast_ids=np.where(arrays["contrast_ids"] == 2, -1, arrays["contrast_ids"])
+            ),
+            "with -1 after an example's last",
+        ),
+        (
+            lambda arrays, entry: arrays.update(
+                {name: arrays[name][::-1] for name in OF_OUTPUTS} | {"outputs": arrays["outputs"] + 1}
             ),
             "holds output_ids that are not -1",
         ),

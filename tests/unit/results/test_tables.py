@@ -66,13 +66,8 @@ def test_a_token_has_a_row_with_its_place_in_the_text_and_its_score() -> None:
     assert table["score"].tolist() == [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7]
     assert table["id"].tolist() == BATCH.ids[BATCH.real].tolist()
     expected = {
-        "example": "int64",
-        "position": "int64",
-        "id": "int64",
-        "part": "Int64",
-        "start": "Int64",
-        "end": "Int64",
-    }
+        "example": "int64", "position": "int64", "id": "int64", "part": "Int64", "start": "Int64", "end": "Int64",
+    }  # fmt: skip
     assert {name: str(kind) for name, kind in table.dtypes.items()} == {
         **expected,
         **{"token": "string", "word": "string", "score": "float64"},

@@ -9,17 +9,10 @@ from embgrad.toolkit import order_of_product, split_last_factor
 
 @pytest.mark.parametrize(
     ("equation", "weight_last", "wanted"),
-    [
-        ("blm,hdm->bhld", True, [0, 2, 1, 3]),
-        ("hdm,blm->bhld", False, [0, 2, 1, 3]),
-        ("ibh,hnd->nibd", True, [1, 2, 0, 3]),
-        ("bqhd,hdm->bqm", True, None),
-        ("bsm, mn -> bsn", True, None),
-        ("...m,mn->...n", True, None),
-        ("bsm,mn", True, None),
-        ([0, 1], True, None),
-    ],
-)
+    [("blm,hdm->bhld", True, [0, 2, 1, 3]), ("hdm,blm->bhld", False, [0, 2, 1, 3]),
+        ("ibh,hnd->nibd", True, [1, 2, 0, 3]), ("bqhd,hdm->bqm", True, None), ("bsm, mn -> bsn", True, None),
+        ("...m,mn->...n", True, None), ("bsm,mn", True, None), ([0, 1], True, None)],
+)  # fmt: skip
 def test_the_axes_of_a_weight_come_last(equation: object, weight_last: bool, wanted: list[int] | None) -> None:
     assert order_of_product(equation, weight_last=weight_last) == wanted
 

@@ -283,18 +283,12 @@ def depthwise(x: np.ndarray, ends: tuple[int, int] = (2, 0)) -> np.ndarray:
 @pytest.mark.parametrize(
     ("b", "cause", "text"),
     [
-        (
-            depthwise(HALVES[..., 12:]),
-            "gate-swapped",
-            "mixer.conv reads the first half of in in a and the second half of in in b",
-        ),
-        (
-            depthwise(X, (1, 1)),
-            "convolution",
-            "mixer.conv pads texts in front alone in a and pads texts at both ends to outputs of their length in b",
-        ),
+        (depthwise(HALVES[..., 12:]), "gate-swapped",
+            "mixer.conv reads the first half of in in a and the second half of in in b"),
+        (depthwise(X, (1, 1)), "convolution",
+            "mixer.conv pads texts in front alone in a and pads texts at both ends to outputs of their length in b"),
     ],
-)
+)  # fmt: skip
 def test_a_half_of_what_both_models_have_is_read(b: np.ndarray, cause: str, text: str) -> None:
     before = {"mixer.conv:input": X * REAL[..., None], "mixer.in": HALVES}  # the port sets nothing to zero at padding
     held = {"mixer.conv.weight": KERNEL.T[:, None]}

@@ -184,14 +184,9 @@ def test_a_bias_has_the_length_and_the_name_of_its_matrix() -> None:
 
 @pytest.mark.parametrize(
     ("bias", "name", "wanted"),
-    [
-        ("a.up_proj_bias", "a.up_proj", True),
-        ("a.up.N.bias", "a.up.N.weight", True),
-        ("a/up/bias", "a/up/kernel", True),
-        ("a.up_bias", "a.down", False),
-        ("a.bias.up", "a.up", False),
-    ],
-)
+    [("a.up_proj_bias", "a.up_proj", True), ("a.up.N.bias", "a.up.N.weight", True), ("a/up/bias", "a/up/kernel", True),
+        ("a.up_bias", "a.down", False), ("a.bias.up", "a.up", False)],
+)  # fmt: skip
 def test_a_bias_is_called_as_its_matrix_is(bias: str, name: str, wanted: bool) -> None:
     assert _is_of(bias, name) is wanted
 

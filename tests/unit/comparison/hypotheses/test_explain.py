@@ -44,15 +44,9 @@ def taken(*hypotheses: Leaving, floor: float = 1e-9) -> str | None:
 
 @pytest.mark.parametrize(
     ("left", "floor", "accepted"),
-    [
-        (0.0099, 1e-9, True),
-        (0.0101, 1e-9, False),
-        (0.199, 0.02, True),
-        (0.201, 0.02, False),
-        (0.499, 0.2, True),
-        (0.501, 0.2, False),
-    ],
-)
+    [(0.0099, 1e-9, True), (0.0101, 1e-9, False), (0.199, 0.02, True), (0.201, 0.02, False), (0.499, 0.2, True),
+        (0.501, 0.2, False)],
+)  # fmt: skip
 def test_an_explanation_leaves_a_hundredth_or_ten_floors_and_never_half(
     left: float, floor: float, accepted: bool
 ) -> None:

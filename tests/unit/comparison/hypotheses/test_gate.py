@@ -32,19 +32,12 @@ A = silu(G) * U
 PLANTED = {
     "relu": (np.maximum(G, 0) * U, "activation", "the activation is SiLU in a and ReLU in b"),
     "no activation": (G * U, "activation", "the activation is SiLU in a and missing in b"),
-    "swapped": (
-        G * silu(U),
-        "gate-swapped",
-        "the activation is applied to gate_proj in a and up_proj in b",
-    ),
-    "swapped, and another": (
-        G * np.maximum(U, 0),
-        "gate-swapped",
-        "the activation is applied to SiLU of gate_proj in a and ReLU of up_proj in b",
-    ),
+    "swapped": (G * silu(U), "gate-swapped", "the activation is applied to gate_proj in a and up_proj in b"),
+    "swapped, and another": (G * np.maximum(U, 0), "gate-swapped",
+        "the activation is applied to SiLU of gate_proj in a and ReLU of up_proj in b"),
     "not multiplied": (silu(G), "missing-gate", "the product with up_proj is computed in a and missing in b"),
     "not gated": (U, "missing-gate", "the product with gate_proj is computed in a and missing in b"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("b", "cause", "text"), PLANTED.values(), ids=PLANTED)

@@ -35,14 +35,9 @@ def test_parts_of_parts_read_the_features_of_the_tensor() -> None:
 
 @pytest.mark.parametrize(
     ("name", "wanted"),
-    [
-        ("layers.0.mlp.up", "up"),
-        ("layers.0.mlp.up:input", "up"),
-        ("layers/0/mlp/up", "up"),
-        ("layers.0.qkv[0:12]", "qkv[0:12]"),
-        ("up", "up"),
-    ],
-)
+    [("layers.0.mlp.up", "up"), ("layers.0.mlp.up:input", "up"), ("layers/0/mlp/up", "up"),
+        ("layers.0.qkv[0:12]", "qkv[0:12]"), ("up", "up")],
+)  # fmt: skip
 def test_the_place_of_a_layer_is_left_out(name: str, wanted: str) -> None:
     assert last_part(name) == wanted
 
