@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,20 +14,28 @@ import numpy as np
 
 import embgrad
 from embgrad.engine.weights import substitute, weights_of
+from tests.cross.keras.worker import BACKENDS
 
-__all__ = ["FAULTS", "ROLES", "main"]
+__all__ = ["CHANGES", "ROLES", "changes_on", "main"]
 
 #: The roles that both models have, in order.
 ROLES: Final = ("word", "position", "type", "embeddings", "layer.0", "layer.1", "layer.2", "layer.3")
 
-#: The weights that are changed, by their names in the checkpoint.
-FAULTS: Final = (
+#: What is changed: weights by their names in the checkpoint, and the activation of a layer.
+CHANGES: Final = (
     "embeddings.token_type_embeddings.weight",
     "encoder.layer.1.attention.self.query.weight",
     "encoder.layer.0.attention.output.LayerNorm.weight",
     "encoder.layer.2.output.dense.weight",
     "pooler.dense.weight",
+    "activation",
 )
+
+
+def changes_on(backend: str) -> tuple[str, ...]:
+    """Return the changes that an ordinary run makes on a Keras backend: each is made on one of them."""
+    return CHANGES[BACKENDS.index(backend) :: len(BACKENDS)]
+
 
 RANDOM: Final = np.random.default_rng(0)
 BATCH: Final = embgrad.TokenBatch(
@@ -55,12 +63,12 @@ def _changed(model: Any, fault: str) -> Iterator[None]:
         yield
 
 
-def main(folder: Path, file: Path) -> None:
-    """Bisect without a fault, in both orders, and with each."""
+def main(folder: Path, file: Path, faults: Iterable[str]) -> None:
+    """Bisect without a fault, in both orders, and with each of some."""
     model, other = embgrad.zoo.load_bert(folder, "torch"), embgrad.zoo.load_bert(folder, "keras")
     assert isinstance(other, keras_hub.models.BertBackbone)
     results = {"": embgrad.bisect(model, other, BATCH, POOLED), "turned": embgrad.bisect(other, model, BATCH, POOLED)}
-    for fault in (*FAULTS, "activation"):
+    for fault in faults:
         with _changed(other, fault):
             results[fault] = embgrad.bisect(model, other, BATCH, POOLED, tolerance=1e-5)
     results["after all"] = embgrad.bisect(model, other, BATCH, POOLED)

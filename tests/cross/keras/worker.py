@@ -5,6 +5,7 @@ KERAS_BACKEND=torch python -m tests.cross.keras.worker <folder of weights> <fold
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import Final
 
 import embgrad
+from tests.conftest import slow_is_asked_for
 from tests.support import keras_hub_zoo as zoo
 
-__all__ = ["BACKENDS", "COMPARED", "bisected", "file_of", "run", "weights_of"]
+__all__ = ["BACKENDS", "COMPARED", "OFTEN", "bisected", "file_of", "run", "weights_of"]
 
 #: The Keras backends under test, of which the others are compared with the first.
 BACKENDS: Final = ("tensorflow", "torch", "jax")
@@ -25,6 +27,8 @@ COMPARED: Final = (
     *("BertTextClassifier", "RobertaMaskedLM", "DistilBertBackbone", "GPT2CausalLM"),
     *("GemmaCausalLM", "Gemma3CausalLM", "LlamaCausalLM"),
 )
+#: The models, and the sides on which their batches are padded, that are compared in each run; all others are slow.
+OFTEN: Final = (("BertTextClassifier", "right"), ("GPT2CausalLM", "left"), ("GemmaCausalLM", None))
 
 ROOT: Final = Path(__file__).parents[3]
 
@@ -54,22 +58,24 @@ def bisected(folder: Path) -> Path:
 
 
 def main(weights: Path, checkpoint: Path, results: Path) -> None:
-    """Save for every model, batch and role the result of the plain call, with the weights of the files, and bisections."""
+    """Save for models, batches and roles the result of the plain call, with the weights of the files, and bisections."""
     from tests.cross.keras import bisecting, products
 
+    slow = slow_is_asked_for()
     products.main()
-    bisecting.main(checkpoint, bisected(results))
+    bisecting.main(
+        checkpoint, bisected(results), bisecting.CHANGES if slow else bisecting.changes_on(os.environ["KERAS_BACKEND"])
+    )
     warnings.filterwarnings("ignore", "the batch is padded on the left", embgrad.EmbgradWarning)
-    for name in COMPARED:
+    for name, side in itertools.product(COMPARED, zoo.SIDES) if slow else OFTEN:
         entry = zoo.MODELS[name]
         model = entry.build()
         zoo.load(model, weights_of(weights, name))
-        for side in zoo.SIDES:
-            batch = zoo.batch(model, side)
-            objective = zoo.objective(name, batch["padding_mask"])
-            found = embgrad.gradients(model, batch, objective, at=sorted(entry.roles))
-            for role, result in found.items():
-                result.save(file_of(results, name, side, role))
+        batch = zoo.batch(model, side)
+        objective = zoo.objective(name, batch["padding_mask"])
+        found = embgrad.gradients(model, batch, objective, at=sorted(entry.roles))
+        for role, result in found.items():
+            result.save(file_of(results, name, side, role))
 
 
 if __name__ == "__main__":
