@@ -13,7 +13,8 @@ import numpy as np
 import embgrad
 from embgrad.testing.examples import example_batch, example_weights
 
-WORKERS = 2
+#: How many processes of each kind: a spawned one imports the framework anew.
+WORKERS = {"fork": 2, "spawn": 1}
 
 
 @cache
@@ -29,10 +30,10 @@ def gradient(backend: str) -> np.ndarray:
 def main(backend: str) -> None:
     """Print how the processes were started whose gradients are those of this one, or where the framework refuses any."""
     expected = gradient(backend)
-    for method in ("fork", "spawn"):
-        with multiprocessing.get_context(method).Pool(WORKERS) as pool:
+    for method, count in WORKERS.items():
+        with multiprocessing.get_context(method).Pool(count) as pool:
             try:
-                found = pool.map(gradient, [backend] * (2 * WORKERS))
+                found = pool.map(gradient, [backend] * (2 * count))
             except RuntimeError as error:  # of PyTorch's own, in some builds
                 if "fork-based multiprocessing" not in str(error):
                     raise

@@ -12,8 +12,8 @@ FILE = Path(__file__).parents[1] / "keras_language_models.py"
 
 
 # keras-hub 0.32's own generation raises TypeError in JAX where 64-bit numbers are enabled.
-def test_an_encoder_decoder_and_a_language_model() -> None:
-    assert passed("jax", FILE, "Bart or generated", JAX_ENABLE_X64="0") == 2
+def test_an_encoder_decoder() -> None:
+    assert passed("jax", FILE, "Bart", JAX_ENABLE_X64="0") == 1
 
 
 @pytest.mark.slow

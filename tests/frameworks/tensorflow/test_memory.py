@@ -13,6 +13,7 @@ from tests.support.forecast import figures
 from tests.unit.refusals import refused
 
 
+@pytest.mark.slow
 def test_a_forecast_is_within_15_percent_of_what_is_measured() -> None:
     found = figures("tensorflow", 16, 128)
     assert "16" not in found["measured"]
