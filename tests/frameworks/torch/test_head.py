@@ -77,6 +77,17 @@ def rows_times(factor: float) -> Any:
     return lambda gradients: tuple(None if gradient is None else factor * gradient for gradient in gradients)
 
 
+def then(change: Callable[[Any], Any]) -> Forward:
+    """Return a forward pass that changes something about the logits before it returns them."""
+
+    def forward(model: Decoder, hidden: Any) -> Any:
+        logits = model.head(hidden)
+        change(logits)
+        return logits
+
+    return forward
+
+
 def after_input_hook(model: Decoder, hidden: Any) -> Any:
     hidden.register_hook(lambda gradient: gradient * gradient)
     return model.head(hidden)
@@ -90,12 +101,6 @@ def rechecked(model: Decoder, hidden: Any) -> Any:
     return checkpoint(lambda value: model.head(torch.tanh(value)), hidden, use_reentrant=False)
 
 
-def values_written(model: Decoder, hidden: Any) -> Any:
-    logits = model.head(hidden)
-    logits.data.mul_(2)
-    return logits
-
-
 @pytest.mark.parametrize(
     "forward",
     [
@@ -106,7 +111,7 @@ def values_written(model: Decoder, hidden: Any) -> Any:
         written_before,
         rechecked,
         lambda model, hidden: checkpoint(model.head, hidden, use_reentrant=True),
-        values_written,
+        then(lambda logits: logits.data.mul_(2)),
     ],
     ids=[
         *("plain", "no bias", "contiguous", "hook on the input", "input written before"),
@@ -118,56 +123,6 @@ def test_rows_of_a_head_have_the_gradient_of_autograd(forward: Forward, shortcut
     result = embgrad.gradients(model, IDS, OBJECTIVE)
     assert shortcuts
     np.testing.assert_allclose(result.values, by_autograd(model), rtol=1e-12, atol=1e-15)
-
-
-def in_place(model: Decoder, hidden: Any) -> Any:
-    return model.head(hidden).mul_(2)
-
-
-def masked(model: Decoder, hidden: Any) -> Any:
-    logits = model.head(hidden)
-    logits[..., :2] = -1e4
-    return logits
-
-
-def view_written(model: Decoder, hidden: Any) -> Any:
-    logits = model.head(hidden)
-    logits[:, 2].mul_(3)
-    return logits
-
-
-def hooked(model: Decoder, hidden: Any) -> Any:
-    logits = model.head(hidden)
-    logits.register_hook(lambda gradient: 2 * gradient)
-    return logits
-
-
-def node_hooked(model: Decoder, hidden: Any) -> Any:
-    logits = model.head(hidden)
-    logits.grad_fn.register_hook(lambda gradients, _: rows_times(2)(gradients))
-    return logits
-
-
-def node_prehooked(model: Decoder, hidden: Any) -> Any:
-    logits = model.head(hidden)
-    logits.grad_fn.register_prehook(rows_times(2))
-    return logits
-
-
-def inner_node_hooked(model: Decoder, hidden: Any) -> Any:
-    logits = model.head(hidden)
-    logits.grad_fn.next_functions[0][0].register_prehook(rows_times(2))
-    return logits
-
-
-def retained(model: Decoder, hidden: Any) -> Any:
-    logits = model.head(hidden)
-    logits.retain_grad()
-    return logits
-
-
-def capped(model: Decoder, hidden: Any) -> Any:
-    return 3 * torch.tanh(model.head(hidden) / 3)
 
 
 def summed_in_place(model: Decoder, hidden: Any) -> Any:
@@ -191,15 +146,19 @@ class Doubled(torch.autograd.Function):
 
 
 BY_AUTOGRAD: dict[str, Forward] = {
-    "logits written in place": in_place,
-    "logits masked in place": masked,
-    "a view of logits written": view_written,
-    "a hook on logits": hooked,
-    "a hook on the node": node_hooked,
-    "a prehook on the node": node_prehooked,
-    "a prehook on a node inside": inner_node_hooked,
-    "logits that retain their gradient": retained,
-    "soft-capping": capped,
+    "logits written in place": then(lambda logits: logits.mul_(2)),
+    "logits masked in place": then(lambda logits: logits.__setitem__((..., slice(2)), -1e4)),
+    "a view of logits written": then(lambda logits: logits[:, 2].mul_(3)),
+    "a hook on logits": then(lambda logits: logits.register_hook(lambda gradient: 2 * gradient)),
+    "a hook on the node": then(
+        lambda logits: logits.grad_fn.register_hook(lambda gradients, _: rows_times(2)(gradients))
+    ),
+    "a prehook on the node": then(lambda logits: logits.grad_fn.register_prehook(rows_times(2))),
+    "a prehook on a node inside": then(
+        lambda logits: logits.grad_fn.next_functions[0][0].register_prehook(rows_times(2))
+    ),
+    "logits that retain their gradient": then(lambda logits: logits.retain_grad()),
+    "soft-capping": lambda model, hidden: 3 * torch.tanh(model.head(hidden) / 3),
     "a sum with a low-rank map": lambda model, hidden: model.head(hidden) + model.side(hidden),
     "a sum in place": summed_in_place,
     "a function that marks logits dirty": lambda model, hidden: Doubled.apply(model.head(hidden)),
