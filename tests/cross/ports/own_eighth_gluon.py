@@ -81,8 +81,3 @@ class GluonAttention(mx.gluon.Block):  # type: ignore[misc]
         else:
             found = (shares.expand_dims(2) * values).sum(axis=0)
         return self.head(found)
-
-
-def called(net: Any, inputs: Any) -> Any:
-    """Call a net with ids and mask."""
-    return net(inputs["input_ids"], inputs["attention_mask"])

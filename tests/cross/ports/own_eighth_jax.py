@@ -158,8 +158,3 @@ scan_mamba.usual = {  # type: ignore[attr-defined]
     **{"form": "scan", "decay": "minus", "hold": False, "gate_first": False, "act": True, "split": "step first"},
     **{"step": "softplus", "step_bias": 1.0, "skip": 1.0, "gate": "silu", "residual": True, "last_norm": True},
 }
-
-
-def applied(parts: Any, inputs: Any) -> Any:
-    """Call a function of parameters with ids."""
-    return parts[0](parts[1], inputs["input_ids"])

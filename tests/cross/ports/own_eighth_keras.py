@@ -175,13 +175,3 @@ class KerasAveraging(keras.Model):  # type: ignore[misc]
         for name in s.order:
             x = getattr(self, name)(x)
         return self.head(x)
-
-
-def called(model: Any, inputs: Any) -> Any:
-    """Call a model with ids and mask."""
-    return model(inputs["input_ids"], inputs["attention_mask"])
-
-
-def called_with_ids(model: Any, inputs: Any) -> Any:
-    """Call a model with ids."""
-    return model(inputs["input_ids"])

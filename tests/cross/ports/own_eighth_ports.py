@@ -13,7 +13,20 @@ from typing import Any, Final
 from embgrad import TokenBatch
 from tests.cross.ports import own_eighth_references as references
 from tests.cross.ports.architectures import token_batch
-from tests.cross.ports.own_fault import EPSILON, NORM, SWAP, OwnPort, own_list, planted, swapped, transposed, weights
+from tests.cross.ports.own_fault import (
+    EPSILON,
+    IDS,
+    MASKED,
+    NORM,
+    SWAP,
+    TYPED,
+    OwnPort,
+    own_list,
+    planted,
+    swapped,
+    transposed,
+    weights,
+)
 
 
 def _typed() -> TokenBatch:
@@ -21,19 +34,19 @@ def _typed() -> TokenBatch:
 
 
 def _port(
-    reference: Callable[[], Any], framework: str, name: str, call: str = "called", batch: Any = references.texts
+    reference: Callable[[], Any], framework: str, name: str, call: str = MASKED, batch: Any = references.texts
 ) -> OwnPort:
     return OwnPort(reference, batch, (f"own_eighth_{framework}", name), call)
 
 
 _PORTS: Final[Mapping[str, OwnPort]] = {
     "keras-bilstm": _port(lambda: references.BiLstm().drawn(), "keras", "KerasBiLstm"),
-    "keras-gru": _port(lambda: references.GruLm().drawn(), "keras", "KerasGru", "called_with_ids"),
-    "jax-textcnn": _port(lambda: references.TextCnn().drawn(), "jax", "jax_textcnn", "applied"),
+    "keras-gru": _port(lambda: references.GruLm().drawn(), "keras", "KerasGru", IDS),
+    "jax-textcnn": _port(lambda: references.TextCnn().drawn(), "jax", "jax_textcnn", IDS),
     "gluon-lstm-attention": _port(lambda: references.LstmAttention().drawn(), "gluon", "GluonAttention"),
-    "scan-mamba": _port(references.mamba, "jax", "scan_mamba", "applied"),
+    "scan-mamba": _port(references.mamba, "jax", "scan_mamba", IDS),
     "torch-rwkv": _port(references.rwkv, "torch", "FileRwkv", ""),
-    "tf-fnet": _port(references.fnet, "tensorflow", "VariablesFnet", batch=_typed),
+    "tf-fnet": _port(references.fnet, "tensorflow", "VariablesFnet", TYPED, batch=_typed),
     "torch-convbert": _port(references.convbert, "torch", "SpanConvBert", "", batch=_typed),
     "keras-averaging": _port(lambda: references.Averaging().drawn(), "keras", "KerasAveraging"),
 }

@@ -88,8 +88,3 @@ class VariablesFnet(tf.Module):  # type: ignore[misc]
         h = self.normed(gelu(h, s) if s.head_act else h, f"{name}.transform", s)
         table = self.p["fnet.embeddings.word_embeddings.weight"]
         return tf.matmul(h, table, transpose_b=True) + self.p[f"{name}.bias"]
-
-
-def called(model: Any, inputs: Any) -> Any:
-    """Call a model with ids, mask and types."""
-    return model(inputs["input_ids"], inputs["attention_mask"], inputs["token_type_ids"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -28,7 +28,8 @@ class OwnPort:
         reference: makes the reference.
         batch: makes the batch.
         port: the module of this folder and the name there of what makes the port of a state, a configuration and settings.
-        call: the name there of the function that calls the port; "" where it is called as usual.
+        call: the names of the inputs that the port is called with, or the name there of the function that calls it; "" where
+            it is called as usual.
     """
 
     reference: Callable[[], Any]
@@ -46,7 +47,21 @@ class OwnPort:
         made = build(state, first.config, settings)
         port = made.eval() if isinstance(made, nn.Module) else made
         way = Port(self.port[1], "own", lambda _: port, lambda batch: batch, architectures.forward("bert"))
-        return Pair(first, port, batch, batch, way), getattr(module, self.call) if self.call else None
+        return Pair(first, port, batch, batch, way), self._call_of(module)
+
+    def _call_of(self, module: Any) -> Callable[[Any, Any], Any] | None:
+        """Return how the port is called; where it is a function, or a module of Linen, with its parameters."""
+        if not self.call or hasattr(module, self.call):
+            return getattr(module, self.call) if self.call else None
+
+        def call(model: Any, inputs: Any) -> Any:
+            given = [inputs[name] for name in self.call.split()]
+            if not isinstance(model, Sequence):
+                return model(*given)
+            function, parameters = model
+            return getattr(function, "apply", function)(parameters, *given)
+
+        return call
 
 
 @dataclass(frozen=True)
@@ -197,6 +212,11 @@ def planted(port: str, label: str, causes: str, site: str, **more: Any) -> OwnFa
     own = {name: more.pop(name) for name in ("layers", "change", "may_be_unnamed") if name in more}
     return OwnFault(port, label, tuple(causes.split()), site, more, **own)
 
+
+#: The inputs of ports, by their names.
+IDS: Final = "input_ids"
+MASKED: Final = "input_ids attention_mask"
+TYPED: Final = "input_ids attention_mask token_type_ids"
 
 NORM: Final = "norm|ln_|layernorm|LayerNorm"
 EPSILON: Final = "layer-norm-epsilon"

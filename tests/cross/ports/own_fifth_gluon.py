@@ -111,8 +111,3 @@ class GluonGpt2(nn.Block):  # type: ignore[misc]
         for cell in self.cells:
             x = cell(x, seen)
         return self.head(self.ln_f(x))
-
-
-def called(net: Any, inputs: Any) -> Any:
-    """Call a net with ids."""
-    return net(inputs["input_ids"])

@@ -248,8 +248,3 @@ einsum_gemma.usual = {  # type: ignore[attr-defined]
     **{"scalar": 20, "scaled": "queries", "window": 6, "first_global": 5},
     **{"scale_dtype": "float32", "logit_cap": 6.0, "reshaped": False, "stored": "kv", "jit": False},
 }
-
-
-def applied(parts: Any, inputs: Any) -> Any:
-    """Call a function of parameters with ids."""
-    return parts[0](parts[1], inputs["input_ids"])

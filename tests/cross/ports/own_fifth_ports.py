@@ -18,6 +18,7 @@ from tests.cross.ports.own_fault import (
     ATTENTION,
     EPSILON,
     HEADS,
+    IDS,
     NORM,
     STREAM,
     SWAP,
@@ -79,10 +80,10 @@ _PORTS: Final[Mapping[str, OwnPort]] = {
     "served-qwen3": port_of("llama-lm", "own_fifth_torch", "ServedQwen", "", _qwen3),
     "lora-minilm": OwnPort(_adapted, sentences, ("own_fifth_torch", "LoraMinilm")),
     "batched-moe": port_of("llama", "own_fifth_jax", "BatchedMoe", "", lambda: twins.model("qwen2-moe")),
-    "einsum-gemma3": port_of("llama-lm", "own_fifth_jax", "einsum_gemma", "applied", _gemma3),
+    "einsum-gemma3": port_of("llama-lm", "own_fifth_jax", "einsum_gemma", IDS, _gemma3),
     "functional-mbart": port_of("bart", "own_fifth_keras", "functional_mbart", "", _mbart),
     "graph-gptj": port_of("llama-lm", "own_fifth_tensorflow", "GptJ", "called", _gptj),
-    "gluon-gpt2": port_of("gpt2-lm", "own_fifth_gluon", "GluonGpt2", "called"),
+    "gluon-gpt2": port_of("gpt2-lm", "own_fifth_gluon", "GluonGpt2", IDS),
 }
 
 _MLP: Final = "mlp|intermediate|output.dense|activation|fc"

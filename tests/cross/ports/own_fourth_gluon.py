@@ -111,8 +111,3 @@ class GluonRoformer(nn.Block):  # type: ignore[misc]
         for cell in self.cells:
             x = cell(x, mx.nd.cos(angles), mx.nd.sin(angles) * s.sign, lengths)
         return x
-
-
-def called(net: Any, inputs: Any) -> Any:
-    """Call a net with ids and mask."""
-    return net(inputs["input_ids"], inputs["attention_mask"])

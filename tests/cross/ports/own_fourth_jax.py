@@ -264,11 +264,6 @@ clip_text.usual = {  # type: ignore[attr-defined]
 }
 
 
-def applied(parts: Any, inputs: Any) -> Any:
-    """Call a function of parameters."""
-    return parts[0](parts[1], inputs["input_ids"], inputs["attention_mask"])
-
-
 def mapped(tower: Any, inputs: Any) -> Any:
     """Call a tower with each text, compiled if it is to be."""
     function = jax.vmap(lambda own, ids, mask: own(ids, mask), in_axes=(None, 0, 0))

@@ -21,6 +21,7 @@ from tests.cross.ports.own_fault import (
     ATTENTION,
     EPSILON,
     FEED,
+    MASKED,
     NORM,
     STREAM,
     SWAP,
@@ -108,15 +109,15 @@ def _batch() -> TokenBatch:
 _TORCH: Final = "own_fourth_torch"
 _PORTS: Final[Mapping[str, OwnPort]] = {
     "ane-minilm": OwnPort(Sentences, sentences, (_TORCH, "AneMinilm")),
-    "int8-minilm": OwnPort(_in_8_bits, sentences, ("own_fourth_tensorflow", "Int8Minilm"), "called"),
+    "int8-minilm": OwnPort(_in_8_bits, sentences, ("own_fourth_tensorflow", "Int8Minilm"), MASKED),
     "cached-neox": OwnPort(_neox, _batch, (_TORCH, "CachedNeox")),
     "gathered-deberta": OwnPort(lambda: twins.model("deberta-v2"), _batch, (_TORCH, "Deberta")),
     "keras-modernbert": OwnPort(
         lambda: twins.model("modernbert"), _batch, ("own_fourth_tensorflow", "KerasModernbert")
     ),
-    "t5x-encoder": OwnPort(_t5, _batch, ("own_fourth_jax", "t5x_encoder"), "applied"),
+    "t5x-encoder": OwnPort(_t5, _batch, ("own_fourth_jax", "t5x_encoder"), MASKED),
     "tree-clip": OwnPort(lambda: Captions().eval(), captions, ("own_fourth_jax", "clip_text"), "mapped"),
-    "gluon-roformer": OwnPort(_roformer, _batch, ("own_fourth_gluon", "GluonRoformer"), "called"),
+    "gluon-roformer": OwnPort(_roformer, _batch, ("own_fourth_gluon", "GluonRoformer"), MASKED),
 }
 
 _MLP: Final = "intermediate|output.dense|mlp|activation|layer"

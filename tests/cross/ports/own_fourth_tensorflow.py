@@ -118,11 +118,6 @@ class Int8Minilm(tf.Module):
         return self.run(input_ids, attention_mask)
 
 
-def called(model: Any, inputs: Any) -> Any:
-    """Call a module with ids and mask."""
-    return model(inputs["input_ids"], inputs["attention_mask"])
-
-
 # ModernBERT of Keras 3 layers
 
 

@@ -126,8 +126,3 @@ class DistilBert(nn.Block):  # type: ignore[misc]
         for cell in self.cells:
             x = cell(x, seen if s.mask != "none" else None)
         return x
-
-
-def called(net: Any, inputs: Any) -> Any:
-    """Call a net with ids and mask."""
-    return net(inputs["input_ids"], inputs["attention_mask"])

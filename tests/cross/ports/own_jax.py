@@ -129,11 +129,6 @@ def plain_llama(state: State, config: Any, settings: Settings) -> Any:
 plain_llama.usual = _DECODER  # type: ignore[attr-defined]
 
 
-def applied(parts: Any, inputs: Any) -> Any:
-    """Call a function of parameters."""
-    return parts[0](parts[1], inputs["input_ids"], inputs["attention_mask"])
-
-
 # Flax NNX
 
 
@@ -348,8 +343,3 @@ linen_bert.usual = {  # type: ignore[attr-defined]
     **{**_ATTENTION, "scale": 8**-0.5, "causal": False, "epsilon": 1e-12, "act": "exact", "pre_norm": False},
     **{"outside": False, "residual": True, "first": 0, "types": True, "embedding_norm": True, "unturned": False},
 }
-
-
-def applied_linen(parts: Any, inputs: Any) -> Any:
-    """Call a Linen module with its variables."""
-    return parts[0].apply(parts[1], inputs["input_ids"], inputs["attention_mask"], inputs["token_type_ids"])

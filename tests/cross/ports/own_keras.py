@@ -202,8 +202,3 @@ class Mixtral(keras.Model):
             x = (normed if self.s.late_residual else x) + attention(normed)
             x = x + experts(after(x))
         return self.last(x) if self.s.final else x
-
-
-def applied(model: Any, inputs: Any) -> Any:
-    """Call a model with ids alone."""
-    return model(inputs["input_ids"])

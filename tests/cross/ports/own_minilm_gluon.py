@@ -109,8 +109,3 @@ class GluonMinilm(mx.gluon.Block):  # type: ignore[misc]
         else:
             pooled = nd.broadcast_div(nd.broadcast_mul(x, real).sum(axis=1), lengths.reshape((-1, 1)))
         return nd.L2Normalization(pooled, mode="instance")
-
-
-def called(net: Any, inputs: Any) -> Any:
-    """Call a net with ids and mask."""
-    return net(inputs["input_ids"], inputs["attention_mask"])

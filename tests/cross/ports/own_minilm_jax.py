@@ -89,8 +89,3 @@ vmap_minilm.usual = {  # type: ignore[attr-defined]
     **{"eps": 1e-12, "spread": "variance", "ddof": 0, "key_bias": True, "scale": None, "mask": "where", "tanh": False},
     **{"heads_first": True, "residual": True, "last_norm": True, "first": 0, "type": 0, "jit": False},
 }
-
-
-def applied(parts: Any, inputs: Any) -> Any:
-    """Call a function of parameters."""
-    return parts[0](parts[1], inputs["input_ids"], inputs["attention_mask"])

@@ -77,11 +77,6 @@ class VariablesMinilm(tf.Module):
         return tf.math.l2_normalize(pooled, axis=-1) if s.unit else pooled
 
 
-def called(model: Any, inputs: Any) -> Any:
-    """Call a module with ids and mask."""
-    return model(inputs["input_ids"], inputs["attention_mask"])
-
-
 class Norm(keras.layers.Layer):
     def __init__(self, eps: float, **named: Any) -> None:
         super().__init__(**named)

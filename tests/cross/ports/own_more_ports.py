@@ -18,9 +18,11 @@ from tests.cross.ports.architectures import PADDING, VOCAB, Architecture, draw_w
 from tests.cross.ports.own_fault import (
     ATTENTION,
     EPSILON,
+    MASKED,
     NORM,
     STREAM,
     SWAP,
+    TYPED,
     OwnPort,
     own_list,
     planted,
@@ -91,14 +93,14 @@ def _marian() -> Any:
 
 
 _PORTS: Final[Mapping[str, OwnPort]] = {
-    "scan-opt": port_of("gpt2", "own_scan", "scanned_opt", "called", _opt),
-    "linen-mistral": port_of("mistral", "own_scan", "linen_mistral", "called_linen"),
+    "scan-opt": port_of("gpt2", "own_scan", "scanned_opt", MASKED, _opt),
+    "linen-mistral": port_of("mistral", "own_scan", "linen_mistral", MASKED),
     "einsum-bloom": port_of("gpt2", "own_alibi", "EinsumBloom", "", _bloom),
-    "module-albert": port_of("albert", "own_tensorflow", "Albert", "called"),
+    "module-albert": port_of("albert", "own_tensorflow", "Albert", TYPED),
     "electra-tagger": port_of("bert", "own_tensorflow", "Tagger", "", _tagger),
     "sdpa-phi": port_of("llama", "own_parallel", "Phi", "", _phi),
     "nnx-marian": port_of("bart", "own_seq2seq", "Marian", "", _marian),
-    "gluon-distilbert": port_of("distilbert", "own_gluon", "DistilBert", "called"),
+    "gluon-distilbert": port_of("distilbert", "own_gluon", "DistilBert", MASKED),
     "fused-olmo2": port_of("llama", "own_fused", "Olmo2", "", lambda: twins.model("olmo2")),
     "library-mlm": port_of("bert-lm", "own_library", "LibraryMlm"),
     "reranker": port_of("bert", "own_reranker", "Reranker", "", _pairs),

@@ -104,11 +104,6 @@ scanned_opt.usual = {  # type: ignore[attr-defined]
 }
 
 
-def called(parts: Any, inputs: Any) -> Any:
-    """Call a function of parameters."""
-    return parts[0](parts[1], inputs["input_ids"], inputs["attention_mask"])
-
-
 # Mistral in Linen
 
 
@@ -241,8 +236,3 @@ linen_mistral.usual = {  # type: ignore[attr-defined]
     **{"eps": 1e-5, "base": 1e4, "rounded": False, "start": 0, "interleaved": False, "tiled": False, "scale": 0.25},
     **{"axis": -1, "gated": True, "window": 6, "padded": True},
 }
-
-
-def called_linen(parts: Any, inputs: Any) -> Any:
-    """Call a Linen module with its variables."""
-    return parts[0].apply(parts[1], inputs["input_ids"], inputs["attention_mask"])

@@ -107,8 +107,3 @@ class GluonBioGpt(nn.HybridBlock):  # type: ignore[misc]
         for cell in self.cells:
             x = cell(x, F.expand_dims(hidden, 0))
         return F.transpose(self.head(self.ln(x) if s.last_norm else x), (1, 0, 2))
-
-
-def called(net: Any, inputs: Any) -> Any:
-    """Call a net with ids."""
-    return net(inputs["input_ids"])

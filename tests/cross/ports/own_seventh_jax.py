@@ -115,8 +115,3 @@ haiku_glm4.usual = {  # type: ignore[attr-defined]
     **{"tiled": False, "axis": -1, "up_first": False, "act": "silu", "post": "both", "unbiased": (), "tied": False},
     **{"remat": False, "texts": "together", "jit": True},
 }
-
-
-def applied(parts: Any, inputs: Any) -> Any:
-    """Call a function of parameters with ids."""
-    return parts[0](parts[1], inputs["input_ids"])

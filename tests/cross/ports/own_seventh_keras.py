@@ -104,8 +104,3 @@ class KerasEsm(keras.Model):  # type: ignore[misc]
         h = self.dense(self.last(x) if s.last_norm else x)
         h = self.head_norm(ops.gelu(h, approximate=False) if s.head_act else h)
         return ops.matmul(h, ops.transpose(self.table.embeddings)) + self.bias
-
-
-def called(model: Any, inputs: Any) -> Any:
-    """Call a model with ids and mask."""
-    return model(inputs["input_ids"], inputs["attention_mask"])

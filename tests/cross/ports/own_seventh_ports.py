@@ -14,6 +14,8 @@ from tests.cross.ports.own_fault import (
     ATTENTION,
     EPSILON,
     HEADS,
+    IDS,
+    MASKED,
     NORM,
     STREAM,
     SWAP,
@@ -69,12 +71,10 @@ _PORTS: Final[Mapping[str, OwnPort]] = {
     "relative-xlnet": port_of("bert", "own_seventh_torch", "RelativeXlnet", "", _xlnet),
     "exported-minilm": OwnPort(Sentences, sentences, ("own_seventh_onnx", "exported_minilm")),
     "helper-gptneo": port_of("gpt2-lm", "own_seventh_onnx", "helper_gptneo", "", _gptneo),
-    "haiku-glm4": port_of("llama-lm", "own_seventh_jax", "haiku_glm4", "applied", _glm4),
-    "keras-esm": port_of("roberta", "own_seventh_keras", "KerasEsm", "called", _esm),
-    "functional-starcoder2": port_of(
-        "llama-lm", "own_seventh_tensorflow", "functional_starcoder", "called", _starcoder2
-    ),
-    "gluon-biogpt": port_of("gpt2-lm", "own_seventh_gluon", "GluonBioGpt", "called", _biogpt),
+    "haiku-glm4": port_of("llama-lm", "own_seventh_jax", "haiku_glm4", IDS, _glm4),
+    "keras-esm": port_of("roberta", "own_seventh_keras", "KerasEsm", MASKED, _esm),
+    "functional-starcoder2": port_of("llama-lm", "own_seventh_tensorflow", "functional_starcoder", IDS, _starcoder2),
+    "gluon-biogpt": port_of("gpt2-lm", "own_seventh_gluon", "GluonBioGpt", IDS, _biogpt),
 }
 
 _MLP: Final = "mlp|intermediate|output.dense|activation|ff|fc"

@@ -96,8 +96,3 @@ functional_starcoder.usual = {  # type: ignore[attr-defined]
     **{"eps": 1e-5, "base": 1e4, "late": 0, "window": 6, "tiled": False, "grouped": False, "mask": "chosen"},
     **{"least": -1e9, "unbiased": (), "as_stored": (), "lookup": 1.0, "tanh": True, "tied": "copy"},
 }
-
-
-def called(model: Any, inputs: Any) -> Any:
-    """Call a model with ids."""
-    return model(inputs["input_ids"])

@@ -133,8 +133,3 @@ class GluonRobertaLm(nn.Block):  # type: ignore[misc]
         h = mx.nd.LeakyReLU(h, act_type="gelu") if s.head_act == "gelu" else h
         h = self.head_ln(h) if s.head_norm else h
         return mx.nd.broadcast_add(self.decoder(h), self.bias.data())
-
-
-def called(net: Any, inputs: Any) -> Any:
-    """Call a net with ids and mask."""
-    return net(inputs["input_ids"], inputs["attention_mask"])

@@ -135,11 +135,6 @@ tree_granite.usual = {  # type: ignore[attr-defined]
 }
 
 
-def applied(parts: Any, inputs: Any) -> Any:
-    """Call a function of parameters with ids."""
-    return parts[0](parts[1], inputs["input_ids"])
-
-
 # Pegasus in Linen, whose layers are stacked and computed again
 
 
@@ -285,8 +280,3 @@ stacked_pegasus.usual = {  # type: ignore[attr-defined]
     **{"memory_norm": True, "longest": 1e4, "first": 0, "sines": "halves", "embed_scale": 32**0.5},
     **{"causal": True, "cross_masked": True, "logits_bias": 1.0, "backwards": False, "jit": True},
 }
-
-
-def applied_pegasus(parts: Any, inputs: Any) -> Any:
-    """Call a function of parameters with both texts."""
-    return parts[0](parts[1], *(inputs[name] for name in ("input_ids", "attention_mask", "decoder_input_ids")))

@@ -150,8 +150,3 @@ class KerasNemotron(keras.Model):  # type: ignore[misc]
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
-
-
-def called(model: Any, inputs: Any) -> Any:
-    """Call a model with ids."""
-    return model(inputs["input_ids"])

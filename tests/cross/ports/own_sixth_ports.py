@@ -20,6 +20,8 @@ from tests.cross.ports.own_fault import (
     ATTENTION,
     EPSILON,
     HEADS,
+    IDS,
+    MASKED,
     NORM,
     STREAM,
     SWAP,
@@ -108,11 +110,13 @@ _PORTS: Final[Mapping[str, OwnPort]] = {
     "ggml-stablelm": port_of("llama-lm", "own_sixth_torch", "GgmlStablelm", "", _stablelm),
     "online-mpnet": port_of("roberta", "own_sixth_torch", "OnlineMpnet", "", _mpnet),
     "pipeline-minilm": OwnPort(lambda: Projected().eval(), sentences, ("own_sixth_torch", "PipelineMinilm")),
-    "tree-granite": port_of("llama-lm", "own_sixth_jax", "tree_granite", "applied", _granite),
-    "stacked-pegasus": port_of("bart", "own_sixth_jax", "stacked_pegasus", "applied_pegasus", _pegasus),
-    "keras-nemotron": port_of("llama-lm", "own_sixth_keras", "KerasNemotron", "called", _nemotron),
+    "tree-granite": port_of("llama-lm", "own_sixth_jax", "tree_granite", IDS, _granite),
+    "stacked-pegasus": port_of(
+        "bart", "own_sixth_jax", "stacked_pegasus", "input_ids attention_mask decoder_input_ids", _pegasus
+    ),
+    "keras-nemotron": port_of("llama-lm", "own_sixth_keras", "KerasNemotron", IDS, _nemotron),
     "grouped-squeezebert": port_of("bert", "own_sixth_tensorflow", "GroupedSqueezebert", "called", _squeezebert),
-    "gluon-roberta-lm": port_of("roberta", "own_sixth_gluon", "GluonRobertaLm", "called", _roberta),
+    "gluon-roberta-lm": port_of("roberta", "own_sixth_gluon", "GluonRobertaLm", MASKED, _roberta),
 }
 
 _MLP: Final = "mlp|intermediate|output.dense|output.conv1d|activation|fc"

@@ -109,11 +109,6 @@ class Albert(tf.Module):
         return x
 
 
-def called(model: Any, inputs: Any) -> Any:
-    """Call a module with ids, mask and types."""
-    return model(inputs["input_ids"], inputs["attention_mask"], inputs["token_type_ids"])
-
-
 class Block(keras.layers.Layer):  # type: ignore[misc]
     def __init__(self, width: int, heads: int, inner: int, s: Any) -> None:
         super().__init__()

@@ -20,6 +20,7 @@ from tests.cross.ports import twins
 from tests.cross.ports.own_fault import (
     ATTENTION,
     EPSILON,
+    MASKED,
     NORM,
     STREAM,
     SWAP,
@@ -73,10 +74,10 @@ def _minilm(module: str, name: str, call: str = "", reference: Any = Sentences) 
 
 
 _PORTS: Final[Mapping[str, OwnPort]] = {
-    "variables-minilm": _minilm("own_minilm_tensorflow", "VariablesMinilm", "called"),
+    "variables-minilm": _minilm("own_minilm_tensorflow", "VariablesMinilm", MASKED),
     "einsum-minilm": _minilm("own_minilm_tensorflow", "EinsumMinilm"),
-    "gluon-minilm": _minilm("own_minilm_gluon", "GluonMinilm", "called"),
-    "vmap-minilm": _minilm("own_minilm_jax", "vmap_minilm", "applied", _bert),
+    "gluon-minilm": _minilm("own_minilm_gluon", "GluonMinilm", MASKED),
+    "vmap-minilm": _minilm("own_minilm_jax", "vmap_minilm", MASKED, _bert),
     "loose-minilm": _minilm("own_minilm_torch", "loose_minilm"),
     "packed-minilm": _minilm("own_minilm_torch", "PackedMinilm"),
     "meta-cohere": port_of("llama-lm", "own_minilm_torch", "MetaCohere", "", lambda: twins.model("cohere-lm")),
