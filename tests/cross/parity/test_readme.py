@@ -49,6 +49,7 @@ def quick_start() -> dict[str, Any]:
     return names
 
 
+@pytest.mark.slow  # all blocks run above; what one needs changes with the text alone
 @pytest.mark.parametrize("block", snippets(README)[1:], ids=lambda block: f"line {block.line + 1}")
 def test_each_block_needs_the_quick_start_alone(block: Snippet, quick_start: dict[str, Any]) -> None:
     names = quick_start.copy()

@@ -102,6 +102,7 @@ class ModelChecks:
 
     # Changes
 
+    @pytest.mark.sampled(2)
     def test_rows_that_are_overridden_or_added_to(self, case: Case) -> None:
         model, own = known(case)
         rows = own.activations["word"]
@@ -115,6 +116,7 @@ class ModelChecks:
             found = embgrad.evaluate(model, case.batch, case.objective, call=case.call, **options)
             close(found, changed.objective)
 
+    @pytest.mark.sampled(2)
     def test_a_layer_that_is_overridden_or_edited(self, case: Case) -> None:
         own = known(case)[1]
         place = "layer.0" if case.layers else "word"
@@ -131,6 +133,7 @@ class ModelChecks:
 
     # Ways of running
 
+    @pytest.mark.sampled(2)
     def test_a_compiled_pass_gives_the_same(self, case: Case) -> None:
         own = known(case)[1]
         for _ in range(2):

@@ -110,14 +110,10 @@ def torch_bert() -> tuple[Any, Any]:
 
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
+        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
         max_position_embeddings=32,
         num_labels=CLASSES,
-    )
+    )  # fmt: skip
     return transformers.BertForSequenceClassification(config).eval(), tokenizer()
 
 

@@ -65,12 +65,8 @@ def test_attributions_are_written(items: Items, tmp_path: Path) -> None:
     rows, method = items(20), METHODS["integrated_gradients"]
     report = embgrad.ray.write(
         embgrad.ray.run.ray.data.from_items(rows),
-        models.reference,
-        labelled,
-        tmp_path / "out",
-        ids="ids_",
-        method=method,
-    )
+        models.reference, labelled, tmp_path / "out", ids="ids_", method=method,
+    )  # fmt: skip
     assert report.rows_out == 20
     written = pa.parquet.read_table(tmp_path / "out").to_pylist()
     for row in written:
