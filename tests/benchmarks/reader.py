@@ -89,8 +89,5 @@ def _named(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 #: The tables by their names in the text.
 TABLES: Final[Mapping[str, Callable[[Figures], Table]]] = {
-    "price": _price,
-    "hidden states": _hidden,
-    "small calls": _small,
-    "other tools": _rivals,
-}
+    "price": _price, "hidden states": _hidden, "small calls": _small, "other tools": _rivals,
+}  # fmt: skip

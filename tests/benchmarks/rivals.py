@@ -202,11 +202,8 @@ def inseq(question: Question) -> Iterator[Rival]:
 
 
 TOOLS: dict[str, Callable[[Question], Iterator[Rival]]] = {
-    "captum": captum,
-    "nnsight": nnsight,
-    "textattack": textattack,
-    "inseq": inseq,
-}
+    "captum": captum, "nnsight": nnsight, "textattack": textattack, "inseq": inseq,
+}  # fmt: skip
 
 #: The tools with equivalent code by hand.
 WITH_CODE_BY_HAND: Final = ("captum", "nnsight")

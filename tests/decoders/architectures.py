@@ -16,14 +16,10 @@ DIM: Final = 64
 
 _SPECIAL: Final = {"pad_token_id": PADDING, "bos_token_id": 1, "eos_token_id": 2}
 _USUAL: Final = {
-    "vocab_size": VOCAB,
-    "hidden_size": DIM,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 96,
+    "vocab_size": VOCAB, "hidden_size": DIM, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96,
     "max_position_embeddings": 32,
     **_SPECIAL,
-}
+}  # fmt: skip
 _GROUPED: Final = {**_USUAL, "num_key_value_heads": 2, "head_dim": 16}
 #: Shorter than the texts, so that it matters.
 _WINDOW: Final = {**_GROUPED, "sliding_window": 4}

@@ -34,21 +34,13 @@ LAYERS: Final = 2
 IDS: Final = np.array([[2, 7, 4, 9, 3], [5, 6, 3, 11, 13], [2, 15, 8, 17, 3]])
 
 _ENCODER: Final = {
-    "vocabulary_size": VOCAB,
-    "num_layers": LAYERS,
-    "num_heads": 2,
-    "hidden_dim": DIM,
-    "intermediate_dim": 12,
+    "vocabulary_size": VOCAB, "num_layers": LAYERS, "num_heads": 2, "hidden_dim": DIM, "intermediate_dim": 12,
     "max_sequence_length": 16,
-}
+}  # fmt: skip
 _DECODER: Final = {
-    "vocabulary_size": VOCAB,
-    "num_layers": LAYERS,
-    "num_query_heads": 2,
-    "num_key_value_heads": 1,
-    "hidden_dim": DIM,
+    "vocabulary_size": VOCAB, "num_layers": LAYERS, "num_query_heads": 2, "num_key_value_heads": 1, "hidden_dim": DIM,
     "intermediate_dim": 12,
-}
+}  # fmt: skip
 _SIZES: Final[Mapping[str, Mapping[str, int]]] = {
     "Bert": _ENCODER,
     "Roberta": _ENCODER,

@@ -50,11 +50,8 @@ def _examine(framework: str, options: argparse.Namespace, record: dict[str, Any]
         own["rows"] = {name: row for name, row in own["rows"].items() if name in listed}
     columns = [
         TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    ]
+        BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+    ]  # fmt: skip
     limits = Limits(options.seconds, options.gigabytes, options.models)
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(framework, total=len(wanted))

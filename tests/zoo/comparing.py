@@ -18,7 +18,7 @@ __all__ = ["TOLERANCE", "Row", "examine", "judged"]
 
 #: The largest difference, relative in the L2 norm, of what was computed in the same order, and of what was computed in larger
 #: batches, in which a framework rounds otherwise.
-TOLERANCE: Final[Mapping[str, float]] = {"word": 1e-5, "layer.-1": 1e-5, "attribute": 1e-4, "attribute_tokens": 1e-4}  # fmt: skip
+TOLERANCE: Final[Mapping[str, float]] = {"word": 1e-5, "layer.-1": 1e-5, "attribute": 1e-4, "attribute_tokens": 1e-4}
 
 #: Arrays of embgrad's, the same by hand, and arrays of whose size a difference is a share.
 Pair = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]

@@ -102,8 +102,5 @@ _T5_GEMMA: Final = {
 
 #: Arguments of keras-hub's backbones that are no sizes, by family.
 BACKBONES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "SmolLM": _SMOL,
-    "SmolLM3": _SMOL,
-    "T5Gemma": _T5_GEMMA,
-    "T5Gemma2": _T5_GEMMA,
-}
+    "SmolLM": _SMOL, "SmolLM3": _SMOL, "T5Gemma": _T5_GEMMA, "T5Gemma2": _T5_GEMMA,
+}  # fmt: skip

@@ -18,12 +18,8 @@ __all__ = ["build", "entries"]
 
 #: The tasks of a backbone, and whether their logits are of the next tokens.
 TASKS: Final[Mapping[str, bool]] = {
-    "Backbone": False,
-    "CausalLM": True,
-    "Seq2SeqLM": True,
-    "TextClassifier": False,
-    "MaskedLM": False,
-}
+    "Backbone": False, "CausalLM": True, "Seq2SeqLM": True, "TextClassifier": False, "MaskedLM": False,
+}  # fmt: skip
 
 #: Two examples, of which the second is shorter; no id is there twice but the padding.
 IDS: Final = np.random.default_rng(0).permutation(np.arange(5, 41))[:14].reshape(2, 7).astype(np.int32)

@@ -226,13 +226,9 @@ _MODELS: Mapping[str, Any] = {
 
 #: Where each weight lies in a `_Model`.
 _PLACES: Mapping[str, str] = {
-    "E": "table.embedding",
-    "E2": "second.embedding",
-    "W": "outer.kernel",
-    "b": "outer.bias",
-    "W1": "inner.kernel",
+    "E": "table.embedding", "E2": "second.embedding", "W": "outer.kernel", "b": "outer.bias", "W1": "inner.kernel",
     "b1": "inner.bias",
-}
+}  # fmt: skip
 
 
 class Harness:

@@ -27,14 +27,10 @@ POOLED = embgrad.Projection(RANDOM.normal(size=32), output="pooled")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=60,
-        hidden_size=32,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=48,
+        vocab_size=60, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=48,
         max_position_embeddings=20,
         initializer_range=0.15,
-    )
+    )  # fmt: skip
     model = BertModel(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -68,13 +64,9 @@ def test_one_checkpoint_agrees(models: dict[str, Any], one: str, other: str) -> 
 
 @pytest.mark.parametrize(
     ("one", "other", "module"),
-    [
-        (*PAIRS[1], "attention.self.query"),
-        (*PAIRS[2], "attention.output.LayerNorm"),
-        (*NEWER[0], "intermediate.dense"),
-        (*NEWER[1], "attention.self.query"),
-    ],
-)
+    [(*PAIRS[1], "attention.self.query"), (*PAIRS[2], "attention.output.LayerNorm"), (*NEWER[0], "intermediate.dense"),
+        (*NEWER[1], "attention.self.query")],
+)  # fmt: skip
 def test_a_perturbed_weight(models: dict[str, Any], one: str, other: str, module: str) -> None:
     name = f"encoder.layer.2.{module}.weight"
     with changed(models[other], name, lambda value: value * 1.001):

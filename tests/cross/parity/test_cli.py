@@ -108,12 +108,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     place = tmp_path_factory.mktemp("folders")
     size = {
-        "vocab_size": 60,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-    }
+        "vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+    }  # fmt: skip
     bert = transformers.BertConfig(**size, num_labels=3)
     models = {
         "classifier": transformers.BertForSequenceClassification(bert),
@@ -262,11 +258,8 @@ def test_doctor_finds_all_frameworks() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
     done = subprocess.run(
         [sys.executable, "-m", "embgrad", "doctor", "--json", "--timeout", "400"],
-        capture_output=True,
-        timeout=540,
-        env=environment,
-        check=False,
-    )
+        capture_output=True, timeout=540, env=environment, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     for one in found["backends"].values():

@@ -19,14 +19,10 @@ VOCAB: Final = 97
 PADDING: Final = 1
 
 _ENCODER: Final[Mapping[str, Any]] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
+    "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
     "max_position_embeddings": 40,
     "pad_token_id": PADDING,
-}
+}  # fmt: skip
 _DECODER: Final[Mapping[str, Any]] = {
     "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 80,

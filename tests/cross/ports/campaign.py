@@ -28,32 +28,21 @@ from embgrad.results import PortReport
 
 #: Sizes that most configurations share.
 USUAL: Final = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
+    "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+}  # fmt: skip
 PLACES: Final = {**USUAL, "max_position_embeddings": 64}
 GROUPED: Final = {**PLACES, "num_key_value_heads": 2}
 LLAMA: Final = {**GROUPED, "rms_norm_eps": 1e-5}
 EXPERTS: Final = {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 GEMMA: Final = {**GROUPED, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 4}
 LLAMA3: Final = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8,
-}
+}  # fmt: skip
 DISTILBERT: Final = {
-    "vocab_size": 60,
-    "dim": 32,
-    "hidden_dim": 48,
-    "n_layers": 2,
-    "n_heads": 4,
+    "vocab_size": 60, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4,
     "max_position_embeddings": 64,
-}
+}  # fmt: skip
 OPT: Final = {**PLACES, "ffn_dim": 48, "word_embed_proj_dim": 32}
 T5: Final = {"vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 BART: Final = {

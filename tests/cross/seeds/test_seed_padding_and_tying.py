@@ -18,13 +18,9 @@ IDS = np.array([[2, 17, 30, 3, 0, 0], [2, 41, 8, 17, 55, 3]])
 MASK = (IDS != 0).astype(np.int64)
 LABELS = np.where(IDS == 17, 23, -100)
 SIZES = {
-    "vocab_size": 60,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
+    "vocab_size": 60, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
     "max_position_embeddings": 16,
-}
+}  # fmt: skip
 
 
 def torch_model() -> Any:

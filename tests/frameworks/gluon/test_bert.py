@@ -125,11 +125,8 @@ def test_bert_inside_other_models() -> None:
     assert found.values.any()
     wide = nlp.model.RoBERTaModel(
         nlp.model.BERTEncoder(num_layers=1, units=8, hidden_size=12, max_length=10, num_heads=2),
-        vocab_size=23,
-        units=8,
-        embed_size=8,
-        use_decoder=False,
-    )
+        vocab_size=23, units=8, embed_size=8, use_decoder=False,
+    )  # fmt: skip
     wide.initialize()
     found = embgrad.gradients(wide, embgrad.TokenBatch(IDS, MASK), embgrad.Sum(output="sequence"))
     assert found.provenance["unused"] == []

@@ -186,11 +186,7 @@ def _as_is(model: Any, rows: Any, ids: Any, mask: Any, places: Any) -> Any:
     return rows
 
 
-_ENCODER: Any = {
-    "layers": LAYERS,
-    "embeddings": True,
-    "places": lambda model: model.embeddings.position.weight,
-}
+_ENCODER: Any = {"layers": LAYERS, "embeddings": True, "places": lambda model: model.embeddings.position.weight}
 
 CASES = [
     Case("mapped", _make(Encoder), _word, _summed, _encoder_behind, **_ENCODER),

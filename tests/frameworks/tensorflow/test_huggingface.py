@@ -16,14 +16,10 @@ IDS = np.array([[5, 2, 9, 4, 3], [3, 8, 7, 1, 1], [6, 2, 1, 1, 1]])
 MASK = (IDS != 1).astype(int)
 BATCH = {"input_ids": IDS, "attention_mask": MASK}
 SMALL = {
-    "vocab_size": 20,
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 12,
+    "vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12,
     "max_position_embeddings": 12,
     "initializer_range": 0.3,
-}
+}  # fmt: skip
 DISTIL = {"vocab_size": 20, "dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 12, "max_position_embeddings": 12}
 GPT = {"vocab_size": 20, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 12}
 T5 = {"vocab_size": 20, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 2, "num_heads": 2}

@@ -17,12 +17,8 @@ TYPES = np.array([[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0]])
 DECODER = np.array([[2, 1, 3], [2, 37, 39]])  # none of them among the ids
 
 USUAL = {
-    "vocab_size": VOCAB,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-}
+    "vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+}  # fmt: skip
 #: transformers before 4.52 makes GPT-2's mask of float64 as float32, which overflows, but where its attention is written out.
 OF_GPT2 = (
     {} if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 52) else {"attn_implementation": "eager"}

@@ -14,13 +14,9 @@ from embgrad_torch import TorchBackend
 import embgrad
 
 SETTINGS = {
-    "vocab_size": 30,
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 12,
+    "vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12,
     "max_position_embeddings": 16,
-}
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -20,13 +20,9 @@ from embgrad.backend.registry import bind
 from embgrad.engine.weights import weights_of
 
 SMALL = {
-    "vocab_size": 60,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
+    "vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
     "max_position_embeddings": 32,
-}
+}  # fmt: skip
 IDS = np.random.default_rng(0).integers(1, 60, (3, 7))
 MASK = np.array([[1] * 7, [1] * 5 + [0] * 2, [1] * 7])
 

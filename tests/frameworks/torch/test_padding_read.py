@@ -15,13 +15,9 @@ import embgrad
 IDS = np.array([[5, 7, 9, 11, 13, 6, 3, 8], [4, 6, 3, 9, 12, 7, 10, 5]])
 RIGHT = np.array([[1] * 8, [1] * 5 + [0] * 3])
 USUAL = {
-    "vocab_size": 20,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
+    "vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
     "pad_token_id": 0,
-}
+}  # fmt: skip
 KEYS = {**USUAL, "num_key_value_heads": 1, "head_dim": 8}
 T5 = {"vocab_size": 20, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "pad_token_id": 0}
 MODELS: dict[str, dict[str, Any]] = {

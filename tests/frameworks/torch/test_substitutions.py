@@ -17,12 +17,8 @@ VOCAB, TOP = 500, 256
 IDS = np.random.default_rng(0).integers(3, VOCAB, (2, 7))
 MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1]])
 LARGE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-}
+    "vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+}  # fmt: skip
 
 
 def built(name: str) -> Any:

@@ -14,21 +14,13 @@ import embgrad
 
 POSITIONS = (5, 9)  # the image has five: four patches and a class
 TEXT = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 37,
+    "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 37,
     "max_position_embeddings": 40,
-}
+}  # fmt: skip
 IMAGE = {
-    "image_size": 16,
-    "patch_size": 8,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
+    "image_size": 16, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
     "intermediate_size": 37,
-}
+}  # fmt: skip
 Similarity = Callable[[Any], Any]
 
 

@@ -18,13 +18,9 @@ BATCH = {"input_ids": IDS}
 def rwkv() -> Any:
     torch.manual_seed(0)
     config = transformers.RwkvConfig(
-        vocab_size=60,
-        hidden_size=16,
-        num_hidden_layers=2,
-        attention_hidden_size=16,
-        intermediate_size=32,
+        vocab_size=60, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16, intermediate_size=32,
         context_length=32,
-    )
+    )  # fmt: skip
     return transformers.RwkvForCausalLM(config).eval()
 
 

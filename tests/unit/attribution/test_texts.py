@@ -15,13 +15,9 @@ LOGIT = embgrad.Logit(0)
 
 @pytest.mark.parametrize(
     "method",
-    [
-        "saliency",
-        embgrad.methods.IntegratedGradients(20),
-        embgrad.methods.Occlusion(0),
-        embgrad.methods.Lime(8, baseline=0),
-    ],
-)
+    ["saliency", embgrad.methods.IntegratedGradients(20), embgrad.methods.Occlusion(0),
+        embgrad.methods.Lime(8, baseline=0)],
+)  # fmt: skip
 def test_an_attribution_has_the_texts_and_offsets_of_its_batch(method: embgrad.attribution.Method | str) -> None:
     batch = embgrad.encode(TEXTS, wordpiece())
     found = embgrad.attribute(curved(), TEXTS, LOGIT, method, tokenizer=wordpiece(), batch_size=1)

@@ -124,13 +124,9 @@ def test_a_model_that_changes_takes_another_trace() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [
-        {"points": ("word", "layer.0")},
-        {"objectives": (Callback(lambda outputs: [{"other": np.ones(3)}], ("other",)),)},
-        {"several": True},
-        {"add": {"word": lambda value: value}},
-    ],
-)
+    [{"points": ("word", "layer.0")}, {"objectives": (Callback(lambda outputs: [{"other": np.ones(3)}], ("other",)),)},
+        {"several": True}, {"add": {"word": lambda value: value}}],
+)  # fmt: skip
 def test_a_trace_is_compared_for_what_it_has_not_been_asked_for(changed: Any) -> None:
     traces, model = TraceCache[float](), Model()
     asked(traces, model)

@@ -113,12 +113,8 @@ def test_fields_that_no_bert_has_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, example_weights(), {**CONFIG, **ASIDE})
     assert handed_on(tmp_path) == CONFIG
     kept = {
-        "hidden_act": "relu",
-        "layer_norm_eps": 1e-5,
-        "pad_token_id": 0,
-        "hidden_dropout_prob": 0,
-        "use_cache": True,
-    }
+        "hidden_act": "relu", "layer_norm_eps": 1e-5, "pad_token_id": 0, "hidden_dropout_prob": 0, "use_cache": True,
+    }  # fmt: skip
     write(tmp_path, example_weights(), {**CONFIG, **ASIDE, **kept, "classifier_dropout": None})
     assert handed_on(tmp_path) == {**CONFIG, **kept}
 

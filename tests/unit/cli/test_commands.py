@@ -223,13 +223,9 @@ def test_options_of_gradients(command: Any) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ("attribute", "--method", "saliency"),
-        ("attribute-tokens",),
-        ("search", "--set", "steps=1"),
-    ],
+    [("attribute", "--method", "saliency"), ("attribute-tokens",), ("search", "--set", "steps=1")],
     ids=lambda words: words[0],
-)
+)  # fmt: skip
 def test_training_mode(command: Any, directory: Path, words: tuple[str, ...]) -> None:
     (directory / "language.py").write_text("from tests.unit.attribution.language_models import causal as build\n")
     (directory / "one.json").write_text("[[5, 7, 3]]")

@@ -151,12 +151,8 @@ def test_errors_on_files_print_hostile_text(text: str, tmp_path: Path) -> None:
     plain = {
         "format": 1,
         "class": "EmbeddingGradients",
-        "tokens": None,
-        "vocab": None,
-        "pad_leak": 0.0,
-        "provenance": {},
-        "certificate": None,
-    }
+        "tokens": None, "vocab": None, "pad_leak": 0.0, "provenance": {}, "certificate": None,
+    }  # fmt: skip
     array = np.zeros((1, 1, 1), np.float32)
     sound = {"values": array, "activations": array, "objective": np.zeros(1), "ids": np.zeros((1, 1), np.int64)}
     name = text.encode("utf-8", "replace").decode() or "x"

@@ -23,13 +23,9 @@ EQUAL, OTHER = Suspect("up.W", "fc.W", "equal", 0.0), Suspect("up.W", "fc.W", "d
 
 @pytest.mark.parametrize(
     ("dtypes", "half"),
-    [
-        (("float16", "float16"), "float16"),
-        (("float16", "bfloat16"), "bfloat16"),
-        (("float16", "float32"), None),
-        (("float32", "float32"), None),
-    ],
-)
+    [(("float16", "float16"), "float16"), (("float16", "bfloat16"), "bfloat16"), (("float16", "float32"), None),
+        (("float32", "float32"), None)],
+)  # fmt: skip
 def test_half_precision_counts_where_both_compute_in_it(dtypes: tuple[str, str], half: str | None) -> None:
     first, second = (recording([], dtype=dtype) for dtype in dtypes)
     assert _half(first, second) == half

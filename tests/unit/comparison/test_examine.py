@@ -330,14 +330,10 @@ def test_a_pair_in_another_order_shortly_before_an_unexplained_site_is_suspected
 
 def test_layers_are_the_times_between_their_inputs_and_outputs() -> None:
     side = recording(
-        [
-            tensor("table", X, 1.0, ["word"]),
-            tensor("layers.0:input#0", X, 2.0),
+        [tensor("table", X, 1.0, ["word"]), tensor("layers.0:input#0", X, 2.0),
             tensor("layers.0:output#0", X, 4.0, ["layer.0"]),
-            tensor("layers.1:output#0", X, 7.0, ["layer.1", "layer.-1"]),
-            tensor("norm:output#0", X, 9.0),
-        ]
-    )
+            tensor("layers.1:output#0", X, 7.0, ["layer.1", "layer.-1"]), tensor("norm:output#0", X, 9.0)],
+    )  # fmt: skip
     layer_of = layers_of(side)
     times = [1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 7.5, 9.0]
     assert [layer_of(time) for time in times] == [None, 0, 0, 0, 1, 1, None, None]

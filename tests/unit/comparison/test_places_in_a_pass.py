@@ -52,14 +52,10 @@ def test_a_module_has_ended_where_its_first_output_is() -> None:
 
 def test_a_layer_lies_between_its_input_and_its_output() -> None:
     side = recording(
-        [
-            tensor("layers.0:input#0", X, 2.0),
-            tensor("layers.0:output#0", X, 4.0, ["layer.0"]),
+        [tensor("layers.0:input#0", X, 2.0), tensor("layers.0:output#0", X, 4.0, ["layer.0"]),
             tensor("layers.1:output#0", X, 7.0, ["embeddings", "layer.1", "layer.-1"]),
-            tensor("table", X, 8.0, ["layer.2"]),
-            tensor("layers.3:output#0", X, 9.0, ["layer.5"]),
-        ]
-    )
+            tensor("table", X, 8.0, ["layer.2"]), tensor("layers.3:output#0", X, 9.0, ["layer.5"])],
+    )  # fmt: skip
     assert layer_spans(side.tensors) == {0: (2.0, 4.0), 1: (4.0, 7.0), 2: (7.0, 8.0), 5: (np.inf, 9.0)}
 
 

@@ -317,13 +317,9 @@ def test_requests_with_a_scaled_lookup() -> None:
 
 @pytest.mark.parametrize(
     ("at", "target", "points"),
-    [
-        ("word", "layer.1", ["embeddings", "layer.1"]),
-        ("embeddings", "layer.1", ["layer.1"]),
-        ("layer.1", "layer.1", ["embeddings"]),
-        ("word", None, ["embeddings"]),
-    ],
-)
+    [("word", "layer.1", ["embeddings", "layer.1"]), ("embeddings", "layer.1", ["layer.1"]),
+        ("layer.1", "layer.1", ["embeddings"]), ("word", None, ["embeddings"])],
+)  # fmt: skip
 def test_other_points_are_tried(at: str, target: str | None, points: list[str]) -> None:
     one = source()
     one.at = at

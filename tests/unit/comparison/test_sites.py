@@ -31,21 +31,13 @@ def keys(pairs: list[Pair]) -> list[tuple[str, str, str]]:
 
 def test_points_with_one_role_are_paired_in_the_order_of_the_reference() -> None:
     a = recording(
-        [
-            tensor("table", X, 1.0, ["word"]),
-            tensor("one:output#0", X, 2.0, ["layer.0"]),
-            tensor("two:output#0", X, 3.0, ["layer.1", "last"]),
-            tensor("pool:output#0", X, 4.0),
-        ]
-    )
+        [tensor("table", X, 1.0, ["word"]), tensor("one:output#0", X, 2.0, ["layer.0"]),
+            tensor("two:output#0", X, 3.0, ["layer.1", "last"]), tensor("pool:output#0", X, 4.0)],
+    )  # fmt: skip
     b = recording(
-        [
-            tensor("block/1:output#0", X, 3.0, ["layer.1"]),
-            tensor("block/0:output#0", X, 2.0, ["layer.0"]),
-            tensor("embedding", X, 1.0, ["word"]),
-            tensor("pool:output#0", X, 4.0),
-        ]
-    )
+        [tensor("block/1:output#0", X, 3.0, ["layer.1"]), tensor("block/0:output#0", X, 2.0, ["layer.0"]),
+            tensor("embedding", X, 1.0, ["word"]), tensor("pool:output#0", X, 4.0)],
+    )  # fmt: skip
     pairs = paired(a, b)
     assert keys(pairs) == [
         ("table", "table", "embedding"),

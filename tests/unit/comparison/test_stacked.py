@@ -101,14 +101,10 @@ def test_stacks_at_the_root_are_of_layers_where_there_are_three() -> None:
 
 @pytest.mark.parametrize(
     ("weights", "number"),
-    [
-        ({"up": (UP, "up")}, LAYERS - 1),
-        ({"up": (UP, "up")}, 1),
-        ({"up": (UP[:, 0], "up")}, LAYERS),
-        ({"up.kernel": (UP, "up"), "up.other": (np.ones(9), "up")}, 4),
-    ],
+    [({"up": (UP, "up")}, LAYERS - 1), ({"up": (UP, "up")}, 1), ({"up": (UP[:, 0], "up")}, LAYERS),
+        ({"up.kernel": (UP, "up"), "up.other": (np.ones(9), "up")}, 4)],
     ids=["fewer calls", "a call", "a matrix", "no axis as long"],
-)
+)  # fmt: skip
 def test_other_arrays_stay_whole(weights: dict[str, tuple[np.ndarray, str]], number: int) -> None:
     found = stacked(weights, calls("up", 1, number))
     assert [weight.name for weight in found.weights] == list(weights)

@@ -174,13 +174,9 @@ def test_most_rows_are_more_than_half(rows: int, relations: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("factor", "shift", "off", "relation"),
-    [
-        (8.0, 0.0, 0.9e-5, "times 8"),
-        (8.0, 0.0, 1.2e-5, "different"),
-        (1.0, 2.0, 0.9e-5, "plus 2"),
-        (1.0, 2.0, 1.2e-5, "different"),
-    ],
-)
+    [(8.0, 0.0, 0.9e-5, "times 8"), (8.0, 0.0, 1.2e-5, "different"), (1.0, 2.0, 0.9e-5, "plus 2"),
+        (1.0, 2.0, 1.2e-5, "different")],
+)  # fmt: skip
 def test_a_multiple_and_a_sum_are_ones_up_to_rounding(factor: float, shift: float, off: float, relation: str) -> None:
     values = RANDOM.normal(size=(6, 6))
     noise = RANDOM.normal(size=(6, 6))

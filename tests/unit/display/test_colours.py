@@ -12,13 +12,9 @@ from embgrad.display import colours
 
 @pytest.mark.parametrize(
     ("first", "second", "ratio"),
-    [
-        ("#000000", "#ffffff", 21.0),
-        ("#777777", "#ffffff", 4.48),
-        ("#ff0000", "#ffffff", 4.0),
-        ("#0000ff", "#ffffff", 8.59),
-    ],
-)
+    [("#000000", "#ffffff", 21.0), ("#777777", "#ffffff", 4.48), ("#ff0000", "#ffffff", 4.0),
+        ("#0000ff", "#ffffff", 8.59)],
+)  # fmt: skip
 def test_contrasts_are_those_of_the_guidelines(first: str, second: str, ratio: float) -> None:
     assert colours.contrast(first, second) == colours.contrast(second, first) == pytest.approx(ratio, abs=0.005)
     assert colours.contrast(first, first) == 1

@@ -84,13 +84,9 @@ def test_names_along_the_bottom_do_not_overlap() -> None:
 
 @pytest.mark.parametrize(
     ("zero", "infinite", "heights"),
-    [
-        (False, False, {1e-3: 220, 1.0: 12}),
-        (True, False, {0.0: 220, 1e-3: 168, 1.0: 12}),
-        (False, True, {1e-3: 220, 1.0: 64, np.inf: 12}),
-        (True, True, {0.0: 220, 1e-3: 178.4, 1.0: 53.6, np.inf: 12}),
-    ],
-)
+    [(False, False, {1e-3: 220, 1.0: 12}), (True, False, {0.0: 220, 1e-3: 168, 1.0: 12}),
+        (False, True, {1e-3: 220, 1.0: 64, np.inf: 12}), (True, True, {0.0: 220, 1e-3: 178.4, 1.0: 53.6, np.inf: 12})],
+)  # fmt: skip
 def test_zero_and_infinity_have_rungs_of_their_own(zero: bool, infinite: bool, heights: dict[float, float]) -> None:
     scale = Scale(-3, 0, zero, infinite)
     assert {value: scale.height(value) for value in heights} == heights

@@ -276,13 +276,9 @@ def test_a_function_that_holds_labels_of_all_examples() -> None:
 
 @pytest.mark.parametrize(
     ("call", "count", "options"),
-    [
-        (embgrad.gradients, 2, {"batch_size": 2}),
-        (embgrad.gradients, 2, {"split": True, "at": "P"}),
-        (embgrad.evaluate, 1, {"batch_size": 1}),
-        (embgrad.memory, 1, {}),
-    ],
-)
+    [(embgrad.gradients, 2, {"batch_size": 2}), (embgrad.gradients, 2, {"split": True, "at": "P"}),
+        (embgrad.evaluate, 1, {"batch_size": 1}), (embgrad.memory, 1, {})],
+)  # fmt: skip
 def test_a_model_that_takes_no_sub_batch(call: Any, count: int, options: Any) -> None:
     def fixed(model: Any, input_ids: np.ndarray) -> Tensor:
         if len(input_ids) != 3:

@@ -309,13 +309,9 @@ def test_positions_that_equal_the_ids_in_the_first_step() -> None:
 
 @pytest.mark.parametrize(
     ("name", "others"),
-    [
-        ("input_ids", {"labels": LABELS}),
-        ("token_ids", {"labels": np.array([0, -100])}),
-        ("anything", {"labels": np.array([0, -100])}),
-        ("x", {"k": 3}),
-    ],
-)
+    [("input_ids", {"labels": LABELS}), ("token_ids", {"labels": np.array([0, -100])}),
+        ("anything", {"labels": np.array([0, -100])}), ("x", {"k": 3})],
+)  # fmt: skip
 def test_the_ids_are_found_by_the_name_of_an_argument(name: str, others: dict[str, Any]) -> None:
     source = f"def call(model, {', '.join([*others, name])}): return forward(model, {name})"
     scope: dict[str, Any] = {"forward": forward}

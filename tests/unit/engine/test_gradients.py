@@ -353,13 +353,9 @@ def premise_and_hypothesis(
 
 @pytest.mark.parametrize(
     ("ids_name", "mask_name"),
-    [
-        ("hypothesis_ids", "hypothesis_mask"),
-        ("hypothesis_ids", "hypothesis_attention_mask"),
-        ("decoder_input_ids", "decoder_attention_mask"),
-        ("input_ids_b", "attention_mask_b"),
-    ],
-)
+    [("hypothesis_ids", "hypothesis_mask"), ("hypothesis_ids", "hypothesis_attention_mask"),
+        ("decoder_input_ids", "decoder_attention_mask"), ("input_ids_b", "attention_mask_b")],
+)  # fmt: skip
 def test_a_second_lookup_has_the_mask_of_its_ids(ids_name: str, mask_name: str) -> None:
     def forward(model: Any, input_ids: np.ndarray, **further: np.ndarray) -> Tensor:
         return premise_and_hypothesis(model, input_ids, further[ids_name], further[mask_name])

@@ -40,13 +40,9 @@ def test_a_norm_after_the_embedding_block_belongs_to_it(between: list[tuple[str,
 
 @pytest.mark.parametrize(
     ("outer", "types_inside", "block"),
-    [
-        (True, True, "embeddings:output#0"),
-        (False, True, "embeddings.inner:output#0"),
-        (True, False, "layer.0:input#0"),
-        (False, False, "layer.0:input#0"),
-    ],
-)
+    [(True, True, "embeddings:output#0"), (False, True, "embeddings.inner:output#0"), (True, False, "layer.0:input#0"),
+        (False, False, "layer.0:input#0")],
+)  # fmt: skip
 def test_the_embedding_block_is_the_outermost_module_that_makes_all_lookups(
     outer: bool, types_inside: bool, block: str
 ) -> None:

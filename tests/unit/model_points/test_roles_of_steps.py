@@ -16,14 +16,10 @@ TYPES = np.array([[5, 5, 6, 6, 6]] * 2)
 
 
 INDICES = {
-    "ids": IDS,
-    "other": IDS + 20,
-    "positions": POSITIONS,
-    "types": TYPES,
-    "ids.T": IDS.T,
+    "ids": IDS, "other": IDS + 20, "positions": POSITIONS, "types": TYPES, "ids.T": IDS.T,
     "positions.T": np.broadcast_to(POSITIONS.T, (5, 2)),
     "ids.flat": IDS.ravel(),
-}
+}  # fmt: skip
 
 
 LAYERS = ("Layer#", "Block")

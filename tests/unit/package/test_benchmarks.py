@@ -41,15 +41,11 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     page, figures = tmp_path / "performance-figures.md", tmp_path / "figures.json"
     options = f"--quick --seconds 0 --model {model} --frameworks reference --parts modes,overhead,peaks,cold"
     command = [
-        sys.executable,
-        "-m",
-        "tests.benchmarks",
-        *options.split(),
-        "--write",
+        sys.executable, "-m", "tests.benchmarks", *options.split(), "--write",
         str(tmp_path),
         "--json",
         str(figures),
-    ]
+    ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert '"/' not in figures.read_text(encoding="utf-8"), "a path of the machine"

@@ -144,13 +144,9 @@ def test_a_point_without_positions_has_no_words() -> None:
 
 @pytest.mark.parametrize(
     ("path", "override", "why"),
-    [
-        ("E#0", ["word"], "was overridden"),
-        ("E#0", None, "is no lookup"),
-        ("block:output#0", ["block"], "is no lookup"),
-        ("block:output#0", None, "is no lookup"),
-    ],
-)
+    [("E#0", ["word"], "was overridden"), ("E#0", None, "is no lookup"), ("block:output#0", ["block"], "is no lookup"),
+        ("block:output#0", None, "is no lookup")],
+)  # fmt: skip
 def test_a_point_without_a_table_has_no_table_gradient(path: str, override: Any, why: str) -> None:
     found = result(vocab=None, provenance={"point": "p", "path": path, "override": override})
     with pytest.raises(embgrad.errors.PointError, match=f"the point 'p' {why}, so that there is no table"):

@@ -229,12 +229,8 @@ def test_empty_arrays_of_huge_shapes_take_no_memory(tmp_path: Path) -> None:
     described = {
         "format": 1,
         "class": "EmbeddingGradients",
-        "tokens": [],
-        "vocab": None,
-        "pad_leak": 0.0,
-        "provenance": {},
-        "certificate": None,
-    }
+        "tokens": [], "vocab": None, "pad_leak": 0.0, "provenance": {}, "certificate": None,
+    }  # fmt: skip
     told = ",".join(f'"{name}":{{"dtype":"{kind}","shape":{one},{none}}}' for name, (kind, one) in arrays.items())
     header = f'{{"__metadata__":{{"embgrad":{json.dumps(json.dumps(described))}}},{told}}}'
     path = tmp_path / "g.safetensors"

@@ -60,13 +60,9 @@ def test_another_run_is_refused(tmp_path: Path, options: dict[str, Any], message
 
 @pytest.mark.parametrize(
     "objective",
-    [
-        embgrad.Labelled(lambda given: embgrad.CrossEntropy(given)),
-        embgrad.CrossEntropy(labels(COUNT)),
-        embgrad.Sum(),
-        lambda output: output.sum(1),
-    ],
-)
+    [embgrad.Labelled(lambda given: embgrad.CrossEntropy(given)), embgrad.CrossEntropy(labels(COUNT)), embgrad.Sum(),
+        lambda output: output.sum(1)],
+)  # fmt: skip
 def test_another_objective_is_refused(tmp_path: Path, objective: Any) -> None:
     begin(1, tmp_path)
     before = r"another run: objective was 'Labelled embgrad.objectives.objectives.CrossEntropy'"
@@ -172,11 +168,8 @@ def _set_up(name: str) -> tokenizers.Tokenizer:
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [
-        (lambda: Shifted(0), lambda: Shifted(1)),
-        *[(_trained, functools.partial(_set_up, name)) for name in SETTINGS],
-    ],
-)
+    [(lambda: Shifted(0), lambda: Shifted(1)), *[(_trained, functools.partial(_set_up, name)) for name in SETTINGS]],
+)  # fmt: skip
 def test_another_tokenizer_is_another_run(tmp_path: Path, first: Any, second: Any) -> None:
     begin(1, tmp_path, tokenizer=first())
     with pytest.raises(FileFormatError, match="another run: tokenizer was"):

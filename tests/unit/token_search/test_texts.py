@@ -59,13 +59,9 @@ def test_the_best_of_each_example_are_in_order_and_ties_go_to_the_first() -> Non
 
 @pytest.mark.parametrize(
     ("most", "expected"),
-    [
-        (1, [[0, 0], [1], [3, 3, 3]]),
-        (3, [[0, 0, 1], [3, 3, 3]]),
-        (5, [[0, 0, 1], [3, 3, 3]]),
-        (6, [[0, 0, 1, 3, 3, 3]]),
-    ],
-)
+    [(1, [[0, 0], [1], [3, 3, 3]]), (3, [[0, 0, 1], [3, 3, 3]]), (5, [[0, 0, 1], [3, 3, 3]]),
+        (6, [[0, 0, 1, 3, 3, 3]])],
+)  # fmt: skip
 def test_groups_keep_the_texts_of_an_example_together(most: int, expected: list[list[int]]) -> None:
     own = texts([[11]] * 6, [0, 0, 1, 3, 3, 3])
     assert [group.examples.tolist() for group in own.groups(most)] == expected

@@ -339,14 +339,10 @@ def test_declared_settings_are_tried_first() -> None:
 
 @pytest.mark.parametrize(
     "a",
-    [
-        OTHER,
-        attended() + 1e-2 * OTHER,
-        attended(value=VALUE + 0.1 * OTHER[..., : PAIRS * SIZE]),
-        attended(QUERY + 0.1 * OTHER),
-    ],
+    [OTHER, attended() + 1e-2 * OTHER, attended(value=VALUE + 0.1 * OTHER[..., : PAIRS * SIZE]),
+        attended(QUERY + 0.1 * OTHER)],
     ids=["no attention", "with noise", "other values", "other queries"],
-)
+)  # fmt: skip
 def test_a_reference_that_is_not_reproduced_is_not_explained(a: np.ndarray) -> None:
     assert not AttentionCore().explain(site_between(a, attended(scale=1.0)))
 

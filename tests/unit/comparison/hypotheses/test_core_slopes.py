@@ -21,13 +21,9 @@ CORE = Core(
 
 @pytest.mark.parametrize(
     ("slopes", "found"),
-    [
-        ([0.3, 0.2, 1.0, 0.05], True),
-        ([-0.3, -0.2, -1.0, -0.05], True),
-        ([0.3, -0.2, 1.0, 0.05], False),
-        ([-0.3, 0.2, -1.0, -0.05], False),
-    ],
-)
+    [([0.3, 0.2, 1.0, 0.05], True), ([-0.3, -0.2, -1.0, -0.05], True), ([0.3, -0.2, 1.0, 0.05], False),
+        ([-0.3, 0.2, -1.0, -0.05], False)],
+)  # fmt: skip
 def test_slopes_of_one_sign_are_fitted_and_no_others(slopes: list[float], found: bool) -> None:
     b = attended(bias=lambda head, distance: slopes[head] * distance)
     core = fitted_slopes(site_of(attended(), b, BEFORE, real=REAL), CORE)

@@ -33,12 +33,8 @@ def test_keys_are_seen(mask: Mask, wanted: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("keys", "hard"),
-    [
-        ("padding", Mask(causal=True, window=2, padding=False)),
-        ("positions", Mask()),
-        ("all", Mask(padding=False)),
-    ],
-)
+    [("padding", Mask(causal=True, window=2, padding=False)), ("positions", Mask()), ("all", Mask(padding=False))],
+)  # fmt: skip
 def test_keys_with_a_finite_number_are_not_hidden(keys: str, hard: Mask) -> None:
     mask = Mask(causal=True, window=2)
     soft = replace(mask, soft=Soft(keys, 3.0))

@@ -169,13 +169,9 @@ def test_a_matrix_of_another_layer_that_b_uses_is_named_though_b_holds_the_same_
 
 @pytest.mark.parametrize(
     ("relation", "cause"),
-    [
-        ("rounded to float16 in b", "half-weights"),
-        ("equal to down.W", "swapped-weights"),
-        ("different", "different-weight"),
-        ("times 8", "different-weight"),
-    ],
-)
+    [("rounded to float16 in b", "half-weights"), ("equal to down.W", "swapped-weights"),
+        ("different", "different-weight"), ("times 8", "different-weight")],
+)  # fmt: skip
 def test_relations_of_weights_are_causes(relation: str, cause: str) -> None:
     assert cause_of(Match("a", "b", 1.0, relation=relation)) == cause
 

@@ -131,13 +131,9 @@ def test_states_are_pooled(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "backward", "needed"),
-    [
-        ({}, False, False),
-        ({}, True, True),
-        ({"turned": False}, False, True),
-        ({"pool": "the first vector"}, False, True),
-    ],
-)
+    [({}, False, False), ({}, True, True), ({"turned": False}, False, True),
+        ({"pool": "the first vector"}, False, True)],
+)  # fmt: skip
 def test_later_tokens_are_needed_by_what_reads_backward_or_pools(
     options: dict[str, Any], backward: bool, needed: bool
 ) -> None:

@@ -23,7 +23,7 @@ LOGS = RANDOM.normal(size=(WIDTH, STATES))
 SKIP, BIAS = RANDOM.normal(size=(2, WIDTH))
 MATRIX = RANDOM.normal(size=(WIDTH, LOW))
 HELD = {"mixer.A_log": LOGS, "mixer.D": SKIP, "mixer.step.weight": MATRIX, "mixer.step.bias": BIAS}
-BEFORE = {"mixer.narrow": X, "mixer.narrow:input": U, "mixer.in": np.concatenate([OTHER, GATE], -1), "words": WORDS}  # fmt: skip
+BEFORE = {"mixer.narrow": X, "mixer.narrow:input": U, "mixer.in": np.concatenate([OTHER, GATE], -1), "words": WORDS}
 LOW_X, B_X, C_X = np.split(X, [LOW, LOW + STATES], -1)
 
 
