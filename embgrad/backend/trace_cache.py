@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from embgrad.backend.protocol import Request, Run
 from embgrad.backend.replay import Retries, agreeing
 from embgrad.backend.responses import Respond
-from embgrad.backend.trace_check import Trial, UntraceableError
+from embgrad.backend.trace_check import MeasuredObjective, UntraceableError, difference_of
 from embgrad.common.lru import LRUCache
 from embgrad.objectives.native import NativeObjective
 from embgrad.toolkit.recorded_changes import Changes, changes_recorded, record_again
@@ -212,13 +212,18 @@ class _Call(Generic[Trace]):
 
     def _compare(self) -> Run:
         """Run the model itself, then a trace, and return the trace's result if the two agree, else the model's."""
-        trial = Trial(self._tries.next())
+        request = self._tries.next()
+        objectives = [
+            objective if isinstance(objective, NativeObjective) else MeasuredObjective(objective)
+            for objective in request.objectives
+        ]
         with changes_recorded() as changes:
-            result = self._maker.plain(trial.first())
+            result = self._maker.plain(replace(request, compiled=False, objectives=tuple(objectives)))
         record_again(changes)
         is_known = self._key in self._form.traces
+        size = max((each.largest for each in objectives if isinstance(each, MeasuredObjective)), default=0.0)
         try:
-            return self._run_trace(trial, result, changes)
+            return self._run_trace(result, changes, size or 1.0)
         except (UntraceableError, UnfitError) as error:
             if is_known and isinstance(error, UnfitError):  # the trace still runs other lengths
                 return self._with_reason(result, f"the trace failed on this batch ({error})")
@@ -226,13 +231,14 @@ class _Call(Generic[Trace]):
                 self._form.refused.put(self._objective, str(error))
             return self._with_reason(result, str(error))
 
-    def _run_trace(self, trial: Trial, result: Run, changes: Changes) -> Run:
+    def _run_trace(self, result: Run, changes: Changes, size: float) -> Run:
         trace = self._trace()
         with self._maker.again():
-            traced = self._maker.run(trace, trial.second())
-        difference = trial.difference(result, traced, agreeing(self._maker.dtypes(trace)))
+            traced = self._maker.run(trace, self._tries.next())
+        difference = difference_of(result, traced, agreeing(self._maker.dtypes(trace)), size)
         if difference is not None:
-            raise UntraceableError(difference)
+            hint = ", or the objective gives different results each time" if self._request.has_native else ""
+            raise UntraceableError(difference + hint)
         self._form.traces[self._key] = trace
         self._form.compared.put(self._use, changes)
         return traced

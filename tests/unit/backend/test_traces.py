@@ -16,7 +16,7 @@ from embgrad.backend import Callback, NativeObjective, PointValues, Request, Res
 from embgrad.backend.protocol import FixedChange
 from embgrad.backend.replay import Retries
 from embgrad.backend.trace_cache import TraceCache, UnfitError, UntraceableError
-from embgrad.backend.trace_check import Trial
+from embgrad.backend.trace_check import MeasuredObjective, difference_of
 from embgrad.toolkit.recorded_changes import changes_recorded, record_change
 
 
@@ -202,65 +202,6 @@ def ran(gradient: Any, activation: Any = VALUE, before: Any = (), objective: Any
     return Run(points, "float64", objectives=(Response(objective),))
 
 
-def asked_of(request: Request, output: Any) -> Any:
-    """Return the response of a request's objective to an output."""
-    (objective,) = request.objectives
-    assert not isinstance(objective, NativeObjective)
-    return objective({None: output})
-
-
-def test_the_second_run_replays_the_callbacks_of_the_first() -> None:
-    called: list[Any] = []
-
-    def change(value: Any) -> Any:
-        called.append(value)
-        return value + len(called)
-
-    def respond(outputs: Any) -> Any:
-        called.append(outputs)
-        return [{None: outputs[None] * 2}]
-
-    trial = Trial(Request(("word",), (Callback(respond),), edit={"word": change}, compiled=True))
-    first, second = trial.first(), trial.second()
-    assert first.compiled is False
-    assert second.compiled is True
-    returned, answered = first.edit["word"](VALUE), asked_of(first, VALUE)
-    second = trial.second()
-    np.testing.assert_array_equal(second.edit["word"](VALUE * 9), returned)
-    assert asked_of(second, VALUE * 9) is answered
-    assert len(called) == 2
-    assert trial.difference(ran(VALUE), ran(VALUE), 1e-6) == f"the outputs {APART}"
-    with pytest.raises(UntraceableError, match="reaches the points differently"):
-        second.edit["word"](VALUE)
-    with pytest.raises(UntraceableError, match="reaches the points differently"):
-        trial.second().edit["word"](VALUE[:1])
-    with pytest.raises(UntraceableError, match="outputs of other shapes"):
-        asked_of(trial.second(), VALUE[:1])
-
-
-def test_each_objective_of_a_list_is_called_once() -> None:
-    called: list[Any] = []
-
-    def responding(number: int) -> Callback:
-        def respond(outputs: Any) -> Any:
-            called.append(number)
-            return [{None: outputs[None] * number}]
-
-        return Callback(respond)
-
-    trial = Trial(Request(("word",), (responding(1), responding(2)), compiled=True))
-    first, second = trial.first().objectives, trial.second().objectives
-    answers = [objective({None: VALUE}) for objective in first]  # type: ignore[operator]
-    assert [objective({None: VALUE}) for objective in second] == answers  # type: ignore[operator]
-    assert called == [1, 2]
-    assert trial.difference(ran(VALUE), ran(VALUE), 1e-6) is None
-    for factor in (1, 2):
-        one, other = trial.second().objectives
-        one({None: VALUE})  # type: ignore[operator]
-        other({None: VALUE * factor})  # type: ignore[operator]
-        assert trial.difference(ran(VALUE), ran(VALUE), 1e-6) == (f"the outputs {APART}" if factor == 2 else None)
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -275,15 +216,46 @@ def test_each_objective_of_a_list_is_called_once() -> None:
     ],
 )
 def test_differences_are_described(given: Run, said: str | None) -> None:
-    trial = Trial(Request(("word",), (Callback(lambda _: []),)))
-    assert trial.difference(ran(VALUE), given, 1e-6) == (said and f"{said} {APART}")
+    assert difference_of(ran(VALUE), given, 1e-6, 1.0) == (said and f"{said} {APART}")
 
 
-def test_differences_with_a_native_objective_are_described() -> None:
-    trial = Trial(Request(("word",), (NativeObjective(lambda _: None, scalar=False),)))
-    assert trial.difference(ran(VALUE), ran(VALUE), 1e-6) is None
-    said = trial.difference(ran(VALUE), ran(VALUE * 2), 1e-6)
-    assert said == f"the gradients at 'word' {APART}, or the objective gives different results each time"
+def test_rounding_is_judged_by_the_cotangents() -> None:
+    noise = ran(VALUE * 0), ran(VALUE * 1e-7)
+    assert difference_of(*noise, 1e-6, 1.0) is None
+    assert difference_of(*noise, 1e-6, 1e-3) == f"the gradients at 'word' {APART}"
+    objective = MeasuredObjective(Callback(lambda outputs: [{None: outputs[None]}, {None: -9 * outputs[None]}]))
+    assert objective.outputs == (None,)
+    assert objective.reads(None, (2,)) is None
+    assert objective({None: VALUE}).sets[0][None] is VALUE
+    assert objective.largest == 45
+
+
+def test_a_trace_gets_what_the_functions_returned_for_the_model() -> None:
+    called: list[Any] = []
+
+    def change(value: Any) -> Any:
+        called.append(value)
+        return value + len(called)
+
+    class Adding(Maker):
+        def _run(self, request: Request, factor: float) -> Run:
+            added = request.add["word"](np.full(3, factor))
+            values = PointValues(added, (added,), None)
+            return Run({"word": values}, "float64", (), (Response(added),))
+
+    maker = Adding(Model())
+    request = replace(REQUEST, add={"word": change})
+    run = TraceCache[float]().run([Model()], 0, Print(2.0), 3, request, maker)
+    assert maker.done == ["plain", "make", "run"]
+    assert run.uncompiled is None
+    np.testing.assert_array_equal(run.points["word"].activation, [3, 3, 3])
+    assert len(called) == 1
+
+
+def test_a_difference_with_a_native_objective_may_be_its_own() -> None:
+    objective = NativeObjective(lambda returned: returned, scalar=False)
+    why = asked(TraceCache(), Model(), "differs", request=replace(REQUEST, objectives=(objective,)))[2]
+    assert why == f"the gradients at 'word' {APART}, or the objective gives different results each time"
 
 
 def test_a_function_is_called_once_in_several_tries() -> None:
