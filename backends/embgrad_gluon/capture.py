@@ -111,7 +111,6 @@ class _Observer:
     """An observer of the passes through one model.
 
     Attributes:
-        model: the model.
         current: the pass in progress, or None.
         recorded: the number of recorded passes.
         unrecorded: the number of other passes.
@@ -415,11 +414,7 @@ def _bind(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
 
 
 def _find_reached(heads: Any, *, training: bool) -> list[_Reached]:
-    """Return the marks that a backward pass from the heads in this mode reaches.
-
-    Raises:
-        UnsupportedError: a mark changes the order in which MXNet adds up, or an operator on the way has a wrong gradient.
-    """
+    """Return the marks that a backward pass from the heads in this mode reaches."""
     marked = [_Reached(marks, key, array) for marks in _open_marks() for key, array in marks.arrays.items()]
     if not marked:
         return []

@@ -470,9 +470,6 @@ class Guards:
         Args:
             operators: those between the user's loss and the point.
             training: the mode of the backward pass.
-
-        Raises:
-            UnsupportedError: the gradient of one of the operators is wrong.
         """
         wrong = {name: reason for name, reason in WRONG.items() if reason != OWN}  # the user has chosen such a loss
         wrong |= self._wrong

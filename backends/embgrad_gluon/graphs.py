@@ -100,11 +100,7 @@ _agreed: weakref.WeakKeyDictionary[Any, Hashable] = weakref.WeakKeyDictionary()
 
 
 def expect_agreement(block: Any, args: Sequence[Any]) -> None:
-    """Compare the outputs of a block's Python and of its graph: once for each graph and setting of the blocks' attributes.
-
-    Raises:
-        UnsupportedError: they differ.
-    """
+    """Compare the outputs of a block's Python and of its graph: once for each graph and setting of the blocks' attributes."""
     mx = import_mxnet()
     if isinstance(block, mx.gluon.SymbolBlock) or block._cached_op is None:
         return

@@ -41,7 +41,6 @@ class LayerNorms:
 
         Args:
             operation: LayerNorm.
-            proceed: runs it.
         """
         if not (self._is_needed() and _is_applicable(operation, self._is_wanted)):
             return proceed()

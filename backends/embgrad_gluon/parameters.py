@@ -143,11 +143,7 @@ def alone(model: Any) -> AbstractContextManager[None]:
 
 
 def device_meter(model: Any) -> None:
-    """Return None for a model on the CPU.
-
-    Raises:
-        UnsupportedError: the model is on another device, since MXNet does not record a peak of its memory.
-    """
+    """Return None for a model on the CPU."""
     contexts = {
         str(context) for parameter in unique_names(as_parts(model)).values() for context in contexts_of(parameter)
     }

@@ -224,7 +224,6 @@ def drew_in_graph_order(outputs: Sequence[Any], drawn: Sequence[Any]) -> bool:
     """Return whether operators ran in the order in which MXNet would run their graph.
 
     Args:
-        outputs: of the graph.
         drawn: the outputs of the operators, in the order in which they ran.
     """
     symbols = [recorded_symbol(array) for array in drawn]

@@ -133,11 +133,7 @@ class RandomDraws:
             self._outputs.append(returned[0] if isinstance(returned, (list, tuple)) else returned)
 
     def expect_graph_order(self, block: Any, returned: Any) -> None:
-        """Refuse a block whose graph draws in another order than its Python: its layers would get other random numbers.
-
-        Raises:
-            UnsupportedError: the orders differ, or are unknown.
-        """
+        """Refuse a block whose graph draws in another order than its Python: its layers would get other random numbers."""
         outputs = [array for array in import_mxnet().gluon.block._flatten(returned, "output")[0] if array is not None]
         if self._outputs and not drew_in_graph_order(outputs, self._outputs):
             raise UnsupportedError(

@@ -67,11 +67,7 @@ class JaxBackend:
         return Structure(model).paths()
 
     def bert(self, config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
-        """Return an `embgrad_jax.bert.Bert` of this configuration, and where each of its weights goes.
-
-        Raises:
-            BackendError: Flax is not installed.
-        """
+        """Return an `embgrad_jax.bert.Bert` of this configuration, and where each of its weights goes."""
         try:
             from embgrad_jax.bert import bert
         except ImportError as error:

@@ -141,9 +141,6 @@ class _Maker:
 class _Trace:
     """A compiled graph, which refers neither to the model nor to what may differ from call to call.
 
-    Args:
-        graph: the graph.
-
     Attributes:
         dtypes: the names of the dtypes in which it computes; empty before the first run.
     """
@@ -163,11 +160,7 @@ class _Trace:
         watch: PassRecorder,
         changes: PointChanges[Any],
     ) -> Forward:
-        """Return a forward pass of the compiled graph.
-
-        Raises:
-            UnfitError: the batch reaches the points in another way.
-        """
+        """Return a forward pass of the compiled graph."""
         graph = self._graph
         survey = survey_of(graph, structure, inputs, watch, request)
         points = (survey.keys, survey.names, survey.branches, survey.products)

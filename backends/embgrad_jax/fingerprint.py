@@ -29,8 +29,6 @@ class Fingerprint:
     code and by what they read from outside, and functions and classes of libraries by identity.
 
     Args:
-        structure: the model's structure.
-        parts: the model's parts.
         call: the user's function that calls them, or None.
     """
 

@@ -46,8 +46,6 @@ class Output:
 
     Attributes:
         index: its number among the arrays.
-        shape: its shape.
-        dtype: its dtype.
     """
 
     index: int

@@ -160,7 +160,6 @@ def as_given(indices: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
 
     Args:
         indices: the indices of a lookup.
-        ids: the batch's ids.
         rows: the number of rows in the table.
     """
     if not ids.size or (ids.min() >= 0 and ids.max() < rows):

@@ -111,11 +111,7 @@ class KerasParts:
 
 
 def _expect_built(part: Any) -> None:
-    """Raise an error for a model that is not built: Keras would create its weights during the trace.
-
-    Raises:
-        UnsupportedError: the model was never called.
-    """
+    """Raise an error for a model that is not built: Keras would create its weights during the trace."""
     if not part.built:
         raise UnsupportedError(
             f"the Keras model {type(part).__name__} has no weights yet, as it was never called. Call it once on a batch, or "

@@ -56,8 +56,6 @@ class Cell:
     """A value in a survey.
 
     Attributes:
-        shape: its shape.
-        dtype: its dtype.
         compute: computes it, where it does not depend on the model's floating arrays; else None.
         leaf: the array of the model that it is; else None.
         weight: the array of the model whose entries it holds in another layout; else None.
@@ -332,10 +330,7 @@ class _Surveyor(Walker[Cell]):
         """Record a product with a weight that no module owns, as a call of a module of the weight's name.
 
         Args:
-            number: the product's number.
-            weight: the weight.
             given: what it is multiplied with.
-            result: the product.
             turned: how many axes of the product are the weight's and stand first; at the point they stand last.
         """
         leaf, watch = weight.weight, self._watch

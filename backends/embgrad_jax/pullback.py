@@ -29,7 +29,6 @@ class Forward:
     """A forward pass that has been computed.
 
     Attributes:
-        graph: its graph.
         survey: its points.
         outputs: the arrays of the return value.
         random: the states of random generators after it.

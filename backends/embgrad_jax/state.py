@@ -27,11 +27,7 @@ def preserve(structure: Structure) -> Iterator[None]:
 
 
 def expect_arrays(arrays: Sequence[Any]) -> None:
-    """Refuse arrays without values.
-
-    Raises:
-        UnsupportedError: an array belongs to a trace, so that the call is inside of one.
-    """
+    """Refuse arrays without values."""
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
         raise UnsupportedError(
             "embgrad was called inside jax.jit (or grad, vmap), where the model's arrays have no values. Call it outside of the "

@@ -296,8 +296,6 @@ class TreePart:
     """A part that is a pytree: an Equinox module, Linen's variables, or any nest of parameters.
 
     Args:
-        index: which part it is.
-        part: the part.
         prefix: the beginning of its names.
         linen: whether it holds the variables of a Linen module.
     """
@@ -356,8 +354,6 @@ class HuggingFacePart(TreePart):
     """A part that is a Flax model of Hugging Face.
 
     Args:
-        index: which part it is.
-        part: the model.
         prefix: the beginning of its names.
 
     Raises:

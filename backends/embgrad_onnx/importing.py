@@ -10,11 +10,7 @@ __all__ = ["import_onnx"]
 
 
 def import_onnx() -> tuple[Any, Any]:
-    """Return the modules onnx and onnxruntime.
-
-    Raises:
-        BackendError: one of them cannot be imported.
-    """
+    """Return the modules onnx and onnxruntime."""
     try:
         import onnx
         import onnxruntime

@@ -76,11 +76,7 @@ def _weight(source: Source, modules: Modules, name: str, tensor: Any) -> Weight:
 
 
 def _load(source: Source, name: str) -> np.ndarray:
-    """Return a weight's values, read from its file where they are in one.
-
-    Raises:
-        UnsupportedError: the file is gone or too short.
-    """
+    """Return a weight's values, read from its file where they are in one."""
     onnx, _ = import_onnx()
     tensor = modules_of(source).graph.tensors[name]
     if location_of(tensor) is None:

@@ -65,14 +65,9 @@ def make_session(
 
     Args:
         source: the model.
-        graph: its graph.
-        nodes: the steps.
         names: the tensors that it returns.
         shapes_of: the tensors whose shapes it returns.
         taken: the types of what it takes beside the graph's inputs, by name, in `onnx.TensorProto.DataType`.
-
-    Raises:
-        UnsupportedError: onnxruntime cannot run the steps.
     """
     onnx, onnxruntime = import_onnx()
     proto, taken = graph.proto, taken or {}
@@ -100,11 +95,7 @@ def make_session(
 
 
 def run_session(session: Any, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return by name what a session computes of the values that it takes.
-
-    Raises:
-        BatchError: it cannot run on this batch.
-    """
+    """Return by name what a session computes of the values that it takes."""
     _, onnxruntime = import_onnx()
     names = [value.name for value in session.get_outputs()]
     options = onnxruntime.RunOptions()

@@ -136,7 +136,6 @@ class Stretches:
         """Return the name of the version of a tensor that a step sees.
 
         Args:
-            name: the tensor.
             user: the step's number; `OUTSIDE` for the caller.
             count: the number of places at which it has been changed so far; None for all.
         """

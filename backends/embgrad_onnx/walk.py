@@ -65,11 +65,7 @@ class Source:
 
 
 class OnnxModel:
-    """The model in an .onnx file. Its graph is read at once, weights in other files when they are used.
-
-    Attributes:
-        path: the file.
-    """
+    """The model in an .onnx file. Its graph is read at once, weights in other files when they are used."""
 
     def __init__(self, path: Path, proto: Any) -> None:
         self.path = path
@@ -174,11 +170,7 @@ class _Held(AbstractContextManager[None]):
 
 
 def _digest(proto: Any) -> bytes:
-    """Return a digest of a proto's content, which a user may change between two calls.
-
-    Raises:
-        UnsupportedError: it is too large to be written, and so to be run.
-    """
+    """Return a digest of a proto's content, which a user may change between two calls."""
     try:
         return hashlib.blake2b(proto.SerializeToString(), digest_size=16).digest()
     except Exception as error:  # protobuf raises classes of its own

@@ -105,9 +105,7 @@ class _Point:
     """A point that one of the user's forward passes came by.
 
     Attributes:
-        tensor: the tensor at it.
         passed: what stands for the forward pass.
-        key: the point's.
         table: the variable that a lookup was made in; None at a module, or where the table was computed.
     """
 
@@ -186,11 +184,7 @@ class _Observer:
                 self.tensors[key] = changed
 
     def expect_open(self, function: Any) -> None:
-        """Refuse a compiled function that holds a pass through the model.
-
-        Raises:
-            UnsupportedError: it does.
-        """
+        """Refuse a compiled function that holds a pass through the model."""
         if self.calls is not None or self._pulling:
             return
         if function not in self._refused:

@@ -85,11 +85,7 @@ def _modules(request: Request) -> frozenset[str]:
 
 
 def _expect_traceable(parts: Sequence[Any]) -> None:
-    """Refuse a model whose author wants it to run as Python.
-
-    Raises:
-        UntraceableError: TensorFlow was set to run functions eagerly, or a layer was.
-    """
+    """Refuse a model whose author wants it to run as Python."""
     if wants_eager():
         raise UntraceableError("tf.config.run_functions_eagerly(True) is set")
     for part in parts:
@@ -298,12 +294,7 @@ def _calls_marked(parts: Sequence[Any], recorded: TracedCalls) -> Iterator[None]
 
 
 def _expect_repeatable(graph: CutGraph) -> None:
-    """Refuse a graph that does not give in each run what the model's Python would.
-
-    Raises:
-        UntraceableError: it draws random numbers in a way that cannot be restored, runs Python, or writes to something else than
-            variables of the model.
-    """
+    """Refuse a graph that does not give in each run what the model's Python would."""
     operations = graph.operations
     draws = next((name for name in operations if name in RANDOM), None)
     if draws is not None:

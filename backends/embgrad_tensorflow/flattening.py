@@ -203,11 +203,7 @@ def _short(full: str, names: Counter[str]) -> str:
 def _inlined_names(
     nodes: Sequence[Any], functions: Mapping[str, Any], prefix: str = "", inside: tuple[str, ...] = ()
 ) -> list[str]:
-    """Return the names that the inliner gives to operations, in the order in which they were made.
-
-    Raises:
-        ClosedGraphError: a function calls itself.
-    """
+    """Return the names that the inliner gives to operations, in the order in which they were made."""
     names = []
     for node in _in_order(nodes):
         name, called = f"{prefix}{node.name}", _find_called(node)
@@ -290,13 +286,9 @@ class CustomGradient:
         """Give an operation the gradient that it names, in a way that the inliner keeps.
 
         Args:
-            node: the operation.
             function: the function that it is in; None for the graph itself.
             names: the names of the operations and arguments there.
             restored: whether the graph is of a saved model.
-
-        Raises:
-            ClosedGraphError: the operation is none that `tf.custom_gradient` makes.
         """
         if node.op != "IdentityN":
             raise ClosedGraphError(

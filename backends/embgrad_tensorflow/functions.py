@@ -82,8 +82,6 @@ class CutFunctions:
         """Return what a graph gives, or the gradients of the objective that it asks.
 
         Args:
-            graph: the graph.
-            arguments: its arguments.
             packed: returns its results in the structure in which they are returned.
         """
         self._record(graph)
@@ -119,7 +117,6 @@ class _GraphRun:
     """One run of a graph, in stretches.
 
     Args:
-        graph: the graph.
         tensors: its arguments.
         crossings: what crosses scopes.
         running: how stretches and single operations are run.

@@ -169,7 +169,6 @@ class CutGraph:
         """Return the floating-point tensors up to a node that depend on lookups, or on values that cross scopes.
 
         Args:
-            start: the node.
             split: the tensors that cross scopes and are replaced there.
             known: the tensors that have been computed.
         """
@@ -353,9 +352,6 @@ def _refuse_lookups_inside(flat: FlatGraph, *, is_trace: bool) -> None:
     """Refuse a graph that looks rows up in a variable inside of a branch or a loop, which runs as a whole.
 
     A trace is refused where they are looked up in a value that enters it, too: the model's Python looks up there one by one.
-
-    Raises:
-        ClosedGraphError: so it does.
     """
     for node in flat.nodes:
         for function in definition_with([node], flat.library).library.function:
@@ -370,7 +366,6 @@ def _looks_up_argument(node: Any, nodes: Mapping[str, Any]) -> bool:
     """Return whether an operation in a function looks rows of floating-point numbers up in one of the function's arguments.
 
     Args:
-        node: the operation.
         nodes: the operations of the function, by name.
     """
     if node.op not in LOOKUPS or node.op in RESOURCE_LOOKUPS or node.attr["batch_dims"].i:

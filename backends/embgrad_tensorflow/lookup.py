@@ -408,9 +408,6 @@ class Replacing:
 
         Args:
             outputs: what the operation has given that another callback may have seen already.
-
-        Raises:
-            UnsupportedError: the operation was run in an unknown way.
         """
         if self._due is not None and not any(output is self._due[0] for output in outputs):
             raise UnsupportedError(

@@ -168,11 +168,7 @@ def alone(model: Any) -> AbstractContextManager[None]:
 
 
 def device_meter(model: Any) -> MemoryMeter | None:
-    """Return the meter of TensorFlow's allocator on the GPU that holds the model's floating variables; None for the CPU.
-
-    Raises:
-        UnsupportedError: they are on several devices, or on another kind of device.
-    """
+    """Return the meter of TensorFlow's allocator on the GPU that holds the model's floating variables; None for the CPU."""
     variables = [native_variable(variable) for _, variable in Parameters(as_parts(model)).items()]
     names = {variable.device for variable in variables if variable.dtype.is_floating and variable.device}
     devices = {

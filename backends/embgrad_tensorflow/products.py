@@ -70,7 +70,6 @@ class Products:
         Args:
             run: TensorFlow's function that runs operations; the other arguments are its own.
             context: TensorFlow's context.
-            operation: the operation's name.
             name: a name or None.
             args: the operands, and the names and values of the attributes.
         """

@@ -275,7 +275,6 @@ class TracedPass(TensorFlowPass):
     """A pass of the kept graph of a model's call, in which no Python of the model runs.
 
     Args:
-        trace: the kept graph.
         known: the model's structure, by which its tables have names.
     """
 

@@ -21,7 +21,6 @@ def scopes_of_names(
     that lies, so that the tensor that leaves one layer is the one that enters the next.
 
     Args:
-        names: the names of the operations.
         inputs: by operation the values that it takes.
         heads: the values that the graph returns.
         carries: returns whether a value is floating-point and no weight.
@@ -53,7 +52,6 @@ def scopes_of_calls(
     Args:
         names: the names of the operations.
         inputs: by operation the values that it takes.
-        calls: the calls.
     """
     marks = {
         (int(mark[1]), mark[2]): number for number, name in enumerate(names) if (mark := MARK.search(name)) is not None

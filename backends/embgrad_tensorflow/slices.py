@@ -22,7 +22,6 @@ def first_row(operation: str, operands: Sequence[Any], attrs: Sequence[Any], res
         operation: one of `operations.SLICES`.
         operands: its operands, eager or symbolic; the first is the matrix.
         attrs: its attributes, names and values in turn.
-        result: the slice.
 
     Returns:
         An integer tensor without axes.

@@ -92,11 +92,7 @@ _setting = threading.Lock()
 
 
 def expect_eager() -> None:
-    """Refuse to work while a graph is being traced, where there are no values.
-
-    Raises:
-        UnsupportedError: inside a `tf.function`.
-    """
+    """Refuse to work while a graph is being traced, where there are no values."""
     if not tf.executing_eagerly():
         raise UnsupportedError(
             "embgrad was called inside a tf.function (or another graph), and its results are NumPy arrays. Call it outside, or "
@@ -121,11 +117,7 @@ def depth() -> int:
 
 @contextlib.contextmanager
 def refuse_replica_sync() -> Iterator[None]:
-    """Refuse to wait for other replicas, which may wait for a lock that this call holds.
-
-    Raises:
-        UnsupportedError: in one of several replicas the model does what they do together.
-    """
+    """Refuse to wait for other replicas, which may wait for a lock that this call holds."""
     replica = tf.distribute.get_replica_context()
     if replica is None or replica.num_replicas_in_sync == 1:
         yield
@@ -212,9 +204,6 @@ class Snapshot:
 
         Args:
             written: the resources of the variables that were written to; None stands for unknown ones.
-
-        Raises:
-            UnsupportedError: a variable was written to that is too large to be kept.
         """
         self._attributes.record_changes()
         values = (value for key, (_, value) in self._variables.items() if key not in self._weights)
@@ -312,11 +301,7 @@ def eagerly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def refuse_gradient_overrides() -> Iterator[None]:
-    """Refuse gradient overrides, which have no effect on the body of a `tf.function` that runs eagerly.
-
-    Raises:
-        UnsupportedError: something has asked for it.
-    """
+    """Refuse gradient overrides, which have no effect on the body of a `tf.function` that runs eagerly."""
     overrides: list[Any] = []
 
     def ask(original: Callable[..., Any], graph: Any, *args: Any) -> Any:

@@ -35,11 +35,7 @@ class PointWork:
 
     @contextlib.contextmanager
     def at_work(self, key: str) -> Iterator[None]:
-        """Compute what goes on at a point while the context is open.
-
-        Raises:
-            UnsupportedError: the point is in a part of the model that is computed again in the pullback.
-        """
+        """Compute what goes on at a point while the context is open."""
         if tapes_are_stopped():
             raise UnsupportedError(
                 f"the point {key!r} lies in a part of the model that is recomputed in the pullback (tf.recompute_grad), where "
@@ -206,7 +202,6 @@ def for_user_code(request: Request, taken: Callable[[], Snapshot]) -> Iterator[R
     """Wrap the request's callbacks so that they find the model in the requested mode; restore their writes at the end.
 
     Args:
-        request: the request.
         taken: gives the model as it is, where there are such functions: it takes a while.
     """
     if not (request.has_native or request.has_changes):

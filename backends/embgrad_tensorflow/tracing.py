@@ -44,7 +44,6 @@ class TracedCalls:
         modules: see above.
         everything: False, as only requested modules are recorded.
         counted: nothing is counted, because a graph makes the same calls every time.
-        calls: the calls.
     """
 
     everything = False

@@ -125,11 +125,7 @@ def is_saved(part: Any) -> bool:
 
 
 def handle_of(variable: Any) -> Any:
-    """Return the resource that operations know a variable by, or None where it has none (yet).
-
-    Raises:
-        UnsupportedError: it is several devices' variable, and in a strategy's scope none of these is meant.
-    """
+    """Return the resource that operations know a variable by, or None where it has none (yet)."""
     native = native_variable(variable)
     try:
         return getattr(native, "handle", None)

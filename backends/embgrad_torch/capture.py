@@ -86,7 +86,6 @@ class _Open(NamedTuple):
     """The forward pass that runs now.
 
     Attributes:
-        points: its points.
         watch: records it.
         modules: the calls of its modules.
         mode: records its lookups.

@@ -151,11 +151,7 @@ def to_tensors(value: Any, device: Any, examples: int) -> Any:
 
 
 def _from_numpy(value: np.ndarray) -> Any:
-    """Return a copy of an array as a tensor; the dtypes that ml_dtypes adds to NumPy, such as bfloat16, keep their bits.
-
-    Raises:
-        BatchError: PyTorch has no such dtype.
-    """
+    """Return a copy of an array as a tensor; the dtypes that ml_dtypes adds to NumPy, such as bfloat16, keep their bits."""
     copied = np.array(value, order="C")
     if copied.dtype.isbuiltin != 2:  # 2 for a dtype that another library has added
         return torch.from_numpy(copied)

@@ -193,11 +193,7 @@ def alone(model: Any) -> AbstractContextManager[None]:
 
 
 def device_meter(model: Any) -> MemoryMeter | None:
-    """Return the meter of PyTorch's allocator on the model's CUDA GPU; None for a model on the CPU.
-
-    Raises:
-        UnsupportedError: the model is on several devices, or on another kind of device.
-    """
+    """Return the meter of PyTorch's allocator on the model's CUDA GPU; None for a model on the CPU."""
     structure = Structure(as_parts(model))
     tensors = (*structure.parameters(), *structure.buffers())
     devices = {tensor.device for tensor in tensors if tensor.device.type != "meta"}

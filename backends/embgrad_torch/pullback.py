@@ -115,7 +115,6 @@ class _Graph:
         outputs: the tensors from which the graph is walked.
 
     Attributes:
-        leaves: its leaves.
         recomputed: whether it contains a function that runs a part of the model again and pulls back through it by itself,
             such as the gradient checkpoints of other libraries, which allow only plain backward passes.
         custom_backward: whether it contains a custom autograd function, whose backward pass may accumulate gradients of

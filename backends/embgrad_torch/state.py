@@ -94,7 +94,6 @@ class Weights:
     """The parameters of a model: their memory, gradients and flags, which are restored after a pass.
 
     Args:
-        parameters: the parameters.
         written: the parameters whose values the pass may change in place.
     """
 
@@ -353,9 +352,6 @@ def run_uncompiled(*, repeatable: bool) -> Iterator[None]:
 
     Args:
         repeatable: whether the pass can be repeated, so that the compiler need not be loaded for it.
-
-    Raises:
-        CompilerLoadedError: the compiler was loaded meanwhile, as by a model that compiles a part when it is first called.
     """
     if not repeatable or COMPILER in sys.modules:
         with _stance:

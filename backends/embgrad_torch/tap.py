@@ -45,7 +45,6 @@ class PointHandler(Protocol):
 
         Args:
             key: the point's key; None where the point is not requested.
-            table: the table.
             compute: makes the lookup.
             word: whether the ids are looked up.
         """
@@ -56,7 +55,6 @@ class PointHandler(Protocol):
 
         Args:
             key: the point's key.
-            tensor: the tensor at the point.
             aliased: whether other tensors may share its memory, and show what is written into it.
         """
         ...
@@ -200,11 +198,7 @@ class CapturedPoints:
         return hooked
 
     def _hook(self, key: str, tensor: Any, *, unshared: bool = False) -> Any:
-        """Return the tensor, or a clone unless it is unshared, with a hook; the tensor itself where gradients are switched off.
-
-        Raises:
-            UnsupportedError: a checkpointed segment has no graph yet, or would save other tensors without the hook.
-        """
+        """Return the tensor, or a clone unless it is unshared, with a hook; the tensor itself where gradients are off."""
         dtype = computation_dtype([tensor])
         self.dtype = coarsest([self.dtype, dtype]) if self.values else dtype
         self.values[key] = to_numpy(tensor)
@@ -251,11 +245,7 @@ class PerturbedPoints(CapturedPoints):
         return rows if key is None else self.tensor(key, rows)
 
     def tensor(self, key: str, tensor: Any, *, aliased: bool = False) -> Any:
-        """Return the sum of the tensor and the addition.
-
-        Raises:
-            UnsupportedError: the backward pass runs the model's code again there, where nothing would be added.
-        """
+        """Return the sum of the tensor and the addition."""
         if in_segment():
             raise UnsupportedError(
                 f"the point {key!r} lies inside a gradient checkpoint, which runs again in the backward pass, possibly after the "
@@ -308,11 +298,7 @@ def compute_dtype(
 
 
 def expect_unwritten(clones: Iterable[tuple[str, Any]]) -> None:
-    """Raise where the model wrote into a clone: tensors that share the original's memory would have had to change.
-
-    Raises:
-        UnsupportedError: the model wrote into one.
-    """
+    """Raise where the model wrote into a clone: tensors that share the original's memory would have had to change."""
     for key, clone in clones:
         if not clone.is_inference() and clone._version:
             raise UnsupportedError(

@@ -132,11 +132,7 @@ def _method(method: Any) -> IntegratedJacobians | InputXGradient:
 
 
 def _sides(pairs: Any) -> tuple[Any, Any]:
-    """Return the first texts or batch, and the second.
-
-    Raises:
-        BatchError: they are in none of the accepted forms.
-    """
+    """Return the first texts or batch, and the second."""
     if isinstance(pairs, tuple) and len(pairs) == 2:
         first, second = pairs
         if isinstance(first, str) and isinstance(second, str):
@@ -281,7 +277,6 @@ def _products(spans: Sequence[_Span], found: Sequence[np.ndarray], tests: np.nda
     """Return the inner products of both texts' contributions; None where what is left out of them is not negligible.
 
     Args:
-        spans: the span of each text.
         found: the contributions of each text in the test directions, and in those of the other text's span.
         tests: the test directions, (direction, number).
     """
@@ -297,11 +292,7 @@ def _products(spans: Sequence[_Span], found: Sequence[np.ndarray], tests: np.nda
 
 
 def _size_of(a: np.ndarray, b: np.ndarray, pair: int) -> float:
-    """Return the product of the lengths of two encodings.
-
-    Raises:
-        ObjectiveError: it is 0.
-    """
+    """Return the product of the lengths of two encodings."""
     size = length(a) * length(b)
     if not size:
         raise ObjectiveError(

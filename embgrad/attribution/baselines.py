@@ -82,9 +82,6 @@ def check_baselines(baseline: Any, name: str = "baseline", *, auto: bool = False
 
     Args:
         auto: whether the method can choose a baseline itself, "auto".
-
-    Raises:
-        EmbgradError: it is none.
     """
     if auto and isinstance(baseline, str) and baseline == AUTO:
         return
@@ -93,11 +90,7 @@ def check_baselines(baseline: Any, name: str = "baseline", *, auto: bool = False
 
 
 def check_baseline(baseline: Any, name: str = "baseline") -> str | int | np.ndarray:
-    """Return a baseline as a name, an id or an array of real numbers.
-
-    Raises:
-        EmbgradError: it is none of these.
-    """
+    """Return a baseline as a name, an id or an array of real numbers."""
     if isinstance(baseline, str):
         if baseline not in NAMES:
             raise EmbgradError(
@@ -163,11 +156,7 @@ def baseline_values(passes: Passes, baseline: Any, tokenizer: Any, keep_special:
 
 
 def _mean_row(passes: Passes) -> np.ndarray:
-    """Return the mean row of the table of the batch's ids, float64, (dim,).
-
-    Raises:
-        UnsupportedError: the point is no lookup.
-    """
+    """Return the mean row of the table of the batch's ids, float64, (dim,)."""
     if passes.state.vocab is None and passes.values is None:
         raise UnsupportedError(
             f"the point {passes.at!r} has no table, whose mean row 'mean' puts in place of tokens: give at='word', or another "
@@ -177,11 +166,7 @@ def _mean_row(passes: Passes) -> np.ndarray:
 
 
 def absent_positions(passes: Passes, tokenizer: Any, keep_special: bool) -> np.ndarray:
-    """Return a bool array, (example, position): true where a baseline replaces the value.
-
-    Raises:
-        BatchError: special tokens are to be kept, and neither tokens nor a tokenizer show which those are.
-    """
+    """Return a bool array, (example, position): true where a baseline replaces the value."""
     real = passes.batch.real
     if not keep_special:
         return np.asarray(real)
@@ -216,11 +201,7 @@ def _values_of(passes: Passes, batch: TokenBatch, ids: np.ndarray) -> np.ndarray
 
 
 def id_of(name: str, passes: Passes, tokenizer: Any) -> int:
-    """Return the id of the padding, "pad", or of the mask, "mask".
-
-    Raises:
-        BatchError: it is not known.
-    """
+    """Return the id of the padding, "pad", or of the mask, "mask"."""
     known = known_id(name, passes, tokenizer)
     if known is None:
         raise BatchError(
@@ -362,11 +343,7 @@ def note_first(notes: dict[str, list[Any]], kept: np.ndarray, chosen: Visible) -
 
 @contextlib.contextmanager
 def explain_zeros(baseline: Any) -> Iterator[None]:
-    """Say in an error of an objective that is not finite what to do where zeros are the baseline.
-
-    Raises:
-        ObjectiveError: the same.
-    """
+    """Say in an error of an objective that is not finite what to do where zeros are the baseline."""
     try:
         yield
     except ObjectiveError as error:

@@ -108,11 +108,7 @@ class DiscretizedIntegratedGradients(Method):
 
 
 def _table_of(passes: Passes) -> np.ndarray:
-    """Return the table of the batch's ids.
-
-    Raises:
-        UnsupportedError: the point is not the lookup of the batch's ids.
-    """
+    """Return the table of the batch's ids."""
     if passes.values is not None:
         raise UnsupportedError(
             f"the values at {passes.at!r} were changed, and DiscretizedIntegratedGradients begins at rows of the table: take "

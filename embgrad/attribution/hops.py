@@ -16,11 +16,7 @@ __all__ = ["check_hops", "follow", "intermediate_tokens"]
 
 
 def check_hops(hops: Any, through: Any, generate: Any) -> int:
-    """Return the number of hops.
-
-    Raises:
-        EmbgradError: it is not a number of hops, or not known through which tokens they go.
-    """
+    """Return the number of hops."""
     if isinstance(hops, bool) or not isinstance(hops, (int, np.integer)) or hops < 0:
         raise EmbgradError(
             f"hops is {brief(hops)}: expected how many times the contributions of intermediate tokens are passed on, 0 or more"
@@ -45,9 +41,6 @@ def intermediate_tokens(through: Any, wanted: Targets, batch: TokenBatch, tokeni
         batch: the ids in which positions count.
         tokenizer: see `targets_of`; so is `start`.
         start: the first position that was generated.
-
-    Raises:
-        EmbgradError: a position is no token with a real token before it, or a text is not there.
     """
     try:
         named = targets_of(through, None, batch, tokenizer, start).spans.reshape(len(batch), -1)

@@ -109,11 +109,7 @@ class Along:
 
 @contextlib.contextmanager
 def explain_end(rule: str) -> Iterator[None]:
-    """Say in an error of a gradient that is not finite what to do where a rule needs one at the baseline.
-
-    Raises:
-        NoGradientError: the same.
-    """
+    """Say in an error of a gradient that is not finite what to do where a rule needs one at the baseline."""
     try:
         yield
     except NoGradientError as error:

@@ -156,9 +156,6 @@ def choose_method(method: Any, base: type[Any], known: Mapping[str, type[M]], ex
     Args:
         base: the base class of the methods.
         example: a method as the user would write it, for the message.
-
-    Raises:
-        EmbgradError: it is neither.
     """
     if isinstance(method, base):
         made: M = method

@@ -95,7 +95,6 @@ class Encoder:
         batch: the texts of the pairs, of which some may be equal.
         output: see `attribute_pairs`; so are `pooling` and `at`.
         batch_size: how many rows one pass runs at most; None for as many as have 2,048 positions.
-        method: the method.
         tokenizer: knows special tokens; None where there is none.
     """
 
@@ -120,11 +119,7 @@ class Encoder:
 
     @cached_property
     def passes(self) -> Passes:
-        """The passes of the first number of the encoding alone, for what does not depend on the number.
-
-        Raises:
-            UnsupportedError: the point's axes are not (example, position, dim), or texts depend on one another.
-        """
+        """The passes of the first number of the encoding alone, for what does not depend on the number."""
         (first,) = self._objectives(np.eye(1, self.width))
         passes = passes_through(self.bound, self.batch, first, self.at, "keep", self.batch_size)
         if passes.company is Company.HELD:
@@ -153,11 +148,7 @@ class Encoder:
 
     @cached_property
     def _named(self) -> tuple[str | None, int]:
-        """The name of the output with the encoding, and how many numbers it has.
-
-        Raises:
-            ObjectiveError: it is no encoding.
-        """
+        """The name of the output with the encoding, and how many numbers it has."""
         name, shape = self._find_output()
         expected = 2 if self.pooling is None else 3
         if len(shape) != expected:

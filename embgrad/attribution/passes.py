@@ -71,9 +71,7 @@ class Passes:
     """A model, a batch and an objective, and what passes through them compute.
 
     Attributes:
-        bound: the model.
         batch: the user's batch, whose shared extras are named.
-        objective: its objective.
         at: the name of the point.
         pads: see `gradients`.
         batch_size: how many rows one pass runs at most; None for as many as have `MOST_POSITIONS` positions.
@@ -438,11 +436,7 @@ def passes_through(
     *,
     training: bool = False,
 ) -> Passes:
-    """Return the passes of a batch whose arguments have been read, see `Passes`.
-
-    Raises:
-        UnsupportedError: the objective is a `Scalar`.
-    """
+    """Return the passes of a batch whose arguments have been read, see `Passes`."""
     if isinstance(objective, NativeObjective) and objective.scalar:
         raise UnsupportedError(
             "a Scalar objective reduces over the batch, and an attribution is of each example's own objective: give a function "

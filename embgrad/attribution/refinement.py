@@ -31,7 +31,6 @@ class Part:
     Attributes:
         example: the index of the example.
         start: where it begins.
-        end: where it ends.
         counts: whether it is a part that is to be integrated; otherwise it fills up a pass that has to run the whole batch.
     """
 

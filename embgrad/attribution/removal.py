@@ -34,11 +34,7 @@ INSTEAD: Final = "give remove='mask', 'pad' or 'zero', which keep the text's len
 
 
 def _check_removal(remove: Any) -> str | int:
-    """Return the way in which tokens are removed: "delete", "pad", "mask", "zero", or the id that replaces them.
-
-    Raises:
-        EmbgradError: it is none of these.
-    """
+    """Return the way in which tokens are removed: "delete", "pad", "mask", "zero", or the id that replaces them."""
     known = (DELETE, *NAMES)
     if isinstance(remove, str) and remove in known:
         return remove
@@ -246,11 +242,7 @@ def _reads_text(passes: Passes) -> bool:
 
 
 def _expect_free(company: Company, count: int) -> None:
-    """Refuse to run examples without the batch's others where their objectives are then others.
-
-    Raises:
-        UnsupportedError: the batch has several examples, and their objectives depend on one another, or on their number.
-    """
+    """Refuse to run examples without the batch's others where their objectives are then others."""
     if company in (Company.WHOLE, Company.HELD) and count > 1:
         raise UnsupportedError(
             f"the objective of an example depends on the other {count - 1} of the batch, or on their number, and texts "
@@ -263,9 +255,6 @@ def expect_deletable(passes: Passes, instead: str = INSTEAD) -> frozenset[str]:
 
     Returns:
         The names of the further inputs that stay as they are, see `inputs_apart`.
-
-    Raises:
-        UnsupportedError: the objective is a function, has a label for each position, or a further input has entries for them.
     """
     if isinstance(passes.objective, NativeObjective):
         raise UnsupportedError(

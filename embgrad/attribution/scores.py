@@ -28,11 +28,7 @@ def snake_case(name: str) -> str:
 
 
 def by_name(argument: Any, what: str, name_of: Callable[[Any], str]) -> dict[str, Any]:
-    """Return the entries of an argument by name: of a mapping by its own, of a list by `name_of`, a repeated one with `#1`.
-
-    Raises:
-        EmbgradError: there is no entry, or a mapping's name is no text.
-    """
+    """Return the entries of an argument by name: of a mapping by its own, of a list by `name_of`, a repeated one with `#1`."""
     if not are_several(argument):
         return {name_of(argument): argument}
     if not argument:

@@ -100,10 +100,6 @@ def targets_of(targets: Any, contrast: Any, batch: TokenBatch, tokenizer: Any, s
         batch: the ids in which the positions count, those of the decoder in an encoder-decoder.
         tokenizer: makes ids of texts; None where there is none.
         start: the first position that is an output where the user names none.
-
-    Raises:
-        EmbgradError: a position is outside the batch, is padding, or has no real token before it; a text is not in an example; or
-            there is no output at all.
     """
     rows = []
     for example in range(len(batch)):
@@ -249,11 +245,7 @@ class _Example:
         return np.asarray(positions)
 
     def _of_text(self, text: str) -> np.ndarray:
-        """Return the positions of the tokens that stand for a text.
-
-        Raises:
-            EmbgradError: the example does not have it, or several times, or there are neither texts nor a tokenizer.
-        """
+        """Return the positions of the tokens that stand for a text."""
         places = [
             place
             for place in places_of_text(text, self.example, self.batch, self.tokenizer)
@@ -271,11 +263,7 @@ class _Example:
 
 
 def places_of_text(text: str, example: int, batch: TokenBatch, tokenizer: Any) -> list[np.ndarray]:
-    """Return the positions of the tokens that stand for a text, at each of its places in an example.
-
-    Raises:
-        EmbgradError: neither the example's text nor a tokenizer shows which tokens those are.
-    """
+    """Return the positions of the tokens that stand for a text, at each of its places in an example."""
     wanted = text.strip()
     if not wanted:
         raise EmbgradError(f"the text {brief(text)} has no characters but white space: expected those of some tokens")

@@ -57,11 +57,7 @@ def inputs_apart(passes: Passes, instead: str) -> frozenset[str]:
 
 
 def expect_no_copies(passes: Passes) -> None:
-    """Refuse to replace tokens where L depends on a copy of the ids among the further inputs, as labels of a language model are.
-
-    Raises:
-        UnsupportedError: there is such a copy.
-    """
+    """Refuse to replace tokens where L depends on a copy of the ids among the further inputs, such as labels."""
     batch = passes.batch
     copies = [name for name in batch.extras if is_copy_of_ids(batch, name)]
     for name in set(copies) - _of_decoder(passes) if copies else ():

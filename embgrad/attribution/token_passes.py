@@ -39,7 +39,6 @@ class Scored:
     Attributes:
         objectives: L, float64, (output, row).
         scores: for each point the reduced gradients, (output, row, position), or (output, row, position, number).
-        provenance: the provenance of the pass.
     """
 
     objectives: np.ndarray
@@ -52,9 +51,7 @@ class TokenPasses:
     """A model, a batch and its output tokens, and what passes through them compute.
 
     Attributes:
-        bound: the model.
         batch: the batch, whose padding is on the right.
-        targets: its output tokens.
         names: the points whose values are the inputs: of the batch's ids, and in an encoder-decoder of the decoder's ids.
         batch_size: how many rows one pass runs at most; None for as many as have `MOST_POSITIONS` positions.
         training: whether the model runs in training mode.
@@ -153,11 +150,7 @@ class TokenPasses:
 
     @cached_property
     def _company(self) -> Company:
-        """See `Passes.company`.
-
-        Raises:
-            UnsupportedError: examples depend on one another.
-        """
+        """See `Passes.company`."""
         company = self.first.company
         if company is Company.HELD:
             raise UnsupportedError(
@@ -298,11 +291,7 @@ class TokenPasses:
 
 
 def _expect_logits(shape: tuple[int, ...] | None, read: PointValues) -> None:
-    """Refuse an output that is a hidden state: as wide as the table's rows, and not as long as the table.
-
-    Raises:
-        ObjectiveError: the output is no logits.
-    """
+    """Refuse an output that is a hidden state: as wide as the table's rows, and not as long as the table."""
     if not shape or read.lookup is None:
         return
     width = shape[-1]

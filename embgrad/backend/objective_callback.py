@@ -100,11 +100,7 @@ class BatchObjective:
         return values, cotangent
 
     def _before(self, shape: tuple[int, ...]) -> int | None:
-        """Return how many positions of an output stand before the batch's; None where they are not known to.
-
-        Raises:
-            OpenPositionsError: a probe has to show it.
-        """
+        """Return how many positions of an output stand before the batch's; None where they are not known to."""
         objective, batch = self.objective, self._batch
         if self._layouts is None or len(shape) != 3 or type(objective).evaluate is not Objective.evaluate:
             return None

@@ -102,11 +102,7 @@ def is_model(value: Any) -> bool:
 
 
 def backend_for(model: Any) -> Backend:
-    """Return the one backend that owns the model, or every part of it.
-
-    Raises:
-        BackendError: no backend owns it, or more than one; the message says what the model looks like and what to install.
-    """
+    """Return the one backend that owns the model, or every part of it."""
     discovery = _discover()
     cached = discovery.owners.get(type(model))
     if cached is not None and _owns(cached, model):

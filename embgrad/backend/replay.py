@@ -92,7 +92,6 @@ class MemoizedCallback:
 
     Args:
         record: the results recorded in earlier tries.
-        change: the user's function.
     """
 
     def __init__(self, record: CallbackMemo, change: Change) -> None:

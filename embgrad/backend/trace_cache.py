@@ -82,7 +82,6 @@ class _Form(Generic[Trace]):
     """The traces of one model for one kind of request, valid while the model does not change.
 
     Attributes:
-        fingerprint: the fingerprint of the model.
         exact: whether each trace takes only the lengths that it was made for.
         refused: the reason why there is no trace, by objective.
         traces: the traces, by their lengths (None unless `exact`).

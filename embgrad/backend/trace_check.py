@@ -47,7 +47,6 @@ def difference_of(result: Run, traced: Run, tolerance: float, size: float) -> st
 
     Args:
         result: the result of the model itself.
-        traced: the result of the trace.
         tolerance: the largest relative difference allowed.
         size: the largest number of the cotangents.
     """

@@ -84,11 +84,7 @@ _FIELDS: Final[Mapping[str, Rule]] = {
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint folder's config.json.
-
-    Raises:
-        FileFormatError: the file is missing, or does not hold a JSON object.
-    """
+    """Return the content of a checkpoint folder's config.json."""
     path = folder / "config.json"
     try:
         config = read_json(path)
@@ -105,12 +101,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def bert_config(folder: Path) -> dict[str, Any]:
-    """Return the fields of config.json that define a BERT, with their types checked; a field that is null is treated as absent.
-
-    Raises:
-        FileFormatError: the file cannot be read, or a field has an invalid value.
-        UnsupportedError: it is the configuration of another model, or of a BERT whose positions are not a table of embeddings.
-    """
+    """Return the fields of config.json that define a BERT, with their types checked; a field that is null is absent."""
     config, path = read_config(folder), folder / "config.json"
     model_type = config.get("model_type")
     if model_type != "bert":
@@ -157,12 +148,8 @@ def expect_expressible(
 
     Args:
         config: the configuration, as `complete_config` returns it.
-        activations: the activations that the class has.
         model: the class's name for the message.
         one_dropout: whether the class drops as much of the attention as of the hidden states.
-
-    Raises:
-        UnsupportedError: the class is another model.
     """
     dropout = config["hidden_dropout_prob"]
     supported = {
@@ -197,9 +184,6 @@ def expect_fitting(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ..
         config: the configuration, as `bert_config` returns it.
         shapes: the shapes of the checkpoint's weights, by the names of `weight_names`; other weights are ignored.
         folder: the checkpoint folder, for messages.
-
-    Raises:
-        FileFormatError: a weight is missing, or has another shape than the configuration requires.
     """
     sizes = {**DEFAULTS, **config}
     expected = {name: shape for name in shapes if (shape := _shape(name, sizes)) is not None}

@@ -84,11 +84,7 @@ def load_bert(folder: str | os.PathLike[str], framework: str = "torch", *, ignor
 
 
 def canonical_names(backend: Any, model: Any) -> dict[str, WeightTarget]:
-    """Return the corresponding checkpoint weight for each of a BERT's parameters, by the parameter's native name.
-
-    Raises:
-        UnsupportedError: the model is not a BERT as `load_bert` builds it.
-    """
+    """Return the corresponding checkpoint weight for each of a BERT's parameters, by the parameter's native name."""
     targets = backend.bert_targets(model) if "load_bert" in backend.supports else None
     if targets is None:
         raise UnsupportedError(
@@ -130,11 +126,7 @@ def _of_all(folder: Path, read: Callable[[Path], Mapping[str, Held]]) -> dict[st
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint folder. Pickled weights are not read, as unpickling can run any code.
-
-    Raises:
-        FileFormatError: a file is missing, or the index of shards is broken.
-    """
+    """Return the safetensors files of a checkpoint folder. Pickled weights are not read, as unpickling can run any code."""
     index = folder / "model.safetensors.index.json"
     try:
         files = sorted(set(read_json(index)["weight_map"].values()))

@@ -94,7 +94,6 @@ def compare_models(
     """Compute the gradients of the models and compare each with the first; the models are run again to find causes.
 
     Args:
-        models: the models.
         inputs: the source of the examples.
         request: the objective, the points and the other options of the gradients.
         tolerance: see `embgrad.compare`.
@@ -130,11 +129,7 @@ def print_comparisons(comparisons: Mapping[str, Any], terminal: Terminal) -> int
 
 
 def _expect_none_for_models(context: typer.Context) -> None:
-    """Check that no option for models was passed together with files, where it would have no effect.
-
-    Raises:
-        UsageError: an option for models was passed.
-    """
+    """Check that no option for models was passed together with files, where it would have no effect."""
     for option in context.command.params:
         source = context.get_parameter_source(str(option.name))
         if option.name not in FOR_FILES and source is not None and source.name == "COMMANDLINE":

@@ -61,11 +61,7 @@ class Row:
 
 
 def usable_frameworks() -> list[str]:
-    """Return the frameworks that are installed.
-
-    Raises:
-        BackendError: none is.
-    """
+    """Return the frameworks that are installed."""
     names = installed_frameworks()
     if not names:
         raise BackendError(

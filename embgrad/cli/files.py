@@ -40,11 +40,7 @@ def load_results(files: Sequence[str]) -> dict[str, Results]:
 
 
 def choose_results(results: Results, at: Sequence[str], file: str) -> dict[str, Result]:
-    """Return the results at the points, or by the methods, `at`; all results if `at` is empty.
-
-    Raises:
-        UsageError: the file holds no result at one of the points.
-    """
+    """Return the results at the points, or by the methods, `at`; all results if `at` is empty."""
     by_point = name_results(results)
     for name in at:
         if name not in by_point:
@@ -64,11 +60,7 @@ def restrict(results: Mapping[str, Results], at: Sequence[str]) -> dict[str, Res
 
 
 def expect_writable(output: str, option: str = "--output") -> None:
-    """Check, before anything is computed, that a file can be written to the value of an option; "-" is stdout.
-
-    Raises:
-        UsageError: the path is empty, is a folder, or lies in a folder that does not exist.
-    """
+    """Check, before anything is computed, that a file can be written to the value of an option; "-" is stdout."""
     if output == "-":
         return
     path = Path(output)

@@ -42,9 +42,6 @@ def result_lines(
         words: whether the tokens of each word are merged.
         kind: the kind of saliency of gradients, "norm" or "dot".
         by: the unit of attributions of output tokens, see `TokenAttribution.matrix`; None for what `words` says.
-
-    Raises:
-        EmbgradError: words are wanted, and the tokens are not known.
     """
     if words and result.tokens is None and not isinstance(result, EmbeddingGradients):
         raise EmbgradError("the tokens of this attribution are not known, only their ids: omit --words")

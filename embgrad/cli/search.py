@@ -144,11 +144,7 @@ def search(
 
 
 def _find_allowed(names: list[str] | tuple[str, ...]) -> Any:
-    """Return the functions of tokens that --allowed names; None for none.
-
-    Raises:
-        UsageError: there is no such value.
-    """
+    """Return the functions of tokens that --allowed names; None for none."""
     for name in names:
         if name not in ALLOWED:
             raise UsageError(f"--allowed is {name!r}: expected {quote(ALLOWED)}.{did_you_mean(name, ALLOWED)}")
@@ -156,11 +152,7 @@ def _find_allowed(names: list[str] | tuple[str, ...]) -> Any:
 
 
 def _positions(spelled: str | None) -> Any:
-    """Return the positions of --positions: whole numbers, or a slice; None for None.
-
-    Raises:
-        UsageError: the value is neither.
-    """
+    """Return the positions of --positions: whole numbers, or a slice; None for None."""
     if spelled is None:
         return None
     numbers = re.fullmatch(r"\s*-?\d+\s*(,\s*-?\d+\s*)*", spelled)

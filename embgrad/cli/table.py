@@ -45,11 +45,7 @@ class TableOptions:
         return "words" if self.words else "tokens"
 
     def expect(self) -> None:
-        """Check, before anything is computed, that the table can be written.
-
-        Raises:
-            UsageError: it cannot; or --words is given without --to.
-        """
+        """Check, before anything is computed, that the table can be written."""
         if self.to is None:
             if self.words:
                 raise UsageError("--words says what the rows of --to stand for: add --to TABLE, or remove it")
@@ -69,11 +65,7 @@ class TableOptions:
 
 
 def expect_table(path: str) -> None:
-    """Check, before anything is computed, that a table can be written.
-
-    Raises:
-        UsageError: it cannot.
-    """
+    """Check, before anything is computed, that a table can be written."""
     if path == "-":
         raise UsageError("--to is '-': expected the name of a file that ends in .parquet or .csv")
     expect_writable(path, "--to")
@@ -88,9 +80,6 @@ def write_results(path: str, results: Mapping[str, Any], by: str) -> None:
 
     Args:
         by: "tokens" or "words", for results with a score for each token.
-
-    Raises:
-        UsageError: a result has no table, or results have different columns.
     """
     tables = {name: _columns_of(name, result, by) for name, result in results.items()}
     if len({tuple(columns) for columns in tables.values()}) > 1:

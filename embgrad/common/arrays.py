@@ -57,11 +57,7 @@ def _convert(value: Any) -> np.ndarray:
 
 
 def as_asked(array: np.ndarray, dtype: Any, copy: bool | None) -> np.ndarray:
-    """Return an array as `__array__` requests it, in NumPy 1, which passes no `copy`, and in NumPy 2.
-
-    Raises:
-        ValueError: `copy` is False, and the dtype differs from the array's.
-    """
+    """Return an array as `__array__` requests it, in NumPy 1, which passes no `copy`, and in NumPy 2."""
     if copy is False and dtype is not None and np.dtype(dtype) != array.dtype:
         raise ValueError(f"the values are {array.dtype}: expected that dtype with copy=False, not {np.dtype(dtype)}")
     return array.astype(array.dtype if dtype is None else dtype, copy=bool(copy))
@@ -76,9 +72,6 @@ def widen(value: Any) -> np.ndarray:
     """Return the values as `to_numpy` does, and PyTorch's dtypes that NumPy lacks (bfloat16, float8, quantized) as exact float64.
 
     Do not use it where the dtype must show up to which number integers are exact.
-
-    Raises:
-        ValueError: see `to_numpy`.
     """
     try:
         return to_numpy(value)

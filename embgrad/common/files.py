@@ -34,11 +34,7 @@ MOST_NAME: Final = 200
 
 
 def check_path(path: object, name: str = "path") -> Path:
-    """Return an option that is a path as a `Path`.
-
-    Raises:
-        EmbgradError: it is neither text nor a path, is empty, or holds a NUL character.
-    """
+    """Return an option that is a path as a `Path`."""
     if not isinstance(path, (str, os.PathLike)):
         raise EmbgradError(f"{name} is {brief(path)}: expected the path of a file or folder, as text or a pathlib.Path")
     if not os.fspath(path):
@@ -55,7 +51,6 @@ def write_whole(path: str | Path, data: bytes, *, durable: bool = False) -> None
 
     Args:
         path: the file's path.
-        data: the bytes to write.
         durable: return only when the file would survive a power failure.
 
     Raises:

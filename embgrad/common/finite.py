@@ -15,7 +15,6 @@ class NotFinite:
 
     Attributes:
         value: the first of them.
-        index: its index.
         count: the number of such entries.
         size: the number of all entries.
     """

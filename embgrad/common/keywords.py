@@ -45,11 +45,7 @@ class ArgumentError(EmbgradError, TypeError):
 
 
 def explain_arguments(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function with errors that explain unknown and missing arguments, and whose tracebacks are short.
-
-    Raises:
-        ArgumentError: by the returned function, when called with an unknown argument or without a required one.
-    """
+    """Return the function with errors that explain unknown and missing arguments, and whose tracebacks are short."""
     known = inspect.signature(function).parameters
     needed = [name for name, parameter in known.items() if parameter.default is parameter.empty]
 

@@ -39,11 +39,7 @@ class MemoryMeter:
 
 
 def process_meter() -> MemoryMeter:
-    """Return the meter of this process's resident size.
-
-    Raises:
-        UnsupportedError: the system does not record a peak that can be restarted.
-    """
+    """Return the meter of this process's resident size."""
     try:
         _restart()
         _read()

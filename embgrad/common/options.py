@@ -12,11 +12,7 @@ __all__ = ["count_or_none", "expect_flag", "expect_flags", "lists_choices"]
 
 
 def expect_flag(value: Any, name: str) -> None:
-    """Raise an error if an option is neither True nor False: a string, for example, would count as True.
-
-    Raises:
-        BatchError: it is neither.
-    """
+    """Raise an error if an option is neither True nor False: a string, for example, would count as True."""
     if not isinstance(value, (bool, np.bool_)):
         raise BatchError(f"{name} is {brief(value)}: expected True or False")
 
@@ -28,11 +24,7 @@ def expect_flags(**flags: Any) -> None:
 
 
 def count_or_none(value: Any, name: str) -> int | None:
-    """Return an option that is an integer of at least 1, of Python's or NumPy's types, as an int, or None.
-
-    Raises:
-        BatchError: it is neither.
-    """
+    """Return an option that is an integer of at least 1, of Python's or NumPy's types, as an int, or None."""
     if value is None:
         return None
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < 1:

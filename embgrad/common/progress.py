@@ -24,9 +24,6 @@ def reporter(progress: Any, unit: str = "examples") -> Iterator[Progress]:
     Args:
         progress: a function of (done, total); True for a line on stderr, if that is a terminal; False or None for no report.
         unit: what is counted.
-
-    Raises:
-        EmbgradError: it is none of these.
     """
     is_flag = isinstance(progress, (bool, np.bool_))
     if progress is None or (is_flag and not progress):

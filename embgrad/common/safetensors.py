@@ -78,9 +78,6 @@ def read_header(file: BufferedReader, size: int) -> Header:
     """Return the header of a safetensors file of the given size in bytes.
 
     Every byte after the header belongs to one array, as its dtype and shape require, so no array can claim missing bytes.
-
-    Raises:
-        ValueError: the header is invalid; the message says why.
     """
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > size - 8:
@@ -104,11 +101,7 @@ def read_header(file: BufferedReader, size: int) -> Header:
 
 
 def read_array(file: BufferedReader, entry: Entry) -> np.ndarray:
-    """Return an array of the file, bfloat16 as float32.
-
-    Raises:
-        ValueError: the file has become shorter, or NumPy does not support such a shape.
-    """
+    """Return an array of the file, bfloat16 as float32."""
     array = np.empty(entry.shape, TYPES[entry.kind])
     if array.size:
         file.seek(entry.start)
@@ -207,7 +200,6 @@ def read_tensors(
     This takes the tensors' memory, which is bounded by the file's size, and briefly up to thirty times the header's length.
 
     Args:
-        path: the file.
         kinds: the dtypes that its tensors may have, by their safetensors names, such as "F32"; None for any.
 
     Raises:
@@ -233,12 +225,7 @@ def read_shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
 
 @contextlib.contextmanager
 def open_tensors(path: Path) -> Iterator[tuple[BufferedReader, Header]]:
-    """Open a safetensors file, and yield it with its header, for `read_array`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        FileFormatError: it is not a safetensors file, or is broken.
-    """
+    """Open a safetensors file, and yield it with its header, for `read_array`."""
     try:
         with open_regular(path) as file:
             yield file, read_header(file, os.fstat(file.fileno()).st_size)

@@ -80,11 +80,7 @@ def list_of(rule: Rule) -> Rule:
 
 
 def expect_object(name: str, value: Any, rules: Mapping[str, Rule], optional: Collection[str] = ()) -> None:
-    """Check an object with exactly these fields, of which those in `optional` may be missing.
-
-    Raises:
-        SchemaError: it is not an object, lacks a field, has another one, or a field's value is not valid.
-    """
+    """Check an object with exactly these fields, of which those in `optional` may be missing."""
     OBJECT.check(name, value)
     expect_names("fields", value, rules, optional)
     for key, field in value.items():
@@ -168,11 +164,7 @@ def _tuple(entries: Sequence[str]) -> str:
 
 
 def expect_arrays(arrays: Mapping[str, np.ndarray], known: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
-    """Check arrays by their names, and return the lengths of their axes.
-
-    Raises:
-        SchemaError: an array is missing or not known, or is not valid.
-    """
+    """Check arrays by their names, and return the lengths of their axes."""
     expect_names("arrays", arrays, known, [name for name, array in known.items() if array.optional])
     lengths: dict[str, tuple[int, ...]] = {}
     for name, array in known.items():

@@ -54,9 +54,6 @@ def check_tolerance(value: Any) -> float | None:
     """Return the option `tolerance` as a float; None where it is left to the rounding errors.
 
     True is refused: it would count as 1, a tolerance within which almost everything agrees.
-
-    Raises:
-        EmbgradError: it is neither None nor a finite number of at least 0.
     """
     if value is None:
         return None

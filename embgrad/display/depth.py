@@ -13,7 +13,6 @@ class Depth:
     """Differences of two models by point, in the order of the pass.
 
     Attributes:
-        names: the points' names.
         curves: by name the relative L2 at each point; None where there is none.
         floor: the relative L2 that rounding alone causes at each point.
         faults: by the index of a point at fault the relative L2 of what arises there.

@@ -42,7 +42,6 @@ class FigureRow:
     """The figures of a comparison at one point, or of one example.
 
     Attributes:
-        name: the name of the point or the example.
         agrees: whether it agrees within the tolerance; None where there is no separate verdict.
         relative_l2: the relative L2 of the comparison, likewise `largest` and `cosine`.
     """

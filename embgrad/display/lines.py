@@ -174,9 +174,6 @@ def examples_of(examples: Any, count: int) -> list[int]:
     Args:
         examples: an index, negative ones counting from the end; a slice or a list of indices; None for all.
         count: how many examples there are.
-
-    Raises:
-        EmbgradError: there is no such example, or none.
     """
     if examples is None or isinstance(examples, slice):
         chosen = list(range(count))[examples or slice(None)]
@@ -199,7 +196,6 @@ def first_of(lengths: Sequence[int], rest: str, most: int = MOST_EXAMPLES) -> tu
     Args:
         lengths: the number of pieces of each example.
         rest: what shows all examples, such as "to_html() returns all".
-        most: the most examples.
     """
     within = int((np.cumsum(lengths) <= MOST_IN_CELL).sum())
     shown = max(1, min(within, most))

@@ -221,11 +221,7 @@ def _name_lines(ax: Any, count: int) -> None:
 
 
 def new_axes(ax: Any, width: float, height: float) -> Any:
-    """Return the user's axes, or those of a new figure of this size in inches.
-
-    Raises:
-        EmbgradError: Matplotlib is not installed, or `ax` are no axes of it.
-    """
+    """Return the user's axes, or those of a new figure of this size in inches."""
     if ax is not None and not (hasattr(ax, "barh") and hasattr(ax, "figure")):
         raise EmbgradError(f"ax is of type {type(ax).__name__}: expected Matplotlib's Axes, or None for a new figure")
     if ax is not None:

@@ -56,7 +56,6 @@ def assemble(
         values: the values that the backend read; several pullbacks are one for each example. The result takes the arrays.
         arrangement: the arrangement of the point's tensor.
         batch: the batch that was run.
-        provenance: the provenance of the result.
         pads: "keep" or "zero".
         split: whether there is one pullback for each example.
         overridden: the other points that were overridden, through which no gradient passes.

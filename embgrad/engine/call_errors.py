@@ -43,9 +43,6 @@ def explain_errors(
 
     Args:
         size: the number of examples of a sub-batch; None where the whole batch is run.
-
-    Raises:
-        BatchError: a probe has shown the cause; the original error is its `__cause__`.
     """
     try:
         yield
@@ -69,9 +66,6 @@ def explain_decoder(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
     """Explain an error of an encoder-decoder that was called without decoder ids.
 
     Nothing is refused before the call, since some encoder-decoders derive decoder ids from the encoder's, as BART does.
-
-    Raises:
-        BatchError: the model accepts decoder ids, and the batch has none.
     """
     try:
         yield
@@ -104,9 +98,6 @@ def explain_pullback(bound: BoundModel, run: Callable[[Request], Any], request: 
     """Explain an error of a pass with gradients in evaluation mode, where the same pass without them raises none.
 
     A model may take a faster path in evaluation mode that has no backward pass, as some recurrent and reversible models do.
-
-    Raises:
-        UnsupportedError: such is the model; the original error is its `__cause__`.
     """
     try:
         yield

@@ -263,7 +263,6 @@ def _judge(lines: Sequence[_Line], entries: int, precision: Precision) -> list[S
     A random direction of many entries lies across a kink only slightly; the gradient's own may lie across it wholly.
 
     Args:
-        lines: the slopes in all directions.
         entries: the number of entries of a direction.
         precision: the precision of the model.
     """

@@ -51,11 +51,7 @@ class Reruns:
     misplaced: str | None = None
 
     def expect_placed(self, name: str, certificate: Certificate) -> None:
-        """Refuse a result whose rows are those of others.
-
-        Raises:
-            CertificationError: they are.
-        """
+        """Refuse a result whose rows are those of others."""
         if self.misplaced is not None:
             raise CertificationError(
                 f"the rows at {name!r} are not those of the batch's examples and positions: {self.misplaced}. The model sorts or "

@@ -79,9 +79,6 @@ def with_roles_of_user_pass(
     Args:
         names: the names that are to be located.
         arguments: the names of the integer arguments of the pass.
-
-    Raises:
-        AmbiguousPointError: as `with_roles_of_text` does, and if the pass cannot be repeated.
     """
     if not isinstance(reached, Reached) or not any(map(needs_layers, names)):
         return list(reached)
@@ -137,7 +134,6 @@ class _Passes:
     """Forward passes that show which tensors change with the rows of a lookup.
 
     Args:
-        run: runs a request on a batch.
         reached: the points that a pass reached.
         chains: the chains of blocks that it is not known of.
         known: whether the input of a chain changes, by its key, and whether a lookup leads to the layers; added to.
@@ -164,9 +160,6 @@ class _Passes:
 
         Args:
             lookups: whether the roles are needed that depend on the lookups by position and by type.
-
-        Raises:
-            AmbiguousPointError: a pass raised, or showed a change too small to decide on.
         """
         try:
             foreign = self._foreign()

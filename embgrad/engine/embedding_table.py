@@ -105,10 +105,6 @@ def table_reader(bound: BoundModel, tokens: TokenBatch, at: str = WORD) -> Table
     """Return a reader of the table behind the lookup at a point, see `embedding_table`. It takes one forward pass on the batch.
 
     Where a weight holds the table, only the rows that are asked for leave the framework; else each reading takes forward passes.
-
-    Raises:
-        PointError: the point is not a lookup.
-        UnsupportedError: no weight holds the rows of a lookup whose indices are not the batch's ids.
     """
     point = locate(bound, (at,), tokens)[at]
     values = _read(bound, tokens, point.key)
@@ -131,11 +127,7 @@ def table_reader(bound: BoundModel, tokens: TokenBatch, at: str = WORD) -> Table
 
 
 def word_table_reader(bound: BoundModel, tokens: TokenBatch, function: str) -> TableReader:
-    """Return a reader of the table of the only lookup of the ids, for a function that takes no `at`, see `table_reader`.
-
-    Raises:
-        AmbiguousPointError: there are several such lookups.
-    """
+    """Return a reader of the table of the only lookup of the ids, for a function that takes no `at`, see `table_reader`."""
     try:
         return table_reader(bound, tokens, WORD)
     except AmbiguousPointError as error:

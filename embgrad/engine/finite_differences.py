@@ -68,7 +68,6 @@ class Slopes:
     """The slopes of some functions at zero.
 
     Attributes:
-        found: the slopes.
         uncertainty: the possible error of each.
         kink: the change of each slope at zero itself.
         stairs: whether a function is constant near zero and changes further away: it is computed with fewer digits than the

@@ -103,9 +103,6 @@ def _expect_plain(batch: TokenBatch, encoder_decoder: bool) -> None:
 
     Args:
         encoder_decoder: whether the model is an encoder-decoder, which keeps the encoder's inputs.
-
-    Raises:
-        UnsupportedError: the batch has such inputs.
     """
     of_decoder = set(decoder_names(batch.extras) or ())
     others = [name for name in batch.extras if name not in UNNEEDED and (not encoder_decoder or name in of_decoder)]

@@ -27,11 +27,7 @@ class BroadcastArray(NamedTuple):
 
 
 def check_changes(**options: Any) -> dict[str, dict[str, Any]]:
-    """Return the options `override`, `add` and `edit` by name, each a dict of functions and float64 arrays by point.
-
-    Raises:
-        PointError: an option is not a dict of names, or a value is neither a function nor an array.
-    """
+    """Return the options `override`, `add` and `edit` by name, each a dict of functions and float64 arrays by point."""
     return {option: {} if value is None else check_option(value, option) for option, value in options.items()}
 
 

@@ -58,7 +58,6 @@ class Meaning(NamedTuple):
     """The point that a name meant in a pass.
 
     Attributes:
-        point: the point.
         located: the point, as it was arranged in that pass.
         examples: the number of examples in that pass.
     """
@@ -78,7 +77,6 @@ class Meanings:
     """The points that names meant in passes that made the same calls.
 
     Attributes:
-        points: the points by the names.
         times: the number of times that the passes reached each table and module, see `Request.times`.
         order: the modules that they called, see `Request.order`.
     """
@@ -179,10 +177,6 @@ def locate_in_pass(
 ) -> dict[str, Located]:
     """Return the points by their names, from the record of a pass, and remember what the names mean.
 
-    Args:
-        batch: the batch of the pass.
-        reached: the points that the pass reached.
-
     Raises:
         PointError: a name means no point, or several.
     """
@@ -271,11 +265,7 @@ def word_of(bound: BoundModel, lookup: Lookup, batch: TokenBatch) -> Located:
 
 
 def expect_each_once(option: str, names: Iterable[str], located: Mapping[str, Located]) -> None:
-    """Refuse an option that names one point under several names.
-
-    Raises:
-        AmbiguousPointError: two of the names mean the same point.
-    """
+    """Refuse an option that names one point under several names."""
     keys = {name: located[name].key for name in names}
     twice = [name for name, key in keys.items() if list(keys.values()).count(key) > 1]
     if twice:

@@ -79,11 +79,7 @@ class GradientOptions:
         return tuple(dict.fromkeys([*self.names, *self.changed]))
 
     def expect_supported(self, bound: BoundModel, objective: Objective | NativeObjective) -> None:
-        """Refuse options that the backend does not support, before anything runs.
-
-        Raises:
-            UnsupportedError: the backend lacks an ability, or `split` is combined with an objective of the whole batch.
-        """
+        """Refuse options that the backend does not support, before anything runs."""
         wanted: dict[str, Any] = {
             "training": self.training,
             "split": self.split,
@@ -113,12 +109,7 @@ def check_options(
     check: bool = False,
     compile: bool = False,
 ) -> GradientOptions:
-    """Return the options of `gradients`, checked; the defaults are those of `gradients`.
-
-    Raises:
-        BatchError: a flag is neither True nor False, or `pads` is neither "keep" nor "zero".
-        PointError: `at` is not the name of a point or several names, or a change is neither an array nor a function.
-    """
+    """Return the options of `gradients`, checked; the defaults are those of `gradients`."""
     names = _names(at)
     expect_pads(pads)
     expect_flags(training=training, split=split, check=check, compile=compile)
@@ -137,9 +128,6 @@ def expect_one_name(at: Any, instead: str) -> None:
 
     Args:
         instead: the end of the message, which says what to do for several points.
-
-    Raises:
-        PointError: `at` is not a name.
     """
     if not isinstance(at, str) or not at:
         raise PointError(f"at is {at!r}: expected the name of a point, such as 'word'; {instead}")

@@ -81,9 +81,6 @@ def expect_examples_first(
         batch: the batch that was run.
         layouts: what is known of the outputs.
         decode: see `learn_axes`.
-
-    Raises:
-        ObjectiveError: the output's first axis is not the examples.
     """
     count, key = len(batch), (name, len(shape))
     if key in layouts.first or len(shape) < 2 or shape[0] != count:

@@ -56,9 +56,6 @@ def word_resolved(bound: BoundModel, batch: TokenBatch, points: Sequence[Point])
     Other lookups' indices can equal the ids by chance: positions 0, 1, 2, … or types of zeros. Where several lookups have the
     role, a probe with other ids shows which of them follow. Where indices hold the ids in an order that no probe shows, the only
     such lookup keeps the role without a layout.
-
-    Raises:
-        AmbiguousPointError: the probe failed.
     """
     lookups = [point.lookup for point in points if point.lookup is not None and WORD in point.roles]
     if not any(lookup.layout is not None and lookup.layout.determined for lookup in lookups):
@@ -106,9 +103,6 @@ def with_layout(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> Lookup:
     """Return the lookup with its layout, from a probe where the batch's ids do not determine it.
 
     A lookup whose indices hold the ids has no layout where no probe shows an order.
-
-    Raises:
-        AmbiguousPointError: the probe did not show the layout either.
     """
     if lookup.layout is None or lookup.layout.gather is not None:
         return lookup
@@ -182,11 +176,7 @@ def _reads_forward(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> bool
 
 
 def expect_word(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> Lookup:
-    """Return the lookup that is `word` with its layout, see `with_layout`.
-
-    Raises:
-        PointNotReachedError: the indices hold the ids, and not each of them once, or no probe shows in which order.
-    """
+    """Return the lookup that is `word` with its layout, see `with_layout`."""
     known = with_layout(bound, batch, lookup)
     if known.layout is None:
         raise PointNotReachedError(
@@ -285,9 +275,6 @@ def example_axis(bound: BoundModel, batch: TokenBatch, point: Point) -> int | No
     """Return which of the first two axes of a point's tensor holds the examples, where both axes are equally long.
 
     A probe with one example fewer shows it. The result is None for tensors whose shape shows the axes.
-
-    Raises:
-        AmbiguousPointError: the probe failed, or did not show the axis either.
     """
     examples, positions = batch.shape
     # At a lookup only the indices have such axes: a table's rows may be as long as the batch has positions.
@@ -317,9 +304,6 @@ def expect_ids_followed(bound: BoundModel, batch: TokenBatch, lookup: Lookup) ->
 
     Ids such as 0, 1, 2, … or zeros can be the positions or types that a model computes itself, while its lookup of the ids is
     not recorded. A probe with other ids shows whether the indices follow.
-
-    Raises:
-        PointNotReachedError: the indices did not change.
     """
     if lookup.layout is None or lookup.layout.gather is not None or not lookup.layout.determined:
         return  # a probe shows these layouts

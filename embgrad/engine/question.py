@@ -45,8 +45,6 @@ class Question:
     """A model, a batch or some of its examples, objectives, and options.
 
     Attributes:
-        bound: the model.
-        batch: the examples that are run.
         objectives: their objectives, one or several, which share the forward pass.
         options: the options of the call: the points to read, the changes, and how to run.
         pullback: whether gradients are computed; otherwise the results' `values` are zeros.
@@ -160,9 +158,6 @@ class Question:
 
         Args:
             located: the points that the question names.
-
-        Raises:
-            PointNotReachedError: the lookup may be none of embeddings.
         """
         word = located.get(WORD)
         if word is None or word.lookup is None or word.lookup.dim != 1 or self.options.training or self.options.changed:

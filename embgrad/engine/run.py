@@ -149,11 +149,7 @@ def expect_examples_first(question: Question, size: int | None) -> None:
     """Refuse points without an axis of examples, where sub-batches are run or each example's gradient is requested.
 
     Args:
-        question: the question for all examples.
         size: the most examples that are run at once; None for all.
-
-    Raises:
-        UnsupportedError: the first axis of a point does not follow the number of examples.
     """
     whole = question.batch
     batch = whole[:size]
@@ -186,7 +182,6 @@ def objective_with(
 
     Args:
         located: all points that the question names.
-        key: the key of the point.
         change: returns the array to add, in the tensor's own axes.
 
     Returns:
@@ -383,9 +378,6 @@ def reduce_run(values: PointValues, arrangement: Arrangement) -> list[np.ndarray
     """Return the reduced gradients of a run for each set of cotangents; None where none reaches the point.
 
     They are (example, position), or (example, position, number) where the function returned several numbers for a position.
-
-    Raises:
-        UnsupportedError: all examples share the point's tensor.
     """
     if arrangement.shared or len(arrangement.shape) != 3:
         raise UnsupportedError(

@@ -39,9 +39,6 @@ def expect_sole_use(
         word: the lookup that is "word".
         compute_dtype: the dtype in which the model computed them.
         evaluate: returns the objective's values of a batch of other ids, where the lookup's values are those of the batch.
-
-    Raises:
-        PointNotReachedError: the objective follows the ids where the lookup's values stay.
     """
     known = bound.memory_of(_sole) if bound.call is None else None
     if not bound.supports("override") or (known is not None and word.key in known):

@@ -186,7 +186,6 @@ def gradients_of_table(question: Question, path: str, points: Sequence[Point]) -
 
     Args:
         question: the model, the batch and the objective; its changes are not made.
-        path: the path of the table.
         points: the points that a forward pass reaches.
     """
     keys = [point.key for point in points if point.lookup is not None and point.path == path]

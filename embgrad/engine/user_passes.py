@@ -144,7 +144,6 @@ class PassAxes:
         """Return the arrangement of the point's tensor.
 
         Args:
-            record: the lookup or module call at the point.
             shape: the tensor's shape in the model.
             batch: the ids with which the model was called.
             by_role: whether the point was named by its role.
@@ -228,9 +227,6 @@ def batch_of(arguments: Mapping[str, Any], *, word: bool) -> TokenBatch:
     Args:
         arguments: the integer arguments by name.
         word: whether the ids are needed; without them, a batch of one token stands in otherwise.
-
-    Raises:
-        PointNotReachedError: no argument holds ids, and they are needed.
     """
     arrays = {name: np.asarray(value) for name, value in arguments.items()}
     many = {name: value for name, value in arrays.items() if value.ndim >= 1 and value.size and value.min() >= 0}
@@ -256,9 +252,6 @@ def expect_one_model(model: Any, instead: str) -> None:
 
     Args:
         instead: what happens to a model's calls, and what to open for each part.
-
-    Raises:
-        UnsupportedError: the model is a sequence.
     """
     if isinstance(model, (list, tuple)):
         raise UnsupportedError(

@@ -85,11 +85,7 @@ def align(batch: TokenBatch) -> tuple[TokenBatch, Alignment, Alignment | None]:
 
 
 def _move_input(name: str, value: Any, move: Alignment, batch: TokenBatch) -> Any:
-    """Return a further input after the move of the positions that it may belong to.
-
-    Raises:
-        BatchError: it has an axis as long as the positions that may belong to them, or may count or name positions.
-    """
+    """Return a further input after the move of the positions that it may belong to."""
     examples = 0 if name in batch.shared else len(batch)
     shapes = [tuple(map(int, array.shape)) for array in every(value, lambda entry: hasattr(entry, "shape"))]
     others = [shape[1:] if examples and shape[:1] == (examples,) else shape for shape in shapes]

@@ -66,9 +66,6 @@ def expect_tokens(there: bool) -> None:
 
     Args:
         there: whether there is a token.
-
-    Raises:
-        BatchError: there is none.
     """
     if not there:
         raise BatchError(

@@ -31,9 +31,6 @@ def batch_of(batch: Any, tokenizer: Any, max_length: int | None = None, model: A
         max_length: the most tokens of an example, for texts. None uses the model's own limit if its tokenizer is used, and no
             limit otherwise.
         model: an object that may have a tokenizer, such as a pipeline or a sentence encoder; None for none.
-
-    Raises:
-        BatchError: the batch is in none of these forms, or `max_length` is given for ids.
     """
     if is_text(batch):
         made = _of_own_features(model, batch, max_length) if tokenizer is None else None
@@ -67,9 +64,6 @@ def as_batch(batch: Any, model: Any = None) -> TokenBatch:
 
     Args:
         model: the model, by whose own names of inputs a dict may give them; None for known conventions alone.
-
-    Raises:
-        BatchError: the batch is text, which needs a tokenizer, or is in none of these forms.
     """
     if isinstance(batch, TokenBatch):
         return batch
@@ -91,11 +85,7 @@ def as_batch(batch: Any, model: Any = None) -> TokenBatch:
 
 
 def _expect_no_model(value: Any) -> None:
-    """Raise an error if a model or an objective was passed as the batch.
-
-    Raises:
-        BatchError: the value is callable, as models and functions are, or is an objective.
-    """
+    """Raise an error if a model or an objective was passed as the batch."""
     is_objective = any(base.__module__.startswith("embgrad.objectives") for base in type(value).__mro__)
     is_array = hasattr(value, "shape") or hasattr(value, "__array__")
     if is_objective or (callable(value) and not is_array):
@@ -106,11 +96,7 @@ def _expect_no_model(value: Any) -> None:
 
 
 def _expect_one_batch(value: Any) -> None:
-    """Raise an error for a list of uncollated examples, an (ids, labels) pair, or an iterable of batches.
-
-    Raises:
-        BatchError: the value is one of these.
-    """
+    """Raise an error for a list of uncollated examples, an (ids, labels) pair, or an iterable of batches."""
     if isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
         raise BatchError(
             f"the batch is a {type(value).__name__} of {len(value)} dicts: expected one dict of arrays, (example, position), as "
@@ -142,9 +128,6 @@ def _of_own_features(model: Any, texts: Any, max_length: int | None) -> TokenBat
 
     A tokenizer of Hugging Face makes the same ids, and more of what is known of the texts. Where the model's method takes no list
     of texts, a tokenizer that `encode` takes serves.
-
-    Raises:
-        BatchError: the model makes no inputs of these texts, or would have to cut them otherwise.
     """
     names = [name for name in ("preprocess", "tokenize") if callable(getattr(model, name, None))]
     tokenizer = getattr(model, "tokenizer", None)
@@ -172,11 +155,7 @@ def _of_own_features(model: Any, texts: Any, max_length: int | None) -> TokenBat
 
 
 def _from_packed(mapping: Mapping[str, Any]) -> TokenBatch | None:
-    """Return the batch of a dict with ids in one row and `offsets`, where each example begins; None for other dicts.
-
-    Raises:
-        BatchError: an example is empty, or the offsets do not rise from 0 within the ids.
-    """
+    """Return the batch of a dict with ids in one row and `offsets`, where each example begins; None for other dicts."""
     rows = {key: array for key, value in mapping.items() if (array := _row_of_whole(value)) is not None}
     starts = rows.pop("offsets", None)
     names = [name for name in (*(keys[0] for keys in CONVENTIONS.values()), *ID_NAMES, *rows) if name in rows]

@@ -42,9 +42,6 @@ def decoder_names(extras: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the names under which further inputs hold the decoder's ids and their mask; None where there are no ids.
 
     The second name is that of the same convention where there is no mask.
-
-    Raises:
-        BatchError: there are ids under two names.
     """
     present = [pair for pair in NAMES if extras.get(pair[0]) is not None]
     if not present:
@@ -90,7 +87,6 @@ def positions_of(shape: Sequence[int], batch: TokenBatch, output: str | None) ->
     or its shape fits the encoder's positions alone.
 
     Args:
-        shape: the shape of the output.
         batch: the batch that the model is run on.
         output: the output's name, or None for the default.
 

@@ -89,11 +89,7 @@ def encode(
 
 
 def with_tokens(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
-    """Return a batch of ids with the tokens that the tokenizer has for them; a batch that has tokens is returned unchanged.
-
-    Raises:
-        BatchError: the tokenizer cannot convert ids to tokens, or has no token for an id of the batch.
-    """
+    """Return a batch of ids with the tokens that the tokenizer has for them; a batch that has tokens is returned unchanged."""
     if batch.tokens is not None:
         return batch
     _expect_instance(tokenizer)
@@ -156,11 +152,7 @@ def _token(token_of: Callable[[int], Any], number: int, tokenizer: Any) -> str:
 
 
 def expect_id(pad_id: Any) -> None:
-    """Raise an error if `pad_id` is not a valid id, even where there is nothing to pad.
-
-    Raises:
-        BatchError: it is neither a non-negative int64 nor None.
-    """
+    """Raise an error if `pad_id` is not a valid id, even where there is nothing to pad."""
     whole = isinstance(pad_id, (int, np.integer)) and not isinstance(pad_id, bool)
     if pad_id is not None and not (whole and 0 <= pad_id < 2**63):
         raise BatchError(f"pad_id is {brief(pad_id)}: expected the id that pads, a whole number of at least 0, or None")
@@ -253,9 +245,6 @@ def as_example(text: Any, number: int) -> tuple[str, ...]:
 
     Args:
         number: the example's index in the batch, for the message.
-
-    Raises:
-        BatchError: it is neither.
     """
     if isinstance(text, str):
         return (text,)

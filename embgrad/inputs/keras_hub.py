@@ -50,11 +50,7 @@ def padding_of_keras_hub(tokenizer: Any) -> Padding:
 
 
 def with_keras_hub(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
-    """Return each example as a tokenizer splits it, without special tokens, or as a preprocessor packs it, without padding.
-
-    Raises:
-        BatchError: a tokenizer is given a pair of texts; or a preprocessor does not pack these examples as they are.
-    """
+    """Return each example as a tokenizer splits it, without special tokens, or as a preprocessor packs it, without padding."""
     if inner_tokenizer(tokenizer) is tokenizer:
         return [_split(tokenizer, example, number, max_length) for number, example in enumerate(examples)]
     name = type(tokenizer).__name__
@@ -107,11 +103,7 @@ def _pack(preprocessor: Any, texts: Any) -> Mapping[str, np.ndarray]:
 
 
 def _row(preprocessor: Any, made: Mapping[str, np.ndarray], example: tuple[str, ...]) -> Encoded:
-    """Return an example from its rows of the arrays that a preprocessor made.
-
-    Raises:
-        BatchError: the ids are not those of all its texts, and no text was cut.
-    """
+    """Return an example from its rows of the arrays that a preprocessor made."""
     tokenizer = inner_tokenizer(preprocessor)
     real = made[NAMES[1]] != 0
     kept = made[NAMES[0]][real].tolist()

@@ -67,11 +67,7 @@ def resize(
 
 
 def expect_resizable_input(batch: TokenBatch, name: str, instead: str) -> None:
-    """Refuse to insert or delete tokens where a further input could not follow, see `resize`.
-
-    Raises:
-        UnsupportedError: it may describe the text, and what it is for another text is not known.
-    """
+    """Refuse to insert or delete tokens where a further input could not follow, see `resize`."""
     if name == POSITION_IDS:
         _position_ids(batch, instead)
     if name == POSITION_IDS or name.startswith("decoder"):
@@ -91,11 +87,7 @@ def expect_resizable_input(batch: TokenBatch, name: str, instead: str) -> None:
 
 
 def expect_moved_input(batch: TokenBatch, name: str) -> None:
-    """Refuse to move the padding where a further input without an axis of positions may name some.
-
-    Raises:
-        BatchError: it may.
-    """
+    """Refuse to move the padding where a further input without an axis of positions may name some."""
     found = _numbers_of_text(batch, name)
     if found is not None:
         raise BatchError(
@@ -197,11 +189,7 @@ def _is_numbered(numbers: np.ndarray, real: np.ndarray) -> int | None:
 
 
 def _position_ids(batch: TokenBatch, instead: str) -> np.ndarray:
-    """Return the numbers of the positions, (example, position).
-
-    Raises:
-        UnsupportedError: they do not count the real positions.
-    """
+    """Return the numbers of the positions, (example, position)."""
     try:
         numbers = np.broadcast_to(to_numpy(batch.extras[POSITION_IDS]), batch.shape)
     except ValueError:

@@ -23,9 +23,6 @@ def text_lines(data: bytes, name: str) -> tuple[list[tuple[int, str]], int]:
 
     Args:
         name: the file's name, for messages.
-
-    Raises:
-        FileFormatError: the file is not UTF-8.
     """
     encoding = OTHER_MARKS.get(data[:2])
     if encoding:

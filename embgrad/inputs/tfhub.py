@@ -25,9 +25,6 @@ def preprocess(tokenizer: Any, examples: Sequence[tuple[str, ...]]) -> list[dict
     """Return the preprocessing model's outputs for each example, under its own keys.
 
     Pairs are encoded with its `tokenize` and `bert_pack_inputs`, as TF Hub documents for its preprocessing models.
-
-    Raises:
-        BatchError: there are pairs and the model lacks these methods, or it did not return a dict.
     """
     singles = [number for number, example in enumerate(examples) if len(example) == 1]
     pairs = [number for number, example in enumerate(examples) if len(example) == 2]

@@ -37,12 +37,7 @@ class KerasChoice:
 
 
 def framework_named(name: str) -> Backend:
-    """Return the backend with this name; for "keras" the backend that owns models of Keras 3 in this process.
-
-    Raises:
-        BackendError: there is no such backend, or its framework is not installed; for "keras" the message says which backend
-            Keras uses, what determined it, and why it cannot be used.
-    """
+    """Return the backend with this name; for "keras" the backend that owns models of Keras 3 in this process."""
     if name != KERAS:
         return backend_named(name, also=(KERAS,))
     if not is_installed(KERAS):

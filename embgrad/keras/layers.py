@@ -190,7 +190,6 @@ def table_paths(nodes: Sequence[Node], path_of: Callable[[Node], str] | None = N
     """Return the paths of variables as tables: the variable's own where several would share a path.
 
     Args:
-        nodes: the variables.
         path_of: returns a variable's path; `table_path` by default.
     """
     paths = list(map(path_of or table_path, nodes))

@@ -29,12 +29,6 @@ def from_transformers(path: Path, framework: str, architecture: str | None) -> A
     Args:
         framework: "torch" or "tensorflow".
         architecture: the name of the class in PyTorch or TensorFlow; None for the model without a head.
-
-    Raises:
-        BackendError: transformers is not installed.
-        UnsupportedError: transformers has no such class in this framework, or the class ignores weights of its layers.
-        FileFormatError: the folder cannot be loaded as that class, lacks weights of it, has weights that are not safetensors, or
-            its configuration names code from another repository.
     """
     if importlib.util.find_spec("transformers") is None:
         raise BackendError(f"{path} needs the package 'transformers': pip install 'embgrad[{framework}]'")

@@ -57,7 +57,6 @@ class Loaded:
     """A model that a command has loaded.
 
     Attributes:
-        model: the model.
         framework: the name of its backend; "keras" where the user asked for that.
         name: the name that the user gave on the command line.
         folder: the folder that may hold its tokenizer, that of an .onnx file; None for a model from the user's code.
@@ -70,11 +69,7 @@ class Loaded:
 
 
 def frameworks_from(text: str) -> list[str]:
-    """Return the names in --frameworks.
-
-    Raises:
-        UsageError: there is no name, or a name occurs twice.
-    """
+    """Return the names in --frameworks."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names or len(set(names)) != len(names):
         raise UsageError(
@@ -128,10 +123,6 @@ def expect_models(
         ignore: see `load_model`.
         own_process: whether the process runs this command alone, so that environment variables may keep transformers from
             importing frameworks that are not needed.
-
-    Raises:
-        UsageError: there is no such model, or it belongs to another framework.
-        BackendError: the framework is not installed.
     """
     frameworks = {_expect_model(spelled, framework, ignore) for spelled, framework in wanted}
     if own_process and None not in frameworks:

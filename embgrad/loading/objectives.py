@@ -52,11 +52,7 @@ def parse_objective(spelled: str | None, labels: Any = None) -> Objective | None
 
 
 def labels_from(value: str | None) -> Any:
-    """Return the labels of --labels: whole numbers separated by commas or spaces, a JSON list, or a file of either.
-
-    Raises:
-        UsageError: the value is none of these.
-    """
+    """Return the labels of --labels: whole numbers separated by commas or spaces, a JSON list, or a file of either."""
     if value is None:
         return None
     text, name = value, "--labels"

@@ -41,9 +41,6 @@ def read_texts(
         file: the value of --file; "-" for stdin.
         tabs: whether each line of the file is a pair, separated by a TAB.
         note: the function that reports skipped lines.
-
-    Raises:
-        UsageError: there is no text, or the file does not have the expected format.
     """
     examples: list[Text] = [_decodable(text, "--text") for text in texts]
     examples += [(_decodable(first, "--pair"), _decodable(second, "--pair")) for first, second in pairs]

@@ -27,11 +27,7 @@ HUGGING_FACE: Final = ("tokenizer_config.json", "vocab.json", "merges.txt", "spi
 
 
 def tokenizer_from(spelled: str) -> Any:
-    """Return the tokenizer that --tokenizer names: a folder, a tokenizer.json or vocab.txt, or `module:name`.
-
-    Raises:
-        UsageError: the value is none of these.
-    """
+    """Return the tokenizer that --tokenizer names: a folder, a tokenizer.json or vocab.txt, or `module:name`."""
     path = Path(spelled)
     if path.is_dir():
         return tokenizer_of(path)

@@ -25,11 +25,7 @@ def is_reference(spelled: str) -> bool:
 
 
 def expect_function(spelled: str | None, option: str) -> None:
-    """Check, before anything is run, that the text can name a function of the user; None is accepted.
-
-    Raises:
-        UsageError: the text does not have that form, or the file does not exist.
-    """
+    """Check, before anything is run, that the text can name a function of the user; None is accepted."""
     if spelled is None:
         return
     if not is_reference(spelled):
@@ -45,11 +41,7 @@ def _expect_file(path: str) -> None:
 
 
 def import_object(spelled: str) -> Any:
-    """Import the object and return it; its module's code runs once, with `__name__` other than "__main__".
-
-    Raises:
-        UsageError: there is no such file, module or name.
-    """
+    """Import the object and return it; its module's code runs once, with `__name__` other than "__main__"."""
     source, _, name = spelled.rpartition(":")
     if source.endswith(".py"):
         _expect_file(source)

@@ -20,7 +20,6 @@ class Arrangement:
 
     Attributes:
         native: the tensor's shape in the model.
-        shape: the shape that users see.
         ids: the ids that belong to the tensor, read-only: the lookup's own indices, or else the batch's ids.
         is_batch: whether the first two axes that users see are the batch's examples and positions.
         layout: the layout of a lookup's indices or of a sequence of hidden states; None where the axes stay as they are.
@@ -149,9 +148,6 @@ def of_lookup(
         example_axis: which of the indices' two axes holds the examples, where both axes are equally long; else None.
         by_role: whether users see the point as (example, position, dim), as they do for roles.
         in_order: whether the model takes the examples and positions in the batch's order.
-
-    Raises:
-        UnsupportedError: the lookup has no index for each example and position, or these are in another order.
     """
     if lookup.layout is not None:
         shape = (*lookup.layout.shape, lookup.dim)
@@ -195,9 +191,6 @@ def of_module(
         example_axis: which of the first two axes holds the examples, where both axes are equally long; else None.
         by_role: see `of_lookup`.
         in_order: see `of_lookup`.
-
-    Raises:
-        UnsupportedError: the tensor has no entry for each example and position, or these are in another order.
     """
     native = tuple(map(int, shape))
     if not in_order and by_role:

@@ -55,7 +55,6 @@ class Calls:
 
     Attributes:
         shape: the batch's shape, (example, position).
-        all: the calls.
         holding: the indices of the calls during which other calls are made.
         items: for each call the item of a list that its module is; None where its path names no item of a list.
         foreign: the indices of the calls that are no layers of the text's, since their input does not descend from the ids.

@@ -122,7 +122,6 @@ class Layout:
         """Return an array (example, position, …) in the indices' own order: the inverse of `example_first`.
 
         Args:
-            array: the array.
             rest: an array in the indices' own order, from which entries are taken that are not the batch's.
         """
         if self.gather is None:
@@ -213,9 +212,7 @@ class OtherUse:
     Attributes:
         operation: the framework's operation.
         path: the array's attribute path in the model, or `UNNAMED_TABLE`.
-        shape: the array's shape.
         dtype: the name of the array's dtype.
-        axis: the axis whose entries the ids select.
         way: "selection" where the ids are indices along the axis, "product" where they are one-hot rows that are multiplied by
             the array, "function" where only the operation knows how it uses both, "distinct" where rows are looked up, but not
             one for each position.

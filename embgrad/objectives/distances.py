@@ -55,9 +55,6 @@ class _OfOneRow(Objective):
 
         Args:
             shared: whether one axis means one number for each entry, the same for all examples; otherwise one for each example.
-
-        Raises:
-            ObjectiveError: the argument does not fit the output or the batch.
         """
         numbers = np.atleast_1d(getattr(self, self._name))
         if numbers.ndim == 1:

@@ -202,11 +202,7 @@ def _special(tokenizer: Any) -> frozenset[int]:
 
 
 def ids_of_text(text: str, tokenizer: Any) -> list[int]:
-    """Return the ids of a text without the special tokens around it.
-
-    Raises:
-        ObjectiveError: the text has no tokens.
-    """
+    """Return the ids of a text without the special tokens around it."""
     special = _special(tokenizer)
     ids = list(encode_examples([(text,)], tokenizer)[0].ids)  # without a warning of special tokens, which are cut off
     while ids and ids[0] in special:

@@ -39,11 +39,7 @@ class NativeObjective:
 
 
 def expect_of_outputs(function: Any) -> None:
-    """Raise an error if a function takes more than the model's output, as the frameworks' losses do.
-
-    Raises:
-        ObjectiveError: the function needs several arguments, or is a class.
-    """
+    """Raise an error if a function takes more than the model's output, as the frameworks' losses do."""
     cls = function if isinstance(function, (type, FunctionType)) else type(function)
     name = getattr(cls, "__qualname__", str(cls))
     needed = _find_needed(function)
@@ -79,11 +75,7 @@ def _find_needed(function: Any) -> list[str]:
 
 
 def native_values(values: np.ndarray) -> np.ndarray:
-    """Return the values of a native objective as float64.
-
-    Raises:
-        ObjectiveError: a value is not finite.
-    """
+    """Return the values of a native objective as float64."""
     array = np.asarray(values, np.float64)
     wrong = not_finite(array)
     if wrong is not None:

@@ -51,7 +51,6 @@ class OpenPositionsError(ObjectiveError):
 
     Args:
         output: the name of the output as the objective gives it.
-        shape: its shape.
         more: the number of its positions that are not the batch's.
     """
 
@@ -68,7 +67,6 @@ class OpenAxesError(ObjectiveError):
 
     Args:
         output: the name of the output as the objective gives it.
-        shape: its shape.
         axis: its axis that is as long as the batch has positions.
     """
 
@@ -216,7 +214,6 @@ class Objective(ABC):
 
         Args:
             values: the rows, (row, entry).
-            examples: the rows' examples.
             positions: the rows' positions; None where each example has one row.
             counted: the entries that count, bool, (row, entry); None for all. The others are not read, and their slopes are 0.
             count: the number of examples.
@@ -241,11 +238,7 @@ class Objective(ABC):
         return totals, slopes
 
     def _real_along(self, axis: int, shape: tuple[int, ...], batch: TokenBatch) -> np.ndarray | None:
-        """Return the real positions along an axis of an output that is the positions of a padded batch, else None.
-
-        Raises:
-            OpenAxesError: it is not known whether the axis is the positions.
-        """
+        """Return the real positions along an axis of an output that is the positions of a padded batch, else None."""
         positions = positions_of((shape[0], shape[axis]), batch, self.output)
         if shape[axis] != positions.shape[1] or not positions.padded:
             return None

@@ -341,11 +341,7 @@ class Scalar:
 
 
 def as_objective(objective: Any) -> Objective | NativeObjective:
-    """Return an embgrad objective unchanged; wrap a function in a `NativeObjective`.
-
-    Raises:
-        ObjectiveError: the value is neither an objective nor a function.
-    """
+    """Return an embgrad objective unchanged; wrap a function in a `NativeObjective`."""
     if isinstance(objective, Objective):
         return objective
     if isinstance(objective, Scalar):
@@ -366,11 +362,7 @@ def as_objective(objective: Any) -> Objective | NativeObjective:
 
 
 def as_objectives(objective: Any) -> tuple[tuple[Objective | NativeObjective, ...], bool]:
-    """Return the objectives that were passed as an argument, and whether these are several, a list or a tuple.
-
-    Raises:
-        ObjectiveError: it is none, or an entry of the list is none, or the list is empty.
-    """
+    """Return the objectives that were passed as an argument, and whether these are several, a list or a tuple."""
     if isinstance(objective, (list, tuple)) and not objective:
         raise ObjectiveError(f"the objective is {objective!r}: expected an objective, or a list of at least one")
     if not _holds_objectives(objective):
@@ -401,11 +393,7 @@ def at_index(index: int, count: int) -> Iterator[None]:
 
 
 def _expect_probabilities(rows: Rows) -> None:
-    """Raise an error for a row that does not hold probabilities.
-
-    Raises:
-        ObjectiveError: an entry is negative, or the entries do not sum to 1.
-    """
+    """Raise an error for a row that does not hold probabilities."""
     wrong = np.flatnonzero(~are_probabilities(rows.values))
     if wrong.size:
         raise ObjectiveError(

@@ -25,9 +25,6 @@ def refuse_probabilities(values: np.ndarray) -> None:
 
     Args:
         values: (row, classes), float64, possibly widened from a smaller dtype.
-
-    Raises:
-        ObjectiveError: all rows are probabilities.
     """
     if not len(values) or values.min() < 0:
         return

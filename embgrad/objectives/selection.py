@@ -84,9 +84,6 @@ def resolve_positions(position: np.ndarray, batch: TokenBatch) -> np.ndarray:
     Args:
         position: one position, or one for each example; negative ones count back from the example's last real position.
         batch: the batch that the model was run on.
-
-    Raises:
-        ObjectiveError: a position is outside the batch or at padding, or there is a wrong number of positions.
     """
     if position.ndim and position.shape != (len(batch),):
         raise ObjectiveError(
@@ -170,11 +167,7 @@ def expect_one_per_example(argument: np.ndarray, count: int, name: str) -> None:
 
 
 def expect_output_of(of: Any) -> str:
-    """Return the content of an output, "logits" or "probabilities".
-
-    Raises:
-        ObjectiveError: it is neither.
-    """
+    """Return the content of an output, "logits" or "probabilities"."""
     if not isinstance(of, str) or of not in ("logits", "probabilities"):
         hint = did_you_mean(str(of), ("logits", "probabilities"))
         raise ObjectiveError(f"of is {of!r}: expected 'logits' or 'probabilities'.{hint}")
@@ -244,9 +237,6 @@ def index_of(entry: Any, name: str, known: Mapping[str, list[int]]) -> int:
     Args:
         name: the name of the argument, for messages.
         known: see `names_of_classes`.
-
-    Raises:
-        ObjectiveError: there is no such class, or several have that name.
     """
     if not isinstance(entry, str):
         return int(entry)

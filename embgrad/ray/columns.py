@@ -123,11 +123,7 @@ def row_name(row: pa.Table, inputs: Inputs) -> str:
 
 
 def block_of(rows: pa.Table, inputs: Inputs, tokenizer: Any) -> Block:
-    """Return the rows with their tokens.
-
-    Raises:
-        BatchError: a column is missing, or a row's value is not valid.
-    """
+    """Return the rows with their tokens."""
     if inputs.ids is not None:
         return _block_of_ids(rows, inputs)
     columns = [python_values(rows, name) for name in inputs.text]

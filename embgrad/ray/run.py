@@ -213,11 +213,7 @@ def table(
 def _wanted_columns(
     output: str, kind: str, length: int | None, prefix: str | None, method: Method | str | None, job: Job
 ) -> Wanted:
-    """Return the requested columns.
-
-    Raises:
-        EmbgradError: an option is not valid.
-    """
+    """Return the requested columns."""
     if output not in OUTPUTS:
         raise EmbgradError(
             f"output is {output!r}: expected 'saliency', 'tables' or 'values'.{did_you_mean(str(output), OUTPUTS)}"

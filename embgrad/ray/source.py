@@ -54,11 +54,6 @@ def dataset_of(source: Any) -> Any:
     Args:
         source: a `ray.data.Dataset`, or one or more paths of Parquet files (or a folder of them), JSON lines, or text files with
             one text a line, which become the column "text". Ray's addresses, such as s3://bucket/name.parquet, are paths too.
-
-    Raises:
-        BatchError: `source` is neither a dataset nor paths.
-        FileFormatError: a file does not exist, is named twice, or is of another format; or the types of a column differ from
-            file to file.
     """
     if isinstance(source, ray.data.Dataset):
         return source
@@ -83,11 +78,7 @@ def dataset_of(source: Any) -> Any:
 
 
 def address_of(path: str | Path) -> str:
-    """Return the absolute path or address: the processes that read it may have another working directory.
-
-    Raises:
-        FileFormatError: a local path holds a question mark.
-    """
+    """Return the absolute path or address: the processes that read it may have another working directory."""
     if "://" in str(path):
         return str(path)
     if "?" in str(path):
@@ -121,7 +112,6 @@ class Lines(FileBasedDatasource):  # type: ignore[misc]  # Ray is not typed for 
     """The datasource of files that are read whole.
 
     Args:
-        paths: the paths of the files.
         parse: returns the rows of one file, from its bytes and its path.
     """
 
@@ -178,9 +168,6 @@ def json_table(content: bytes, path: str) -> pa.Table:
 
     Args:
         path: the file's name in messages.
-
-    Raises:
-        FileFormatError: a line is not an object, or Arrow cannot hold the values.
     """
     lines, where, rows = text_lines(content, path)[0], path, []
     try:
@@ -224,9 +211,6 @@ def unify(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """Return the schema that holds the columns of all files or blocks.
 
     It has numbers in the wider type, nulls for missing columns, and lists for tensors where their types differ.
-
-    Raises:
-        FileFormatError: the types of a column are incompatible, or two columns have the same name.
     """
     types = [dict(zip(schema.names, schema.types, strict=True)) for schema in schemas]
     differ = {name for own in types for name, dtype in own.items() if any(other.get(name) != dtype for other in types)}
@@ -267,11 +251,7 @@ def _as_lists(dtype: pa.DataType) -> pa.DataType:
 
 
 def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows with the columns of the schema that `unify` returned.
-
-    Raises:
-        FileFormatError: the column's type cannot hold a value.
-    """
+    """Return the rows with the columns of the schema that `unify` returned."""
     for number, field in enumerate(rows.schema):
         lists = _as_lists(field.type)
         if lists != field.type != schema.field(field.name).type:
@@ -285,11 +265,7 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def expect_parquet(schema: pa.Schema) -> None:
-    """Check that Parquet files can hold all columns.
-
-    Raises:
-        FileFormatError: they cannot hold the type of a column.
-    """
+    """Check that Parquet files can hold all columns."""
     try:
         parquet.ParquetWriter(io.BytesIO(), schema).close()  # Arrow may be unable to write an empty table of tensors
     except pa.ArrowException as error:

@@ -64,11 +64,7 @@ def _plain(value: Any) -> Any:
 
 
 def expect_same_rows(before: Tally, after: Tally, what: str) -> None:
-    """Check that a result covers each row once.
-
-    Raises:
-        EmbgradError: a row is missing, or counted twice.
-    """
+    """Check that a result covers each row once."""
     if before == after:
         return
     difference = (
@@ -83,12 +79,7 @@ def expect_same_rows(before: Tally, after: Tally, what: str) -> None:
 
 
 class Total:
-    """The running sum of rows' table gradients, in float64, with the tally of the rows that it covers.
-
-    Attributes:
-        tally: the tally of the rows.
-        dtype: the dtype of the gradients.
-    """
+    """The running sum of rows' table gradients, in float64, with the tally of the rows that it covers."""
 
     def __init__(self) -> None:
         self.tally = Tally()
@@ -104,11 +95,7 @@ class Total:
         return RowSparse(np.flatnonzero(self._reached), self._sums[self._reached], self._sums.shape)
 
     def add(self, table: RowSparse, dtype: Any) -> None:
-        """Add the sum of some rows' gradients, of that dtype.
-
-        Raises:
-            EmbgradError: the table has another shape.
-        """
+        """Add the sum of some rows' gradients, of that dtype."""
         if self._sums is None:
             self._sums, self._reached, self.dtype = (
                 np.zeros(table.shape),

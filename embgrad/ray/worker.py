@@ -132,9 +132,6 @@ class Worker:
 
         Until this is known not to happen, rows of each batch are run again alone. A padded row that cannot be run alone counts
         as different.
-
-        Raises:
-            UnsupportedError: a row's results alone differ from those beside rows of its length.
         """
         padded = not block.real.all()
         if padded and "mask" in result.provenance["unused"]:
@@ -241,9 +238,6 @@ def expect_same_weights(run: str, model: Any) -> None:
     Args:
         run: the identifier of the run, shared by all of its actors.
         model: the model that the actor has built.
-
-    Raises:
-        BackendError: the weights differ.
     """
     if not internal_kv._internal_kv_initialized():
         return

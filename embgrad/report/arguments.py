@@ -40,11 +40,7 @@ Results = Mapping[str, Result]
 
 
 def of_own_page(results: Any) -> TokenAttribution | Search | PortReport | None:
-    """Return the attribution of output tokens, the search or the check of a port, where that is the only result.
-
-    Raises:
-        EmbgradError: there are other results beside it.
-    """
+    """Return the attribution of output tokens, the search or the check of a port, where that is the only result."""
     entries = [results]
     while any(isinstance(entry, Mapping) for entry in entries):
         entries = [item for entry in entries for item in (entry.values() if isinstance(entry, Mapping) else (entry,))]
@@ -59,11 +55,7 @@ def of_own_page(results: Any) -> TokenAttribution | Search | PortReport | None:
 
 
 def are_attributions(results: Mapping[str, Results]) -> bool:
-    """Return whether the results are attributions, not gradients.
-
-    Raises:
-        EmbgradError: both are among them.
-    """
+    """Return whether the results are attributions, not gradients."""
     classes = {isinstance(result, Attribution) for by_point in results.values() for result in by_point.values()}
     if len(classes) > 1:
         raise EmbgradError("results holds gradients and attributions: expected one of the two, and a page for each")
@@ -71,11 +63,7 @@ def are_attributions(results: Mapping[str, Results]) -> bool:
 
 
 def results_by_label(results: Any) -> dict[str, dict[str, Result]]:
-    """Return the results by label and point.
-
-    Raises:
-        EmbgradError: something else is among them, or nothing.
-    """
+    """Return the results by label and point."""
     if isinstance(results, Result):
         results = {str(results.provenance.get("backend", "result")): results}
     if not isinstance(results, Mapping) or not results:
@@ -120,11 +108,7 @@ def _point(result: Result) -> str:
 
 
 def points_of(results: Mapping[str, Results]) -> list[str]:
-    """Return the points that all results have, with the point of the sentences first.
-
-    Raises:
-        PointError: there is none.
-    """
+    """Return the points that all results have, with the point of the sentences first."""
     common = [point for point in next(iter(results.values())) if all(point in points for points in results.values())]
     if not common:
         held = "; ".join(f"{label} holds {quote(by_point)}" for label, by_point in results.items())

@@ -91,7 +91,6 @@ def describe(
     """Return tokens with all that is known of each as the title that a pointer on them shows.
 
     Args:
-        result: the result that has these tokens.
         example: the index of the example.
         figures: figures of positions by name, (example, position).
         more: a further phrase for each position; none where it is empty.

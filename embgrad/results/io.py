@@ -83,11 +83,7 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 
 def expect_results(results: object) -> Mapping[str, Result]:
-    """Return the mapping after checking that it maps names to results that can be compared.
-
-    Raises:
-        EmbgradError: it is not such a mapping, or is empty.
-    """
+    """Return the mapping after checking that it maps names to results that can be compared."""
     return _expect(results, Result, "expected a result of embgrad.gradients or embgrad.attribute")
 
 

@@ -63,11 +63,7 @@ def lines_of(
 
 
 def unit_of(attributions: Sequence[Any], by: Unit | None, fallback: Sequence[str]) -> Unit:
-    """Return the unit `by`, or for None the first of `fallback` that all attributions have.
-
-    Raises:
-        EmbgradError: there is no such unit, or parts are not named as they should be.
-    """
+    """Return the unit `by`, or for None the first of `fallback` that all attributions have."""
     if isinstance(by, Mapping):
         check_parts(by)
         return by

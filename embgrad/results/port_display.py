@@ -142,7 +142,6 @@ class _Row:
     """A row of the table: a layer, or a point.
 
     Attributes:
-        name: the layer or the point.
         point: the point whose figures it shows; of a layer the last.
         note: what else there is to say.
         is_fault: whether the row is a point at fault.

@@ -89,11 +89,7 @@ OFFSETS: Final = {
 
 
 def check_tokens(tokens: Any, shape: tuple[int, ...]) -> tuple[tuple[str, ...], ...] | None:
-    """Return the tokens' texts, one tuple for each example.
-
-    Raises:
-        SchemaError: they are not one text for each of the ids, whose shape this is.
-    """
+    """Return the tokens' texts, one tuple for each example."""
     if tokens is None:
         return None
     listed = isinstance(tokens, list) and all(isinstance(example, list) for example in tokens)

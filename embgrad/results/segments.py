@@ -30,7 +30,6 @@ class Segment(NamedTuple):
     """A segment of a text.
 
     Attributes:
-        name: its name.
         positions: the positions of its tokens, which need not be next to each other.
         special: whether it has special tokens alone.
     """
@@ -48,11 +47,7 @@ OTHERS: Final = "(other)"
 
 
 def check_parts(parts: Any) -> None:
-    """Raise an error if parts of a text are not named as `by` expects.
-
-    Raises:
-        EmbgradError: they are no mapping of names to texts, slices or positions.
-    """
+    """Raise an error if parts of a text are not named as `by` expects."""
     valid = isinstance(parts, Mapping) and bool(parts) and all(isinstance(name, str) and name for name in parts)
     if not valid:
         raise EmbgradError(f"by is {brief(parts)}: expected names of parts with a text, a slice or positions for each")

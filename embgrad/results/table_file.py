@@ -23,11 +23,7 @@ GROUP: Final = 50_000
 
 
 def expect_table_file(path: str | Path) -> None:
-    """Check, before anything is computed, that a table can be written to a file of this name.
-
-    Raises:
-        EmbgradError: the name does not say the format, or the format is Parquet and pyarrow or pandas is not installed.
-    """
+    """Check, before anything is computed, that a table can be written to a file of this name."""
     end = Path(path).suffix.lower()
     if end not in ENDS:
         raise EmbgradError(f"the file of a table is {brief(str(path))}: expected a name that ends in .parquet or .csv")

@@ -105,9 +105,6 @@ def clipped_table(g: EmbeddingGradients | Sequence[RowSparse], max_norm: float) 
 class TableIndex:
     """Several tables by their rows: row `rows[i]` is in the tables `owners[starts[i]:ends[i]]`.
 
-    Attributes:
-        tables: the tables.
-
     Args:
         tables: gradients of one table.
 
@@ -190,11 +187,7 @@ def _make_symmetric(products: np.ndarray) -> None:
 
 
 def tables_of(g: Any, name: str) -> list[RowSparse]:
-    """Return the tables of a result's examples, or those of a list.
-
-    Raises:
-        EmbgradError: it is neither; `name` is the argument's.
-    """
+    """Return the tables of a result's examples, or those of a list."""
     if isinstance(g, EmbeddingGradients):
         return g.per_example()
     if isinstance(g, (list, tuple)) and all(isinstance(table, RowSparse) for table in g):

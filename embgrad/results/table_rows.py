@@ -37,7 +37,6 @@ class Units:
 
     Attributes:
         examples: the index of each one's example, (unit,).
-        members: the positions of each one.
         columns: what is known of each, by the names of columns, without the example.
     """
 
@@ -70,9 +69,6 @@ def units_of(result: Any, by: Any, special: bool) -> Units:
         result: has `ids`, `real`, `tokens` and `words_of`, and may have `offsets` and `parts`.
         by: "tokens", "words" or "segments", or parts by name.
         special: whether special tokens are among them.
-
-    Raises:
-        EmbgradError: words are asked for, and the tokens are not known; or as `segments_of` raises.
     """
     words = None
     found: list[tuple[int, tuple[int, ...], str | None]]
@@ -308,11 +304,7 @@ def influence_columns(result: Any) -> Columns:
 
 
 def term_columns(result: Any) -> Columns:
-    """Return the columns of `Influence` by tokens: a row for each token that a score is the sum of, the largest first.
-
-    Raises:
-        EmbgradError: the tokens were not kept.
-    """
+    """Return the columns of `Influence` by tokens: a row for each token that a score is the sum of, the largest first."""
     if result.proponent_ids is None:
         raise EmbgradError(
             "the influence has no tokens: call embgrad.tables.influence with tokens=..., the number kept"

@@ -83,9 +83,6 @@ def import_library(name: str, needed_by: str) -> Any:
     Args:
         name: "pandas" or "pyarrow".
         needed_by: what needs it, for the message.
-
-    Raises:
-        EmbgradError: it cannot be imported.
     """
     try:
         if name == "pandas":
@@ -100,23 +97,14 @@ def import_library(name: str, needed_by: str) -> Any:
 
 
 def expect_choice(value: Any, name: str, choices: Sequence[str]) -> None:
-    """Raise an error if an option is none of its choices.
-
-    Raises:
-        EmbgradError: it is none.
-    """
+    """Raise an error if an option is none of its choices."""
     if not isinstance(value, str) or value not in choices:
         expected = " or ".join(map(repr, choices))
         raise EmbgradError(f"{name} is {brief(value)}: expected {expected}.{did_you_mean(str(value), choices)}")
 
 
 def expect_units(by: Any, special: Any, units: Sequence[str] = UNITS) -> None:
-    """Check the unit of rows, and whether special tokens have any.
-
-    Raises:
-        EmbgradError: `by` is none of the units.
-        BatchError: `special` is neither True nor False.
-    """
+    """Check the unit of rows, and whether special tokens have any."""
     expect_choice(by, "by", units)
     expect_flag(special, "special")
 

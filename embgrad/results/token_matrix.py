@@ -26,10 +26,6 @@ def matrix_of(attribution: Any, example: Any, by: Unit | None, special: bool, fa
         by: the unit of both axes, see `lines_of`; None for the first of `fallback` that the attribution has. The decoder of an
             encoder-decoder has words where those are the unit and its tokens are known, else tokens.
         special: whether special tokens are among the inputs.
-
-    Raises:
-        EmbgradError: there is no such example or unit, the attribution does not have it, the example has no outputs or no inputs
-            to show, or an output is there more than once and is to be merged with others.
     """
     index = _index_of(example, len(attribution.ids))
     alone = _restrict(attribution, index)
@@ -62,9 +58,6 @@ def pair_matrix_of(attribution: Any, pair: Any, by: Unit | None, special: bool, 
         pair: the index of the pair.
         by: the unit of both axes, see `lines_of`; None for the first of `fallback` that both sides have.
         special: whether special tokens are among them.
-
-    Raises:
-        EmbgradError: there is no such pair or unit, or a text has no tokens to show.
     """
     index = _index_of(pair, len(attribution.scores))
     sides = attribution.a, attribution.b
@@ -104,11 +97,7 @@ def _restrict(attribution: Any, example: int) -> Any:
 
 
 def _index_of(example: Any, count: int) -> int:
-    """Return the index of an example, from 0.
-
-    Raises:
-        EmbgradError: it is not that of one.
-    """
+    """Return the index of an example, from 0."""
     if isinstance(example, bool) or not isinstance(example, (int, np.integer)) or not -count <= example < count:
         raise EmbgradError(f"example is {brief(example)}: expected the index of an example, from 0 to {count - 1}")
     return examples_of(example, count)[0]

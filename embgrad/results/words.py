@@ -40,7 +40,6 @@ def is_special(result: Any, example: int, position: int) -> bool:
 
     Args:
         example: the index of the example.
-        position: the position of the token.
     """
     if getattr(result, "parts", None) is not None:
         return bool(result.parts[example, position] < 0)
@@ -54,9 +53,6 @@ def expect_vectors(result: Any, shape: tuple[int, ...]) -> None:
     Args:
         result: the gradients, or what is kept of them.
         shape: the point's shape without its last axis.
-
-    Raises:
-        EmbgradError: it has not.
     """
     if shape != result.ids.shape:
         raise EmbgradError(

@@ -42,9 +42,6 @@ def expect_of_attributions(options: GradientOptions, others: Sequence[str] = (),
 
     Args:
         asked: the option that asks for attributions.
-
-    Raises:
-        UnsupportedError: an option is set.
     """
     flags = [f"{name}=True" for name in ("split", "check", "compile") if getattr(options, name)]
     changes = [name for name, values in options.changes.items() if values]

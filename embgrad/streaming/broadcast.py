@@ -14,11 +14,7 @@ __all__ = ["for_all_batches"]
 
 
 def for_all_batches(options: GradientOptions) -> GradientOptions:
-    """Return the options with each array marked, so that its axes are checked once those of its point are known.
-
-    Raises:
-        UnsupportedError: an array seems to have an example axis, which could fit one batch alone.
-    """
+    """Return the options with each array marked, so that its axes are checked once those of its point are known."""
     for option, changes in options.changes.items():
         for name, change in changes.items():
             if isinstance(change, np.ndarray) and change.ndim > 2 and len(change) > 1:

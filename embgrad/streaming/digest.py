@@ -45,11 +45,7 @@ def digest_of(value: Any) -> str:
 
 
 class UnreadableError(Exception):
-    """The content of a value is not known: it is a function or an object of a user's, or of a class that is not digested.
-
-    Attributes:
-        value: the value.
-    """
+    """The content of a value is not known: it is a function or an object of a user's, or of a class that is not digested."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -100,11 +96,7 @@ def update(hasher: _Hash, value: Any) -> None:
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a function or class that Python or an installed package defines, under which it is found there.
-
-    Raises:
-        UnreadableError: it is the user's, or is not found.
-    """
+    """Return the name of a function or class that Python or an installed package defines, under which it is found there."""
     found, module, name = None, getattr(function, "__module__", None), str(getattr(function, "__qualname__", ""))
     if module is not None and is_installed(module):
         with contextlib.suppress(AttributeError, KeyError):
@@ -118,9 +110,6 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
     """Return a text that identifies a tokenizer, or None for None.
 
     It covers the tokenizer's own description where it has one, else its vocabulary; and how it pads.
-
-    Raises:
-        UnreadableError: the tokenizer has neither.
     """
     if tokenizer is None:
         return None

@@ -148,11 +148,7 @@ def _indices(number: Any, count: int) -> Any:
 
 
 def table_of(totals: Mapping[str, Total], single: bool) -> Any:
-    """Return the sums in the form that users see: one RowSparse, or a dict by point.
-
-    Raises:
-        EmbgradError: no gradient was added.
-    """
+    """Return the sums in the form that users see: one RowSparse, or a dict by point."""
     tables: dict[str, RowSparse] = {}
     for name, total in totals.items():
         table = total.table()
@@ -163,11 +159,7 @@ def table_of(totals: Mapping[str, Total], single: bool) -> Any:
 
 
 def tables_of(folder: Path, manifest: Manifest) -> dict[str, Total]:
-    """Return the sums stored in a folder, by point; empty sums where no result is finished.
-
-    Raises:
-        FileFormatError: the file does not match the manifest.
-    """
+    """Return the sums stored in a folder, by point; empty sums where no result is finished."""
     if not manifest.shards:
         return {name: Total() for name in manifest.names}
     path = _check_file(folder, manifest.shards[-1])
@@ -180,11 +172,7 @@ def tables_of(folder: Path, manifest: Manifest) -> dict[str, Total]:
 
 
 def read_shard(folder: Path, manifest: Manifest, shard: Shard) -> list[Any]:
-    """Return the results of a shard, each a dict by the names of the points.
-
-    Raises:
-        FileFormatError: the shard is missing, does not match the manifest, or is broken.
-    """
+    """Return the results of a shard, each a dict by the names of the points."""
     path = _check_file(folder, shard)
     contents: Any = load(path)
     expected = [f"{number} {name}" for number in range(shard.results) for name in manifest.names]

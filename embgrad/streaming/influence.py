@@ -132,11 +132,7 @@ def _with_tokens(made: Influence, highest: Best, lowest: Best, tokenizer: Any) -
 
 
 def _expect_rates(rates: Any, count: int) -> list[float]:
-    """Return the learning rate of each checkpoint.
-
-    Raises:
-        EmbgradError: they are not one finite number for each.
-    """
+    """Return the learning rate of each checkpoint."""
     if rates is None:
         return [1.0] * count
     listed = list(rates) if isinstance(rates, (list, tuple, np.ndarray)) else [rates]
@@ -149,11 +145,7 @@ def _expect_rates(rates: Any, count: int) -> list[float]:
 
 
 def _of_test(objective: Any, test_objective: Any) -> Any:
-    """Return the objective of the test examples.
-
-    Raises:
-        ObjectiveError: none is passed, and that of the training examples has entries for these.
-    """
+    """Return the objective of the test examples."""
     if test_objective is not None:
         return test_objective
     count = Objectives(objective).count

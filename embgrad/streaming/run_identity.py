@@ -86,11 +86,7 @@ class Names:
 
 
 def _of_embgrad(value: Any) -> Any:
-    """Return an object whose class is embgrad's.
-
-    Raises:
-        UnreadableError: its class is the user's.
-    """
+    """Return an object whose class is embgrad's."""
     if not type(value).__module__.startswith("embgrad."):
         raise UnreadableError(value)
     return value

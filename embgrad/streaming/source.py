@@ -27,7 +27,6 @@ class Portion:
     """Consecutive examples of the source, which give one result.
 
     Attributes:
-        number: the number of the result.
         start: the number of the first example in the source.
         count: the number of examples.
         batch: the examples; None where they are skipped.

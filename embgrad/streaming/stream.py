@@ -288,11 +288,7 @@ class Stream(TabularResults, Iterator[Any]):
         return self
 
     def _expect_unread(self, what: str, call: str) -> None:
-        """Check that no result was taken.
-
-        Raises:
-            EmbgradError: one was.
-        """
+        """Check that no result was taken."""
         if self._results is not None or self._ended:
             raise EmbgradError(
                 f"the stream has yielded results, which the {what} would miss: call {call} on a new stream"
@@ -324,11 +320,7 @@ class Stream(TabularResults, Iterator[Any]):
                 raise
 
     def _expect_own_process(self) -> None:
-        """Check that the stream is not a copy in a forked process, which shares the source with it and must not write the folder.
-
-        Raises:
-            EmbgradError: this is such a copy, of a stream that has begun or that writes.
-        """
+        """Refuse a copy in a forked process, which shares the source and must not write the folder."""
         if os.getpid() != self._process and not self._ended and (self._results is not None or self._to is not None):
             raise EmbgradError(
                 "the stream belongs to the process from which this one was forked, which continues it: create a new stream in "
@@ -337,11 +329,7 @@ class Stream(TabularResults, Iterator[Any]):
 
     @contextlib.contextmanager
     def _exclusive(self, what: str) -> Iterator[None]:
-        """Hold the lock, so that no other thread takes a result or closes the stream.
-
-        Raises:
-            EmbgradError: the call comes from code that runs to compute a result, and would wait for itself.
-        """
+        """Hold the lock, so that no other thread takes a result or closes the stream."""
         with self._lock:
             if self._busy:
                 raise EmbgradError(

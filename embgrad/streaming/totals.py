@@ -37,11 +37,7 @@ class Total:
             self._add(initial)
 
     def expect(self, table: RowSparse) -> None:
-        """Check that a gradient can be added.
-
-        Raises:
-            FileFormatError: the gradient is of a table of another shape.
-        """
+        """Check that a gradient can be added."""
         if self._shape is not None and table.shape != self._shape:
             raise FileFormatError(
                 f"the sum so far is of a table of shape {self._shape}, and the next gradient of one of {table.shape}: expected "
@@ -99,11 +95,7 @@ def save_tables(totals: Mapping[str, Total], path: Path, *, durable: bool = Fals
 
 
 def load_tables(path: Path) -> dict[str, tuple[RowSparse, np.dtype[Any]]]:
-    """Read a file written by `save_tables`: the sums by name, in float64, each with the dtype of its gradients.
-
-    Raises:
-        FileFormatError: the file was not written by `save_tables`.
-    """
+    """Read a file written by `save_tables`: the sums by name, in float64, each with the dtype of its gradients."""
     arrays, metadata = read_tensors(path, ("F64", "I64"))
     try:
         header = json.loads(metadata[_KEY])

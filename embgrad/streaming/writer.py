@@ -310,12 +310,7 @@ def _unlock(file: BinaryIO, owner: int) -> None:
 
 
 def _lock(folder: Path) -> BinaryIO:
-    """Return the folder's lock file, locked for this process until the file is closed or the process ends in any way.
-
-    Raises:
-        EmbgradError: another writer holds the lock.
-        FileFormatError: the path is not a regular file.
-    """
+    """Return the folder's lock file, locked for this process until the file is closed or the process ends in any way."""
     path = folder / LOCK
     if path.is_symlink() or (path.exists() and not path.is_file()):  # it would be created elsewhere, or block
         raise FileFormatError(f"{path} is not a regular file: expected the one that embgrad.stream makes; remove it")

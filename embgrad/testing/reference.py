@@ -37,7 +37,6 @@ class _Observer:
     """The observer of a forward pass, which applies the requested changes and records the points.
 
     Attributes:
-        watch: the record of the pass.
         kept: for each point's key the tensor at which its gradient is taken, and the tensor with which the model continued.
         before: the gradients before an `edit` in the last pullback, by key.
         tables: the tables of the lookups by key.

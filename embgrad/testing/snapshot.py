@@ -53,7 +53,6 @@ class Snapshot:
 
     Args:
         looks: functions by name that return state as comparable, possibly nested values, such as a model's state.
-        arguments: the arguments of the call.
         sources: the sources of random numbers beside Python's and NumPy's.
         seed: the seed of all random generators.
     """

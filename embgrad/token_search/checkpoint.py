@@ -37,11 +37,7 @@ _TEXTS: Final = ("examples", "ids", "real", "types", "free")
 
 
 def expect_target(to: Any) -> Path | None:
-    """Return the path of the file, None for none.
-
-    Raises:
-        EmbgradError: it is no path, is a folder, or lies in a folder that does not exist.
-    """
+    """Return the path of the file, None for none."""
     if to is None:
         return None
     path = check_path(to, "to")
@@ -60,7 +56,6 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
 
     Args:
         path: the file, which need not exist; None reads and writes nothing.
-        method: the method.
         problem: what is searched; its queries are set to those of the file.
         tokenizer: the tokenizer; None where none is known.
         run_id: see `search`.

@@ -119,7 +119,6 @@ class _Edits:
     """Single replacements in texts.
 
     Attributes:
-        texts: the texts.
         rows: the index of the text of each replacement, shape (edit,).
         positions: where it is, likewise.
         ids: the new id, likewise.

@@ -22,9 +22,6 @@ def searched_positions(positions: Any, batch: TokenBatch, tokenizer: Any = None)
             a position, or a list of them, that each example has; a slice of the positions up to an example's last real one; or a
             bool array, (example, position). A negative number counts back from an example's last real position.
         tokenizer: knows the ids of special tokens; None where there is none.
-
-    Raises:
-        BatchError: `positions` is none of these, names padding, or leaves no position.
     """
     result = _find_searched(positions, batch, tokenizer)
     if not result.any():

@@ -49,7 +49,6 @@ class SharedPrefixes:
     with itself. Where outputs differ by more than rounding, all texts are run as a whole from then on.
 
     Attributes:
-        bound: the model.
         batch_size: how many texts one pass runs at most; None for as many as have `MOST_POSITIONS` positions.
         used: whether texts were evaluated in this way.
         reason: why texts are run as a whole, if that is known.
@@ -67,7 +66,6 @@ class SharedPrefixes:
         Args:
             batch: the texts, as the model takes them.
             examples: the example that each text is a version of, shape (text,).
-            objective: the objective of the texts.
         """
         values = np.full(len(batch), np.nan)
         self.reason = self.reason or self._reason_against(batch, objective)
@@ -147,7 +145,6 @@ class _Answer(BatchObjective):
     """The objective's callback in a pass over part of each text, which keeps the rows that the objective reads.
 
     Args:
-        objective: the objective.
         batch: the whole texts.
         end: the position after the last one in the pass; the output may hold only the last positions before it.
     """
@@ -198,7 +195,6 @@ class _Rows:
     Args:
         name: the output's name.
         count: the number of the text's positions.
-        positions: the positions of the rows.
 
     Attributes:
         outputs: the name of the output that is read.
@@ -229,8 +225,6 @@ class _Passes:
 
     Attributes:
         bound: the model.
-        batch: all texts.
-        objective: their objective.
         family: those of the texts that are run.
     """
 
@@ -276,7 +270,6 @@ class _Passes:
 
         Args:
             ids: its ids, shape (position,).
-            positions: the positions of the rows.
         """
         batch = self.batch.take(self.family.texts[:1]).replace(ids=ids[None])
         rows = _Rows(self.objective.output, len(ids), positions)
@@ -293,11 +286,7 @@ class _Passes:
 
 
 def _places(objective: Objective, batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows that an objective reads of an output per position, as (texts, positions).
-
-    Raises:
-        _UnsuitableError: it reads no such output.
-    """
+    """Return the rows that an objective reads of an output per position, as (texts, positions)."""
     try:
         places = objective.places((*batch.shape, 1), batch)
     except ObjectiveError:
@@ -329,11 +318,7 @@ def _try(passes: _Passes, filled: _Answer, dtype: str, tolerance: float) -> None
 
 
 def _expect_same(rows: np.ndarray, whole: np.ndarray, tolerance: float) -> None:
-    """Compare the rows of a text with those of a pass over the whole text.
-
-    Raises:
-        _UnsuitableError: they differ by more than rounding.
-    """
+    """Compare the rows of a text with those of a pass over the whole text."""
     finite = np.isfinite(whole)  # masked classes may be infinite
     distance = float(np.linalg.norm(rows[finite].astype(np.float64) - whole[finite]))
     size = float(np.linalg.norm(whole[finite].astype(np.float64)))

@@ -339,7 +339,6 @@ class _Piece:
     Attributes:
         rows: the indices of those texts that are asked for.
         places: where they stand in what is run.
-        texts: what is run.
     """
 
     rows: np.ndarray

@@ -14,12 +14,7 @@ __all__ = ["expect_resizable", "expect_room", "movable"]
 
 
 def expect_resizable(problem: Problem) -> None:
-    """Refuse to insert and delete tokens where something has an entry for each position and would have to follow.
-
-    Raises:
-        BatchError: the batch is padded on the left.
-        UnsupportedError: the objective or a further input is bound to the positions.
-    """
+    """Refuse to insert and delete tokens where something has an entry for each position and would have to follow."""
     problem.batch.lengths()
     passes = movable(problem, INSTEAD)
     columns = columns_read(passes)
@@ -54,9 +49,6 @@ def expect_room(problem: Problem, texts: Texts, instead: str) -> None:
         problem: what is searched.
         texts: texts of the batch with as many tokens more as a search may insert.
         instead: what the message proposes beside shorter texts.
-
-    Raises:
-        BatchError: a pass on the longest text raised an error.
     """
     row = int(texts.real.sum(1).argmax())
     length = int(texts.real[row].sum())

@@ -42,10 +42,6 @@ def stability_of(batch: TokenBatch, tokenizer: Any, *, some: bool = False) -> St
 
     The tokenizer adds special tokens to the text, or to the two texts of a pair, as it does to what users type; where they stand
     in another way, as in a chat, or in a batch without them, they are part of the text that is encoded.
-
-    Raises:
-        UnsupportedError: the tokenizer does not decode ids.
-        BatchError: an example's own ids do not come back, so that no text close to it would; with `some` those of all examples.
     """
     if not hasattr(tokenizer, "decode"):
         raise UnsupportedError(

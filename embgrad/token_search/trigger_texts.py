@@ -99,7 +99,6 @@ class TriggerTexts:
         """Return the indices of the first triggers with which those of these examples tokenise to their own ids that do without.
 
         Args:
-            examples: the indices of the examples.
             triggers: int64, shape (trigger, length).
             most: how many to return at most.
         """

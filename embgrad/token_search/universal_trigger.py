@@ -119,11 +119,7 @@ class UniversalTrigger(SearchMethod):
         return State.at(texts.with_trigger(texts.everything, found), values, {**arrays, "trigger": found})
 
     def _initial(self, texts: TriggerTexts) -> np.ndarray:
-        """Return the trigger from which the search begins.
-
-        Raises:
-            BatchError: the user's ids lie outside of the table, or texts with them do not tokenise to their own ids.
-        """
+        """Return the trigger from which the search begins."""
         problem = texts.problem
         if self.initial is not None:
             trigger = _whole(self.initial, self.length)

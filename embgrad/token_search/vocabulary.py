@@ -142,11 +142,7 @@ class _Vocabulary:
         return result
 
     def admit(self, function: Callable[[str], Any]) -> np.ndarray:
-        """Return the ordinary ids whose tokens a function admits, bool.
-
-        Raises:
-            BatchError: the tokens are not known.
-        """
+        """Return the ordinary ids whose tokens a function admits, bool."""
         if self.tokens is None:
             raise BatchError(
                 f"allowed is a function of tokens, {_name(function)}, and "

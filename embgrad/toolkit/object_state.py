@@ -188,12 +188,7 @@ class ObjectState:
 
 
 class _Copied:
-    """Dicts, each with a copy; all are compared at once.
-
-    Attributes:
-        dicts: the dicts.
-        copies: their copies.
-    """
+    """Dicts, each with a copy; all are compared at once."""
 
     def __init__(self) -> None:
         self.dicts: list[dict[Any, Any]] = []

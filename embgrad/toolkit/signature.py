@@ -89,9 +89,6 @@ def expect_callable(call: Any, name: str = "call") -> None:
 
     Args:
         name: the option's name in messages.
-
-    Raises:
-        BatchError: it is neither.
     """
     if call is None:
         return
@@ -265,11 +262,7 @@ def _pack(
 
 
 def _expect_known(field: str, name: str, batch: TokenBatch) -> None:
-    """Refuse to invent lengths: without a mask ids may hold padding. gluonnlp's own batches always have lengths.
-
-    Raises:
-        BatchError: the batch has no mask.
-    """
+    """Refuse to invent lengths: without a mask ids may hold padding. gluonnlp's own batches always have lengths."""
     if field == "valid_length" and batch.mask is None and batch.convention != "gluonnlp":
         raise BatchError(_missing_message([name]))
 
