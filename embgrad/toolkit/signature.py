@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import itertools
-import operator
 import re
 import typing
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType, MethodType
-from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, Final
 
 import numpy as np
 
@@ -46,10 +42,6 @@ DICT_NAMES: Final = ("features", "batch", "encoding", "encodings", "encoded_inpu
 
 #: Matches the annotation, as text, of a parameter that takes a dict.
 DICT_ANNOTATION: Final = re.compile(r"(\w+\.)*(Optional\[)?(\w+\.)*(dict|Dict|Mapping|MutableMapping)\b")
-
-
-#: The most nested wrappers of a function through which a signature is cached.
-MOST_WRAPPED: Final = 80
 
 
 @dataclass(frozen=True)
@@ -107,25 +99,7 @@ def expect_callable(call: Any, name: str = "call") -> None:
         ) from None
 
 
-class Signature(tuple[inspect.Parameter, ...]):
-    """The parameters of a function, with caches of what was derived from them.
-
-    Attributes:
-        plans: call plans with the fields' names in place of values, by the form of the batch (which fields it has).
-        less: the signatures without some parameters, by the names of these.
-    """
-
-    plans: dict[Hashable, CallPlan]
-    less: dict[frozenset[str], Signature]
-
-    def __new__(cls, parameters: Iterable[inspect.Parameter]) -> Signature:
-        """Return the parameters as a signature with empty caches."""
-        signature = super().__new__(cls, parameters)
-        signature.plans, signature.less = {}, {}
-        return signature
-
-
-def parameters_of(function: Any, skip: Iterable[str] = ()) -> Signature:
+def parameters_of(function: Any, skip: Iterable[str] = ()) -> tuple[inspect.Parameter, ...]:
     """Return the parameters of a bound method, without those that the batch does not fill, such as `training`.
 
     Parameters that follow a skipped one can only be passed by name.
@@ -134,12 +108,7 @@ def parameters_of(function: Any, skip: Iterable[str] = ()) -> Signature:
         function: the bound method.
         skip: the names of the parameters to skip.
     """
-    parameters, skipped = _signature(function), frozenset(skip)
-    if not skipped:
-        return parameters
-    if skipped not in parameters.less:
-        parameters.less[skipped] = Signature(_without(parameters, skipped))
-    return parameters.less[skipped]
+    return tuple(_without(inspect.signature(function).parameters.values(), frozenset(skip)))
 
 
 def _without(parameters: Iterable[inspect.Parameter], skipped: Collection[str]) -> Iterator[inspect.Parameter]:
@@ -151,32 +120,6 @@ def _without(parameters: Iterable[inspect.Parameter], skipped: Collection[str]) 
             yield parameter.replace(kind=parameter.KEYWORD_ONLY)
         else:
             yield parameter
-
-
-#: For each function the objects that determine its signature, and the parameters of a method made of it.
-_signatures: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Signature]] = WeakKeyDictionary()
-
-
-def _signature(function: Any) -> Signature:
-    """Return a function's parameters; those of a plain method are cached, as `inspect.signature` is slow.
-
-    A cached entry is valid while the code, the defaults and the wrapped functions are the same objects.
-    """
-    plain = getattr(function, "__func__", None)
-    if type(function) is not MethodType or type(plain) is not FunctionType:
-        return Signature(inspect.signature(function).parameters.values())
-    origin: list[Any] = []
-    inner: Any = plain
-    while type(inner) is FunctionType and len(origin) < MOST_WRAPPED:
-        by_name = itertools.chain.from_iterable((inner.__kwdefaults__ or {}).items())
-        origin += [inner.__code__, inner.__defaults__, inner.__dict__.get("__signature__"), *by_name]
-        inner = inner.__dict__.get("__wrapped__")
-    cached, parameters = _signatures.get(plain, ((), None)) if inner is None else ((), None)
-    if parameters is None or len(cached) != len(origin) or not all(map(operator.is_, cached, origin)):
-        parameters = Signature(inspect.signature(function).parameters.values())
-        if inner is None:
-            _signatures[plain] = (tuple(origin), parameters)
-    return parameters
 
 
 def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch, masks: Sequence[str] = ()) -> CallPlan:
@@ -196,37 +139,21 @@ def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch, masks:
     Raises:
         BatchError: the batch has no value for a parameter without a default.
     """
-    form = (batch.mask is None, batch.types is None, tuple(batch.extras), batch.convention, tuple(masks))
-    plans = parameters.plans if isinstance(parameters, Signature) else {}
-    plan = plans.get(form)
-    if plan is None:
-        by_name = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-        if not by_name:
-            return _plan_unnamed(parameters, batch)
-        plan = plans[form] = _distribute(parameters, by_name, batch, masks)
-    filled = {name: _part(part, batch) for name, part in plan.kwargs.items()}
-    return CallPlan(tuple([_part(part, batch) for part in plan.args]), filled, plan.unused)
-
-
-def _distribute(
-    parameters: Sequence[inspect.Parameter],
-    by_name: Mapping[str, inspect.Parameter],
-    batch: TokenBatch,
-    masks: Sequence[str],
-) -> CallPlan:
-    """Return the call plan with the names of the batch's fields in place of their values, see `_part`."""
+    by_name = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    if not by_name:
+        return _plan_unnamed(parameters, batch)
     whole = _takes_all(by_name, batch)
     if whole is not None:
-        return _bind(parameters, {whole: ("inputs", True)}, ())
+        return _bind(parameters, {whole: _field("inputs", batch)}, ())
     if batch.convention == PACKED:
         return _pack(parameters, by_name, batch)
     known_names = {**NAMES, "mask": (*NAMES["mask"], *masks)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     ids = next((name for name in NAMES["ids"] if name in by_name), next(iter(by_name)))
-    values = {ids: ("ids", True)}
+    values: dict[str, Any] = {ids: batch.ids}
     further = {name: own for name in by_name if (own := further_named(name, batch.extras)) is not None}
-    values |= {name: (own, False) for name, own in further.items()}
-    values |= {name: (name, False) for name in batch.extras if takes_any and name not in further.values()}
+    values |= {name: batch.extras[own] for name, own in further.items()}
+    values |= {name: value for name, value in batch.extras.items() if takes_any and name not in further.values()}
     fields = {
         field: name for field, names in known_names.items() if (name := _first(names, by_name, values)) is not None
     }
@@ -236,7 +163,7 @@ def _distribute(
         is_needed = is_given and not (field == "valid_length" and "mask" in fields)
         if field != "ids" and (is_needed or by_name[name].default is inspect.Parameter.empty):
             _expect_known(field, name, batch)
-            values[name] = (field, True)
+            values[name] = _field(field, batch)
     _expect_complete(by_name, values)
     # Also if the lengths are one of the extras.
     lengths = ["valid_length"] if any(name in values for name in NAMES["valid_length"]) else []
@@ -255,8 +182,8 @@ def _pack(
             "the batch holds ids in one row with 'offsets', and the model takes no input of that name: expected ids of shape "
             "(example, position), or call=lambda model, inputs: ..., which may use both"
         )
-    values = {ids: ("ids", True), "offsets": ("offsets", True)}
-    values |= {name: (name, False) for name in batch.extras if name in by_name or takes_any}
+    values = {ids: _field("ids", batch), "offsets": _field("offsets", batch)}
+    values |= {name: value for name, value in batch.extras.items() if name in by_name or takes_any}
     _expect_complete(by_name, values)
     return _bind(parameters, values, tuple(name for name in batch.extras if name not in values))
 
@@ -288,20 +215,6 @@ def _is_dict(annotation: Any) -> bool:
         return DICT_ANNOTATION.match(annotation.strip("'\" ")) is not None
     cls = typing.get_origin(annotation) or annotation
     return isinstance(cls, type) and issubclass(cls, Mapping)
-
-
-class _Default(NamedTuple):
-    """The default of a parameter, passed explicitly because positional arguments follow it."""
-
-    value: Any
-
-
-def _part(part: tuple[str, bool] | _Default, batch: TokenBatch) -> Any:
-    """Return the value of an entry of a plan: a field of the batch, one of its extras, or a default."""
-    if isinstance(part, _Default):
-        return part.value
-    name, is_field = part
-    return _field(name, batch) if is_field else batch.extras[name]
 
 
 def plan_mapping(
@@ -432,7 +345,7 @@ def _missing_message(missing: Sequence[str]) -> str:
     )
 
 
-def _bind(parameters: Sequence[inspect.Parameter], values: dict[str, Any], unused: tuple[str, ...]) -> CallPlan:
+def _bind(parameters: Sequence[inspect.Parameter], values: Mapping[str, Any], unused: tuple[str, ...]) -> CallPlan:
     """Return a plan that passes values by position as far as possible, with defaults only where needed, and the rest by name."""
     args = []
     left = dict(values)
@@ -441,7 +354,7 @@ def _bind(parameters: Sequence[inspect.Parameter], values: dict[str, Any], unuse
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name in left:
             args.append(left.pop(p.name))
         elif any(parameter.name in left for parameter in positional_only):
-            args.append(_Default(p.default))
+            args.append(p.default)
         else:
             break
     return CallPlan(tuple(args), left, unused)

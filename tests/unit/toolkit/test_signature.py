@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import pickle
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from embgrad.backend.cotangents import compute_dtype
 from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.conventions import as_batch
 from embgrad.toolkit.arguments import integer_arguments, named_arguments
-from embgrad.toolkit.signature import CallPlan, _further, _signature, as_parts, parameters_of, plan_call, plan_mapping
+from embgrad.toolkit.signature import CallPlan, _further, as_parts, parameters_of, plan_call, plan_mapping
 from tests.unit.refusals import refused
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
@@ -112,32 +111,6 @@ def test_what_follows_a_skipped_parameter_is_passed_by_name() -> None:
     assert whole[:3] == [(name, "POSITIONAL_OR_KEYWORD") for name in ("ids", "training", "mask")]
     assert [p.name for p in parameters_of(Skipping().forward, ["types"])] == ["ids", "training", "mask"]
     assert {p.kind.name for p in parameters_of(Skipping().forward, ["types"])} == {"POSITIONAL_OR_KEYWORD"}
-    assert parameters_of(Skipping().forward, ["training"]) is found, "it is made once"
-
-
-def test_a_signature_is_made_anew_where_the_function_has_changed() -> None:
-    class Own:
-        def forward(self, ids: Any, mask: Any = None) -> None:
-            pass
-
-    first = _signature(Own().forward)
-    assert _signature(Own().forward) is first
-    Own.forward.__defaults__ = (1,)
-    second = _signature(Own().forward)
-    assert (first[1].default, second[1].default) == (None, 1)
-    Own.forward.__signature__ = inspect.Signature([second[0]])  # type: ignore[attr-defined]
-    assert len(_signature(Own().forward)) == 0, "the first is self"
-
-    def wrapping(inner: Any) -> Any:
-        @functools.wraps(inner)
-        def outer(*args: Any, **kwargs: Any) -> Any:
-            return inner(*args, **kwargs)
-
-        return outer
-
-    Own.forward = wrapping(lambda self, words: None)  # type: ignore[method-assign]
-    assert [p.name for p in _signature(Own().forward)] == ["words"]
-    assert [p.name for p in _signature(lambda ids, mask=None: None)] == ["ids", "mask"]
 
 
 @pytest.mark.parametrize(("convention", "bare"), [("ids", True), ("huggingface", False)])
