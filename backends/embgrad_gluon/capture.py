@@ -94,13 +94,7 @@ def _open(observer: _Observer) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Pass:
-    """A forward pass through a captured model.
-
-    Attributes:
-        taps: records the pass.
-        modules: the model's blocks.
-        handlers: the handlers of its lookups by the operators' names.
-    """
+    """A forward pass through a captured model."""
 
     taps: Taps
     modules: Modules
@@ -111,9 +105,6 @@ class _Observer:
     """An observer of the passes through one model.
 
     Attributes:
-        current: the pass in progress, or None.
-        recorded: the number of recorded passes.
-        unrecorded: the number of other passes.
         marks: the marks of the passes whose backward pass may still follow.
         perturbs: whether it changes values, in passes that are not recorded, too.
     """
@@ -361,9 +352,7 @@ class _Marks:
     """The arrays that were marked in one forward pass.
 
     Attributes:
-        listener: gets the gradients.
         pass_record: the listener's object for the pass.
-        arrays: the marked arrays by the points' keys.
         registry: the list that holds these marks as long as a backward pass may reach them.
     """
 

@@ -49,8 +49,6 @@ class Cures:
     """The cures of the operators in one recorded forward pass.
 
     Args:
-        training: the mode of the pass, and of the pullbacks after it.
-        parameters: whether gradients of parameters are asked for.
         repeats: whether a part of the pass may be pulled back through several times.
 
     Attributes:
@@ -465,12 +463,7 @@ class Guards:
             self._record_recurrent(operation, training=training)
 
     def expect_right(self, operators: Collection[str], *, training: bool) -> None:
-        """Refuse a backward pass whose gradient is wrong.
-
-        Args:
-            operators: those between the user's loss and the point.
-            training: the mode of the backward pass.
-        """
+        """Refuse a backward pass whose gradient is wrong."""
         wrong = {name: reason for name, reason in WRONG.items() if reason != OWN}  # the user has chosen such a loss
         wrong |= self._wrong
         if self._norm_modes - {training}:

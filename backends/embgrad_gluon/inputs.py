@@ -157,11 +157,7 @@ def is_floating(value: object) -> bool:
 
 
 class GluonArrays:
-    """The reading of MXNet's arrays, see `embgrad.backend.cotangents.Tensors`.
-
-    Args:
-        training: the mode of the forward pass that they come from.
-    """
+    """The reading of MXNet's arrays, see `embgrad.backend.cotangents.Tensors`."""
 
     kind = "an MXNet array"
     scalars: tuple[tuple[int, ...], ...] = ((), (1,))  # mx.nd has no shape ()

@@ -37,8 +37,6 @@ class Operation:
 
     Attributes:
         name: the operator's own name, whatever the alias under which it was called.
-        inputs: the arrays.
-        attributes: by name.
         out: the array for the output; None for a new one.
     """
 

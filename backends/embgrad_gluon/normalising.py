@@ -37,11 +37,7 @@ class LayerNorms:
         self._functions: list[Any] = []
 
     def run(self, operation: Operation, proceed: Callable[[], Any]) -> Any:
-        """Run the operator, bit for bit, with the gradient computed here where only that of its input is requested.
-
-        Args:
-            operation: LayerNorm.
-        """
+        """Run the operator, bit for bit, with the gradient computed here where only that of its input is requested."""
         if not (self._is_needed() and _is_applicable(operation, self._is_wanted)):
             return proceed()
         mx, attributes = import_mxnet(), operation.attributes

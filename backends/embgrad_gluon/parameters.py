@@ -83,10 +83,6 @@ def _is_table(array: Any) -> bool:
 class TableParameters:
     """The parameters behind the tables of some lookups.
 
-    Args:
-        parts: the model's parts.
-        tables: by the lookups' keys the tables.
-
     Attributes:
         arrays: by name the arrays at which the tables' gradients are taken, each once.
     """

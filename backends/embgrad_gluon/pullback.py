@@ -36,11 +36,8 @@ class BackwardPass:
 
     Args:
         kept: the points, by key, in the order of the forward pass.
-        wanted: the keys of those whose gradient is wanted.
         others: further arrays whose gradient is wanted, by name.
         extra_variables: arrays whose gradient must be requested along with the others, see `Cures`.
-        changes: replace the gradients at points that are edited.
-        training: the mode of the forward pass.
     """
 
     def __init__(
@@ -158,8 +155,6 @@ class GraphSection:
     """The part of a recorded graph between an output and some variables.
 
     Attributes:
-        reached: for each variable whether a gradient can reach it.
-        operators: those of the section.
         nodes: the whole graph, as MXNet's JSON describes it.
     """
 
@@ -221,11 +216,7 @@ def is_regrouped(section: GraphSection, mark: Any) -> bool:
 
 
 def drew_in_graph_order(outputs: Sequence[Any], drawn: Sequence[Any]) -> bool:
-    """Return whether operators ran in the order in which MXNet would run their graph.
-
-    Args:
-        drawn: the outputs of the operators, in the order in which they ran.
-    """
+    """Return whether operators ran in the order in which MXNet would run their graph."""
     symbols = [recorded_symbol(array) for array in drawn]
     if any(symbol is None for symbol in symbols):
         return False

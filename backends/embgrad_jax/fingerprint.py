@@ -27,9 +27,6 @@ class Fingerprint:
 
     Objects are compared attribute by attribute, arrays of NumPy by their contents, functions and classes of the user's by their
     code and by what they read from outside, and functions and classes of libraries by identity.
-
-    Args:
-        call: the user's function that calls them, or None.
     """
 
     def __init__(self, structure: Structure, parts: Sequence[Any], call: Any) -> None:

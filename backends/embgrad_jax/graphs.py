@@ -42,11 +42,7 @@ REMATERIALISED: Final = ("checkpoint", "remat", "remat2")
 
 @dataclass(frozen=True)
 class Output:
-    """The place of an array in a model's return value.
-
-    Attributes:
-        index: its number among the arrays.
-    """
+    """The place of an array in a model's return value."""
 
     index: int
     shape: tuple[int, ...]

@@ -24,13 +24,7 @@ NOT_THE_BATCHS: Final = ("deterministic", "train", "training", "rngs", "decode",
 
 @dataclass(frozen=True)
 class Plan:
-    """The call of a model.
-
-    Attributes:
-        arrays: the arrays among its arguments.
-        called: calls the model with other arrays in their places.
-        unused: the names of the parts of the batch that it cannot take.
-    """
+    """The call of a model."""
 
     arrays: Sequence[Any]
     called: Callable[[Any, Sequence[Any]], Any]
@@ -156,12 +150,7 @@ class JaxTensors:
 
 
 def as_given(indices: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
-    """Return the batch's ids in place of indices that JAX made of them: negative ones count from the end, others may be clipped.
-
-    Args:
-        indices: the indices of a lookup.
-        rows: the number of rows in the table.
-    """
+    """Return the batch's ids in place of indices that JAX made of them: negative ones count from the end, others are clipped."""
     if not ids.size or (ids.min() >= 0 and ids.max() < rows):
         return indices
     moved = np.clip(np.where(ids < 0, ids + rows, ids), 0, rows - 1)

@@ -22,12 +22,7 @@ _calls: Final = Interception(lambda: keras.Layer, "__call__")
 
 
 class KerasParts:
-    """The parts that are Keras layers or models, which may share layers.
-
-    Args:
-        parts: the parts by index.
-        prefixes: the beginnings of the parts' names by index.
-    """
+    """The parts that are Keras layers or models, which may share layers."""
 
     def __init__(self, parts: Mapping[int, Any], prefixes: Mapping[int, str]) -> None:
         self._parts = parts

@@ -23,9 +23,7 @@ class Leaf:
         table: the name of a lookup in it.
         trainable: whether it is a parameter.
         random: whether it is the state of a random generator.
-        array: its value.
         get: returns the value that it has in the model now.
-        put: replaces its value in the model.
         state: whether a pass may write to it, see `may_be_state`.
         alone: whether products with it are points; None where the number of its module's matrices decides.
         path: its attribute path, by which they are, if its name is another.

@@ -34,11 +34,7 @@ class Mark(NamedTuple):
     """The begin or the end of a module's call in a trace.
 
     Attributes:
-        side: "enter" or "leave".
         has_tensor: whether the marked value is the call's first floating argument or result; it is a dummy where there is none.
-        path: the module's attribute path.
-        kind: the name of its class.
-        also: further names of the module.
     """
 
     side: str

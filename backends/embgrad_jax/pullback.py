@@ -29,12 +29,8 @@ class Forward:
     """A forward pass that has been computed.
 
     Attributes:
-        survey: its points.
-        outputs: the arrays of the return value.
         random: the states of random generators after it.
-        values: the values at the points by key.
         upstream: the values at edited points, by key.
-        pull: pulls back.
     """
 
     graph: Graph

@@ -84,10 +84,6 @@ class JaxPass(ModelPass):
     """A forward pass of a model of JAX, see `ModelPass`: the graph of its Python, computed operation by operation.
 
     Args:
-        model: the model, or a sequence of its parts.
-        batch: the batch that it is run on.
-        structure: the model's structure, which `run` has prepared.
-        request: what is requested.
         kept: computes the pass by a compiled graph, from its record and the changes at points; None to run the model's Python.
     """
 

@@ -22,11 +22,7 @@ Changes = Callable[[str, Any], tuple[Any, Any]]
 
 
 class StoppedError(Exception):
-    """The end of a computation at a point, which need not go further.
-
-    Attributes:
-        value: the value there.
-    """
+    """The end of a computation at a point, which need not go further."""
 
     def __init__(self, value: Any) -> None:
         super().__init__()

@@ -296,7 +296,6 @@ class TreePart:
     """A part that is a pytree: an Equinox module, Linen's variables, or any nest of parameters.
 
     Args:
-        prefix: the beginning of its names.
         linen: whether it holds the variables of a Linen module.
     """
 
@@ -352,9 +351,6 @@ class TreePart:
 
 class HuggingFacePart(TreePart):
     """A part that is a Flax model of Hugging Face.
-
-    Args:
-        prefix: the beginning of its names.
 
     Raises:
         UnsupportedError: the model holds no parameters.

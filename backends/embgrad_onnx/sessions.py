@@ -64,8 +64,6 @@ def make_session(
     """Return a new session that runs some steps.
 
     Args:
-        source: the model.
-        names: the tensors that it returns.
         shapes_of: the tensors whose shapes it returns.
         taken: the types of what it takes beside the graph's inputs, by name, in `onnx.TensorProto.DataType`.
     """

@@ -33,7 +33,6 @@ class Source:
     """A graph, with what was computed from it.
 
     Attributes:
-        proto: the `onnx.ModelProto`.
         folder: the folder of the files that hold its weights; None where the proto holds them itself.
         providers: the execution providers of onnxruntime that run it.
     """

@@ -74,9 +74,6 @@ class _Recorder(PointWork):
 
     A lookup's rows are kept as they are. At a module an identity stands in for its tensor, since what a module passes on
     unchanged is used by others too; the sums of gradients come about in the same order, so that the bits stay the same.
-
-    Attributes:
-        tensors: by the point's key.
     """
 
     replaces = False
@@ -105,7 +102,6 @@ class _Point:
     """A point that one of the user's forward passes came by.
 
     Attributes:
-        passed: what stands for the forward pass.
         table: the variable that a lookup was made in; None at a module, or where the table was computed.
     """
 
@@ -123,7 +119,6 @@ class _Observer:
     """An observer that reports the forward passes of one model to one listener.
 
     Attributes:
-        modules: the model's.
         calls: the module calls of the pass that runs; None between passes.
         tensors: the tensors at the points of the pass that runs, by key.
         replacing: replaces lookups' rows in the pass that runs, also for other observers; None between passes.

@@ -132,10 +132,8 @@ class Trace:
     """The kept graph of a model's call.
 
     Attributes:
-        graph: the graph, which returns the tensors in the model's return value.
         returned: the model's return value with the graph's own tensors, and None for objects in which nobody finds tensors.
         unknown: the name of the class of such an object; None where there is none.
-        dtypes: the names of the dtypes in the graph.
     """
 
     graph: CutGraph

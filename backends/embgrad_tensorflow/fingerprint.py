@@ -40,9 +40,6 @@ class Fingerprint:
     Containers are compared entry by entry, objects of the user's classes attribute by attribute, and the user's functions by
     their code, their defaults and what they read from outside; classes and libraries' objects by identity.
 
-    Args:
-        parts: the model's parts, and a function that calls them.
-
     Attributes:
         of_parts: the compared content of each part.
     """

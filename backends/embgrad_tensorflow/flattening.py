@@ -59,7 +59,6 @@ class FlatGraph:
     Attributes:
         arguments: the names of the tensors that stand for the arguments, those that the function captured last.
         nodes: the operations, each after those that it needs; an input is the whole name of a tensor, `node:0`.
-        results: the names of the tensors that are returned.
         library: the functions that branches and loops run, by name.
         gradients: the gradients of the author, which the graph keeps alive.
     """
@@ -160,9 +159,7 @@ def _write(nodes: Sequence[Any], arguments: Mapping[str, str], results: Sequence
     """Return an inlined graph's operations with short names, without those that only hand on, and the names of its results.
 
     Args:
-        nodes: the operations, each after those that it needs.
         arguments: by a placeholder's name the tensor that stands for the argument.
-        results: the tensors that are returned.
     """
     shorts: dict[str, str] = {}
     handed_on = {f"{name}:0": tensor for name, tensor in arguments.items()}
@@ -268,9 +265,7 @@ class CustomGradient:
     The values of the forward pass that it reads become further inputs of the operation, an IdentityN.
 
     Attributes:
-        where: the operation's name.
         function: a ConcreteFunction of the results' gradients and of the values that it captured; None where it is not at hand.
-        types: the dtypes of the results.
         constants: for each value that the function captured the value itself, or None for the next further input.
         why: why the function is not at hand.
     """

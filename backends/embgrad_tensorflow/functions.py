@@ -30,11 +30,9 @@ class CutFunctions:
     """A way to run this thread's compiled functions, and the traces of models, in segments.
 
     Args:
-        watch: records the pass.
         replace: takes the key of a point and its tensor, and returns the tensor that goes on.
         perform: takes the type of a single operation, its operands and what runs it, and returns the tensor that goes on.
         record: takes each graph that runs.
-        unwatched: a context for a stretch, in which op callbacks ignore operations.
         learns: whether a gradient is to reach the variables.
         is_reached: returns whether points were reached, to which a pullback can lead.
         answering: the objective, where it is to be asked in the graph of the only function that the model runs.
@@ -114,13 +112,7 @@ class CutFunctions:
 
 
 class _GraphRun:
-    """One run of a graph, in stretches.
-
-    Args:
-        tensors: its arguments.
-        crossings: what crosses scopes.
-        running: how stretches and single operations are run.
-    """
+    """One run of a graph, in stretches."""
 
     def __init__(self, graph: CutGraph, tensors: Sequence[Any], crossings: Crossings, running: CutFunctions) -> None:
         self._graph = graph

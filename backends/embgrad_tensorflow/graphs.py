@@ -53,7 +53,6 @@ def cut_trace(function: Any, calls: Sequence[TracedCall], generators: Collection
     """Return the graph of a function into which a model was traced; it refers to no variable's object.
 
     Args:
-        function: a ConcreteFunction.
         calls: the calls of modules that are marked in it.
         generators: the identities of the resources of the model's random generators.
 
@@ -78,15 +77,11 @@ class CutGraph:
     """A compiled function's graph, which runs in stretches.
 
     Args:
-        flat: its operations.
         captured: by the name of an argument the value that the function has captured.
-        arguments: the dtypes and shapes of all arguments.
         variables: the variables among the captured values.
         calls: the marked calls of modules, where a model was traced; the graph's scopes then count as none.
 
     Attributes:
-        flat: its operations.
-        captured: see above.
         variables: see above; a tape does not watch variables that are read by their handles.
         specs: by the name of a tensor its dtype and the part of its shape that is known.
         seen: the numbers of the nodes that run by themselves, so that op callbacks see the lookups.
@@ -190,14 +185,7 @@ class CutGraph:
         return self._made[key]
 
     def stretch(self, start: int, end: int, crossings: Crossings, *, learns: bool) -> Stretch:
-        """Return the nodes from one number up to another as a graph of their own.
-
-        Args:
-            start: the first node.
-            end: the node behind the last.
-            crossings: what crosses scopes.
-            learns: whether a gradient is to reach the variables.
-        """
+        """Return the nodes from one number up to another as a graph of their own."""
         stretch: Stretch = self.make_once(
             (start, end, learns, crossings.key), lambda: self._stretch(start, end, crossings, learns=learns)
         )
@@ -363,11 +351,7 @@ def _refuse_lookups_inside(flat: FlatGraph, *, is_trace: bool) -> None:
 
 
 def _looks_up_argument(node: Any, nodes: Mapping[str, Any]) -> bool:
-    """Return whether an operation in a function looks rows of floating-point numbers up in one of the function's arguments.
-
-    Args:
-        nodes: the operations of the function, by name.
-    """
+    """Return whether an operation in a function looks rows of floating-point numbers up in one of the function's arguments."""
     if node.op not in LOOKUPS or node.op in RESOURCE_LOOKUPS or node.attr["batch_dims"].i:
         return False
     name = node.input[0].partition(":")[0]

@@ -67,14 +67,12 @@ class Watcher:
     that hangs on them (a Keras mask, a trace) can be lost.
 
     Attributes:
-        watch: what takes the lookups down.
         points: the changes at the lookups of a request, such as `tap.Taps`; None where there are none.
         handles: by the lookup's key the variable of its table; None for a computed one.
         graphs: the names of the compiled functions that ran, into which a callback cannot see, and that give what has a
             gradient.
         closed: why such functions could not be run openly.
         written: the resources of the variables that were written to; None stands for unknown ones.
-        tables: what names the tables.
         computing: the floating-point dtypes into which what depends on a point is cast.
         recomputed: whether a part of the model ran unrecorded, to be run again in the pullback (`tf.recompute_grad`).
     """

@@ -78,9 +78,6 @@ class Calls:
     """The recorder of module calls in one forward pass, which replaces tensors at the points of a request.
 
     Args:
-        watch: what takes the pass down.
-        modules: the names of the model's modules.
-        replace: returns what goes on in place of a tensor at a point.
         idle: returns whether the current computation is not the model's.
         traced: whether the pass is traced into a graph, and not run.
 

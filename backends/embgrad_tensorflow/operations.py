@@ -82,12 +82,7 @@ properties_of: Final = _Properties()
 
 
 def writes_of(kind: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Return the resources of the variables that an operation may have written to; None stands for unknown ones.
-
-    Args:
-        kind: the operation's type as TensorFlow gives it.
-        inputs: its operands.
-    """
+    """Return the resources of the variables that an operation may have written to; None stands for unknown ones."""
     name, runs_graph, may_write = properties_of[kind]
     if name in LOOKUPS or not (runs_graph or may_write):
         return []

@@ -27,9 +27,6 @@ class Products:
     """The products of a forward pass with weights of no module.
 
     Args:
-        watch: what takes the products down.
-        tables: what names the weights.
-        replace: takes a point's key and a tensor, and returns what goes on in its place.
         read: returns the resource whose value a tensor is; None for another tensor.
         one_hots: the one-hot rows of the pass, whose products are lookups.
     """
@@ -69,8 +66,6 @@ class Products:
 
         Args:
             run: TensorFlow's function that runs operations; the other arguments are its own.
-            context: TensorFlow's context.
-            name: a name or None.
             args: the operands, and the names and values of the attributes.
         """
         if self._is_lookup(args):

@@ -32,11 +32,7 @@ LAYERS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class _Target:
-    """The functions behind a call: `invoke(args, kwargs)` runs the one that fits the arguments.
-
-    Attributes:
-        graph: see `Plan`.
-    """
+    """The functions behind a call: `invoke(args, kwargs)` runs the one that fits the arguments."""
 
     functions: Sequence[Any]
     invoke: Callable[[Sequence[Any], Mapping[str, Any]], Any]

@@ -64,8 +64,6 @@ class _WatchedCall:
     """One call of a model, watched.
 
     Attributes:
-        watcher: sees its operations.
-        taps: hold what was read.
         answering: the objective, where a saved graph is all that the model runs, which is to ask it itself.
     """
 
@@ -80,11 +78,7 @@ class _WatchedCall:
 
     @contextlib.contextmanager
     def preserve(self, snapshot: Snapshot | None = None) -> Iterator[None]:
-        """Run the model in its mode, watched; afterwards it is as it was, also when it raises, and so is what `call` holds.
-
-        Args:
-            snapshot: the model as it is; taken now unless it has been.
-        """
+        """Run the model in its mode, watched; afterwards it is as it was, also when it raises, and so is what `call` holds."""
         parts, call, watch = as_parts(self._model), self._request.call, self.watcher.watch
         with eagerly(), contextlib.ExitStack() as stack:
             stack.enter_context(preserve_random_state(training=self._request.training))
@@ -165,11 +159,7 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
 
 
 class TensorFlowPass(ModelPass):
-    """A forward pass of the Python of a model of TensorFlow, see `ModelPass`.
-
-    Args:
-        planned: the call of the model.
-    """
+    """A forward pass of the Python of a model of TensorFlow, see `ModelPass`."""
 
     tensors = TensorFlowTensors()
 

@@ -47,12 +47,7 @@ def scopes_of_names(
 def scopes_of_calls(
     names: Sequence[str], inputs: Sequence[Sequence[Entry]], calls: Sequence[TracedCall]
 ) -> list[Scope]:
-    """Return the marked calls as scopes: what takes the mark of an input lies inside, what takes that of an output does not.
-
-    Args:
-        names: the names of the operations.
-        inputs: by operation the values that it takes.
-    """
+    """Return the marked calls as scopes: what takes the mark of an input lies inside, what takes that of an output does not."""
     marks = {
         (int(mark[1]), mark[2]): number for number, name in enumerate(names) if (mark := MARK.search(name)) is not None
     }

@@ -19,9 +19,7 @@ def first_row(operation: str, operands: Sequence[Any], attrs: Sequence[Any], res
     """Return the number of the first row of a slice of a matrix; None unless it takes whole consecutive rows.
 
     Args:
-        operation: one of `operations.SLICES`.
         operands: its operands, eager or symbolic; the first is the matrix.
-        attrs: its attributes, names and values in turn.
 
     Returns:
         An integer tensor without axes.

@@ -140,8 +140,6 @@ class Snapshot:
     Containers in a module's attributes are restored with their entries, objects of the user's classes as references.
 
     Attributes:
-        structure: the model's modules and variables, by path.
-        nodes: those.
         generators: the random generators of Python's and NumPy's in its attributes.
     """
 

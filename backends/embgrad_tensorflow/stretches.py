@@ -44,7 +44,6 @@ class Stretch:
         outputs: the tensors that they give to others.
         fetched: the outputs' names in it.
         captured: by the place of an input the value that the function has captured.
-        specs: the inputs' dtypes and shapes.
     """
 
     inputs: tuple[tuple[str, int], ...]
@@ -104,9 +103,7 @@ class GraphGradients:
     """The gradients at tensors before the last stretch.
 
     Attributes:
-        pairs: the tensors, each with its gradient.
         sets: the number of sets of cotangents that the objective returned: one or none.
-        response: what the objective returned.
     """
 
     pairs: tuple[tuple[Any, Any], ...]
@@ -124,9 +121,7 @@ class GraphObjective:
 
     Attributes:
         sets: the number of sets of cotangents that it returned.
-        response: what it returned.
         pack: takes the function's results, and returns them in the structure in which it returns them.
-        failure: what it raised.
         key: identifies the graphs that ask it.
     """
 

@@ -132,12 +132,7 @@ class Additions(PointWork):
     """The points of a pass of the user's at which arrays are added.
 
     Args:
-        request: the additions.
         announce: called with the rows of a lookup and what goes on in their place.
-
-    Attributes:
-        tensors: none, since no gradients are taken.
-        replaces: whether any lookup's rows may be replaced.
     """
 
     replaces = True

@@ -21,13 +21,7 @@ MARK: Final = re.compile(rf"(?:^|/)embgrad_call_(\d+)_({INPUT}|{OUTPUT})$")
 
 @dataclass(frozen=True)
 class TracedCall:
-    """A call of a module in a traced forward pass.
-
-    Attributes:
-        path: the module's path.
-        kind: the name of its class.
-        occurrence: the number of calls of the same module before this one.
-    """
+    """A call of a module in a traced forward pass."""
 
     path: str
     kind: str
@@ -37,11 +31,7 @@ class TracedCall:
 class TracedCalls:
     """The calls of requested modules in a traced forward pass, in the order in which they begin; see `CallRecorder`.
 
-    Args:
-        modules: the paths of the modules.
-
     Attributes:
-        modules: see above.
         everything: False, as only requested modules are recorded.
         counted: nothing is counted, because a graph makes the same calls every time.
     """

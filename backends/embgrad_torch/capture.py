@@ -86,9 +86,6 @@ class _Open(NamedTuple):
     """The forward pass that runs now.
 
     Attributes:
-        watch: records it.
-        modules: the calls of its modules.
-        mode: records its lookups.
         handled: the exception that was being handled when it began.
         segments: makes reentrant segments non-reentrant where points may lie inside them.
     """
@@ -109,7 +106,6 @@ class _Capture:
     """One open capture.
 
     Attributes:
-        calls: the number of calls of the model.
         child_hooks: holds hooks on the model's children until the model itself is called.
         child_called: whether a child was called, with gradients.
         first: whether values are replaced before others see them.

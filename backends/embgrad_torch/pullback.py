@@ -111,9 +111,6 @@ def _set_aside(leaves: Sequence[Any], *, trainable: bool) -> Iterator[None]:
 class _Graph:
     """The properties of a graph that decide how it is pulled back.
 
-    Args:
-        outputs: the tensors from which the graph is walked.
-
     Attributes:
         recomputed: whether it contains a function that runs a part of the model again and pulls back through it by itself,
             such as the gradient checkpoints of other libraries, which allow only plain backward passes.

@@ -75,13 +75,7 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
 
 
 def _repeat(make: Callable[[bool], TorchPass], result_of: Callable[[TorchPass], T], *, frozen: bool) -> T:
-    """Return the result of a pass; it is repeated with trainable weights, and where it loaded PyTorch's compiler.
-
-    Args:
-        make: returns a pass, of a model whose weights are frozen or not.
-        result_of: runs the pass.
-        frozen: whether the weights of the first pass are frozen.
-    """
+    """Return the result of a pass; it is repeated with trainable weights, and where it loaded PyTorch's compiler."""
     while True:
         try:
             return result_of(make(frozen))

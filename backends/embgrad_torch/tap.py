@@ -54,7 +54,6 @@ class PointHandler(Protocol):
         """Return the tensor that replaces another at a requested point.
 
         Args:
-            key: the point's key.
             aliased: whether other tensors may share its memory, and show what is written into it.
         """
         ...
@@ -168,8 +167,6 @@ class CapturedPoints:
 
     Attributes:
         token: identifies the pass to the listener; None until it has ended.
-        values: by key, the values at the points.
-        dtype: the dtype in which the model computed the points.
     """
 
     plain = True
@@ -228,11 +225,7 @@ class CapturedPoints:
 
 
 class PerturbedPoints(CapturedPoints):
-    """The points of one forward pass of the user's at which arrays are added.
-
-    Args:
-        request: the additions.
-    """
+    """The points of one forward pass of the user's at which arrays are added."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(lambda *_: None)

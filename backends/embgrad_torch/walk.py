@@ -348,11 +348,7 @@ def by_identity(named: Iterable[tuple[str, Any]]) -> dict[int, str]:
 
 
 class TablePaths:
-    """The paths of tables that are looked up.
-
-    Args:
-        walked: the modules with their paths.
-    """
+    """The paths of tables that are looked up."""
 
     def __init__(self, walked: Walked) -> None:
         self._walked = walked

@@ -177,9 +177,5 @@ def _methods(method: Any) -> dict[str, Method]:
 
 
 def method_from(method: Any) -> Method:
-    """Return a method, or the method of a name in snake case with its defaults.
-
-    Raises:
-        EmbgradError: it is neither.
-    """
+    """Return a method, or the method of a name in snake case with its defaults."""
     return choose_method(method, Method, METHODS, "embgrad.methods.IntegratedGradients()")

@@ -120,11 +120,7 @@ def attribute_pairs(
 
 
 def _method(method: Any) -> IntegratedJacobians | InputXGradient:
-    """Return a method, or the method of a name.
-
-    Raises:
-        EmbgradError: it is neither.
-    """
+    """Return a method, or the method of a name."""
     if isinstance(method, (IntegratedJacobians, InputXGradient)):
         return method
     expect_choice(method, "method", METHODS)

@@ -121,9 +121,7 @@ def baseline_values(passes: Passes, baseline: Any, tokenizer: Any, keep_special:
     values. At a hidden state an id means the hidden state of that id at these positions.
 
     Args:
-        passes: the passes of the method.
         baseline: "zero", "pad", "mask", "mean", an id, or an array that broadcasts to the point.
-        tokenizer: knows the ids of the padding and of the mask; None where there is none.
         keep_special: see above.
 
     Raises:
@@ -275,7 +273,6 @@ class Visible:
     """A baseline that a model sees that normalises its values.
 
     Attributes:
-        baseline: its name, or an id.
         values: its values at the point, (example, position, dim).
         of: what it is, in words.
     """

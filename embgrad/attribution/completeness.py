@@ -35,7 +35,6 @@ def find_missed(
     """Return the indices of the examples whose error is more than a share of the difference, and more than rounding.
 
     Args:
-        passes: the passes of the method.
         delta: the errors of completeness, (example,).
         difference: the size of the difference that they should sum to, (example,).
         before: L at the baseline, (example,).
@@ -58,7 +57,6 @@ def warn_of_missed(
     """Warn of examples whose contributions do not sum to the difference of the objective.
 
     Args:
-        passes: see `find_missed`; so are `delta`, `before` and `most`.
         difference: what the contributions should sum to, (example,).
         effort: the number of steps in words.
         advice: a sentence on what to do, without its period.

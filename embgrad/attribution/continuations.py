@@ -31,7 +31,6 @@ def compare_continuations(
     its own: those of the continuation are `Made.contrast`. Each output takes passes of its own over twice as many examples.
 
     Args:
-        passes: the model, the batch and its outputs with their contrast.
         methods: the method with each of its baselines.
         compute: returns the contributions by the methods to the outputs of passes.
 

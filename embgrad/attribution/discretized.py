@@ -128,7 +128,6 @@ def paths_of(nearest: NearestRows, starts: np.ndarray, end: int, steps: int, str
     Args:
         nearest: the nearest rows of the table.
         end: the id of the baseline.
-        steps: the number of points.
         strategy: "greedy" or "maxcount".
     """
     table = nearest.table
@@ -166,12 +165,7 @@ def _monotone(rows: np.ndarray, last: np.ndarray, baseline: np.ndarray, steps: i
 
 
 class NearestRows:
-    """The rows of a table that are nearest to a row by L2 distance.
-
-    Args:
-        table: the table, (vocab, dim).
-        count: how many nearest rows.
-    """
+    """The rows of a table that are nearest to a row by L2 distance."""
 
     def __init__(self, table: np.ndarray, count: int) -> None:
         self.table = table

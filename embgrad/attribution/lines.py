@@ -42,7 +42,6 @@ def integrate(
     """Return the integrals from a baseline to the inputs.
 
     Args:
-        passes: the passes of the method.
         inputs: the values at the end of the line, (row, position, dim), of the whole batch or of several such.
         baseline: the values at the beginning, (example, position, dim).
         nodes: the places of the steps on the line, from 0 to 1, (step,).
@@ -99,7 +98,6 @@ class Along:
         """Take some examples' contributions from others.
 
         Args:
-            other: the contributions along other lines of the batch.
             examples: which, bool, (example,).
         """
         for name in ("baseline", "values", "before", "delta", "error"):
@@ -152,7 +150,6 @@ class InputLine:
     """The lines from a baseline to the values at a point, see `embgrad.attribution.refinement`.
 
     Attributes:
-        passes: the passes of the method.
         baseline: the beginnings of the lines, (example, position, dim).
     """
 

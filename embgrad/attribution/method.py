@@ -57,7 +57,6 @@ class Method(ABC):
         """Return the contributions to the objectives of a batch, with one baseline at most.
 
         Args:
-            passes: the passes through the model.
             tokenizer: knows the ids of special tokens; None where there is none.
         """
 
@@ -113,7 +112,6 @@ class GradientMethod(Method):
         """Return the contributions at other values of the point, float64, of their shape.
 
         Args:
-            passes: the passes through the model.
             inputs: the values, (row, position, dim), of the whole batch or of several such.
             prepared: see the method `prepare`.
         """

@@ -70,11 +70,7 @@ class IntegratedJacobians:
 
 
 class _Reading(Sum):
-    """The sum of an example's output, which keeps the sum of the rows: the encoding, or that of all positions.
-
-    Args:
-        output: see `Objective`; so is `position`.
-    """
+    """The sum of an example's output, which keeps the sum of the rows: the encoding, or that of all positions."""
 
     def __init__(self, *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
@@ -91,9 +87,7 @@ class Encoder:
     """An encoder and the texts of one side.
 
     Attributes:
-        bound: the model.
         batch: the texts of the pairs, of which some may be equal.
-        output: see `attribute_pairs`; so are `pooling` and `at`.
         batch_size: how many rows one pass runs at most; None for as many as have 2,048 positions.
         tokenizer: knows special tokens; None where there is none.
     """

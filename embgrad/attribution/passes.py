@@ -72,13 +72,10 @@ class Passes:
 
     Attributes:
         batch: the user's batch, whose shared extras are named.
-        at: the name of the point.
-        pads: see `gradients`.
         batch_size: how many rows one pass runs at most; None for as many as have `MOST_POSITIONS` positions.
         values: the values at the point that count as the batch's own, (example, position, dim); None for those that it has.
         quiet: whether the user has been warned of the batch.
         known: the `company` as tests on other passes of the batch have shown it; None where it is to be tested.
-        training: whether the model runs in training mode.
     """
 
     bound: BoundModel
@@ -374,9 +371,7 @@ def add_rows(total: np.ndarray, start: int, rows: np.ndarray) -> None:
     """Add rows of steps to an array of the batch's examples, one step after another; `rows` is overwritten.
 
     Args:
-        total: the array, (example, …).
         start: the index of the first of the rows, see `Rows`.
-        rows: the rows, (row, …).
     """
     count = len(total)
     first = start % count

@@ -64,7 +64,6 @@ def integrals_up_to_nodes(rule: str, values: np.ndarray) -> np.ndarray:
     that is linear between the nodes, the others one that is constant around each node.
 
     Args:
-        rule: see `nodes_and_weights`.
         values: the values at the nodes, (step, …).
     """
     steps = len(values)
@@ -91,7 +90,6 @@ def error_along(
     baseline.
 
     Args:
-        rule: the rule of the integral.
         slopes: at each node how L changes along the line, (step, …).
         objectives: L at each node, likewise.
         before: L at the baseline, (…).

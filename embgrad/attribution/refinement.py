@@ -29,8 +29,6 @@ class Part:
     """A part of one example's line, from `start` to `end`, both between 0 and 1.
 
     Attributes:
-        example: the index of the example.
-        start: where it begins.
         counts: whether it is a part that is to be integrated; otherwise it fills up a pass that has to run the whole batch.
     """
 
@@ -74,7 +72,6 @@ class Refined:
     """The contributions of the examples whose lines were refined.
 
     Attributes:
-        examples: their indices.
         contributions: arrays of shape (example, …).
         error: the largest error of the sum on any stretch of the line, (example, output).
         taken: the number of steps that each has taken in all.
@@ -106,7 +103,6 @@ def refine(
         ends: L at the beginning and at the end of each line, (example, output).
         allowed: how large the error of the whole line may be, (example, output).
         rounding: how much of the error of a part may be rounding, likewise.
-        rule: the rule of a part's integral.
         steps: the number of steps that were taken.
         most: the largest number of steps of an example.
 

@@ -47,11 +47,7 @@ def _check_removal(remove: Any) -> str | int:
 
 
 def removal_of(passes: Passes, remove: Any, keep_special: bool, tokenizer: Any) -> Removal:
-    """Return a `Removal`, after one pass on the unchanged batch, which raises for unsupported inputs.
-
-    Raises:
-        EmbgradError: see `faithfulness`; or as `evaluate` raises.
-    """
+    """Return a `Removal`, after one pass on the unchanged batch, which raises for unsupported inputs."""
     removal = Removal(passes, _check_removal(remove), keep_special, tokenizer)
     expect_flag(keep_special, "keep_special")
     _ = removal.removable
@@ -68,9 +64,6 @@ class Removal:
     """A way to remove tokens from the examples of a batch, and the objectives without them.
 
     Attributes:
-        passes: the passes through the model.
-        remove: see `faithfulness`.
-        keep_special: whether special tokens stay.
         tokenizer: knows the ids of special tokens, of the padding and of the mask; None where there is none.
     """
 
@@ -107,7 +100,6 @@ class Removal:
         """Return bytes that two texts of an example share if the model cannot tell them apart, as without one of two equal words.
 
         Args:
-            example: the index of the example.
             stays: the positions that stay, bool, (position,).
         """
         if self.remove != DELETE:

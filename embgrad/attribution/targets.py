@@ -96,9 +96,7 @@ def targets_of(targets: Any, contrast: Any, batch: TokenBatch, tokenizer: Any, s
     """Return the outputs that the arguments of `attribute_tokens` name.
 
     Args:
-        targets: see `attribute_tokens`; so is `contrast`.
         batch: the ids in which the positions count, those of the decoder in an encoder-decoder.
-        tokenizer: makes ids of texts; None where there is none.
         start: the first position that is an output where the user names none.
     """
     rows = []
@@ -159,13 +157,9 @@ class _Example:
     """An example, and what names its outputs.
 
     Attributes:
-        targets: see `attribute_tokens`.
-        example: the index of the example.
         batch: the ids in which the positions count.
-        real: the real positions.
         preceded: those with a real token before them.
         default: those that are outputs where the user names none.
-        tokenizer: makes ids of texts; None where there is none.
     """
 
     targets: Any
@@ -292,9 +286,7 @@ def _contrast(contrast: Any, positions: np.ndarray, tokenizer: Any) -> np.ndarra
     """Return the ids that the outputs are compared with, (example, output, token).
 
     Args:
-        contrast: see `attribute_tokens`.
         positions: the first position of each output, (example, output), `NONE` where there is none.
-        tokenizer: makes ids of texts; None where there is none.
     """
     continuations = _continuations(contrast, tokenizer)
     try:
@@ -318,11 +310,9 @@ def _warn_of_missing_space(
     """Warn of a text without the space that the output in whose place it stands begins with: the tokens are others then.
 
     Args:
-        contrast: see `attribute_tokens`; so is `tokenizer`.
         ids: the first id of each contrast, (example, output).
         positions: the first position of each output, likewise, `NONE` where there is none.
         batch: the ids in which the positions count.
-        tokenizer: names ids.
     """
     texts = _rectangle(contrast, lambda entry: isinstance(entry, str))
     if texts is None or batch.tokens is None:

@@ -35,7 +35,6 @@ def inputs_apart(passes: Passes, instead: str) -> frozenset[str]:
     """Return the further inputs that stay where tokens are inserted or deleted: those of another text, or without effect.
 
     Args:
-        passes: the passes through the model.
         instead: what the message proposes where an input can neither stay nor follow.
 
     Raises:

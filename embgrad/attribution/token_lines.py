@@ -119,7 +119,6 @@ class _TokenLine:
     """The lines of the examples from a baseline to the values at the points, and the contributions along them.
 
     Attributes:
-        passes: the passes of the output tokens.
         origins: for each point the beginnings of the lines, (example, position, dim).
         differences: likewise the ends minus these.
         scores: for each point the contributions, (output, example, position).
@@ -128,7 +127,6 @@ class _TokenLine:
         error: the largest error of the sum on any stretch, likewise.
         nodes: the places of the steps, (step,).
         objectives: L there, (step, output, example).
-        provenance: the provenance of the first pass.
     """
 
     passes: TokenPasses

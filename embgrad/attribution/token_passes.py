@@ -54,7 +54,6 @@ class TokenPasses:
         batch: the batch, whose padding is on the right.
         names: the points whose values are the inputs: of the batch's ids, and in an encoder-decoder of the decoder's ids.
         batch_size: how many rows one pass runs at most; None for as many as have `MOST_POSITIONS` positions.
-        training: whether the model runs in training mode.
         paired: whether the second half of the batch's examples are those of the first with continuations to compare with.
         on_pullback: called after each pullback, and after each pass without any.
     """

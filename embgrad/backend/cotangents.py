@@ -245,8 +245,6 @@ def values_at(
     """Return the values read at each point, by name.
 
     Args:
-        chosen: the key of each name's point.
-        watch: the record of the forward pass.
         activations: the values with which the model continued, by key.
         pulled: the gradients by key, for each set of cotangents.
         before: the gradients before an `edit` by key, for each set of cotangents, at the points that were edited.

@@ -14,11 +14,7 @@ __all__ = ["GradientSizes", "unused_inputs"]
 
 
 class GradientSizes:
-    """The magnitudes of gradients that a request reduces as soon as they arrive, summed over the sets of cotangents.
-
-    Args:
-        reduce: the request's `reduce`.
-    """
+    """The magnitudes of gradients that a request reduces as soon as they arrive, summed over the sets of cotangents."""
 
     def __init__(self, reduce: Reduce) -> None:
         self._reduce = reduce
@@ -30,12 +26,7 @@ class GradientSizes:
         return self._reduce(key, gradient, value)
 
     def of(self, points: Mapping[str, PointValues], keys: Mapping[str, str]) -> list[PointValues]:
-        """Return the values at the points, with the recorded magnitudes in place of reduced gradients.
-
-        Args:
-            points: the values by the points' names.
-            keys: the points' keys by their names.
-        """
+        """Return the values at the points, with the recorded magnitudes in place of reduced gradients."""
         return [replace(values, gradients=(self._sizes.get(keys[name]),)) for name, values in points.items()]
 
 

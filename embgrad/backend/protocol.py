@@ -47,11 +47,7 @@ Change = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class FixedChange:
-    """A change that is the same at each call, such as one by an array, so that its results need not be recorded.
-
-    Attributes:
-        function: takes the values, and returns new ones.
-    """
+    """A change that is the same at each call, such as one by an array, so that its results need not be recorded."""
 
     function: Change
 
@@ -434,8 +430,6 @@ class BoundModel:
     """A model, ready to be run on batches.
 
     Attributes:
-        backend: the backend that owns the model.
-        model: the model, or a sequence of its parts.
         call: the user's function that calls the model, `call(model, inputs) -> outputs`; None for the backend's own way.
     """
 

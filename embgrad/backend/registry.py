@@ -40,8 +40,6 @@ class Discovery:
     """The result of a discovery: the working backends, and the reasons why others do not work.
 
     Attributes:
-        backends: the working backends by name.
-        failures: the reason for each backend that does not work, by name.
         owners: the backend that owns models of a type, by the type, as far as known.
     """
 

@@ -32,7 +32,6 @@ def with_functions(request: Request, replacement: Callable[[str, str, Change], C
 
     Args:
         replacement: takes an option ("override", "add" or "edit"), a point's key and the function there; returns the new one.
-        others: further fields of the request to replace.
     """
 
     def changed(option: str) -> dict[str, Change]:
@@ -88,11 +87,7 @@ class CallbackMemo:
 
 
 class MemoizedCallback:
-    """The function of one point for one try: it returns recorded results, and calls the user's function for new values.
-
-    Args:
-        record: the results recorded in earlier tries.
-    """
+    """The function of one point for one try: it returns recorded results, and calls the user's function for new values."""
 
     def __init__(self, record: CallbackMemo, change: Change) -> None:
         self.record = record

@@ -46,7 +46,6 @@ def difference_of(result: Run, traced: Run, tolerance: float, size: float) -> st
     """Return a message about the first result of a trace that differs by more than rounding, or None.
 
     Args:
-        result: the result of the model itself.
         tolerance: the largest relative difference allowed.
         size: the largest number of the cotangents.
     """

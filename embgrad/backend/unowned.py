@@ -67,9 +67,7 @@ def describe_unowned(
     """Return the message for a model that no backend takes.
 
     Args:
-        parts: the model, or its parts.
         foreign: those of them that no backend takes even alone; empty if each part has a backend, though not the same.
-        backends: the working backends by name.
         failures: the reason for each backend that does not work, by name.
     """
     message = f"no installed backend takes {describe(parts)}"

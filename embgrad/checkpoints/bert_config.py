@@ -147,7 +147,6 @@ def expect_expressible(
     """Refuse a configuration of which a class cannot be built.
 
     Args:
-        config: the configuration, as `complete_config` returns it.
         model: the class's name for the message.
         one_dropout: whether the class drops as much of the attention as of the hidden states.
     """
@@ -181,9 +180,7 @@ def expect_fitting(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ..
     """Check that a configuration matches the weights, without building the model, which could be arbitrarily large.
 
     Args:
-        config: the configuration, as `bert_config` returns it.
         shapes: the shapes of the checkpoint's weights, by the names of `weight_names`; other weights are ignored.
-        folder: the checkpoint folder, for messages.
     """
     sizes = {**DEFAULTS, **config}
     expected = {name: shape for name in shapes if (shape := _shape(name, sizes)) is not None}
@@ -200,10 +197,6 @@ def lacking(folder: Path, first: list[str], missing: int, count: int, left: set[
     """Return the message about missing weights.
 
     Args:
-        folder: the checkpoint folder.
-        first: the names of the first missing weights.
-        missing: the number of missing weights.
-        count: the number of weights that the model has.
         left: the names of the checkpoint's weights that the model does not have, for a hint.
     """
     more = f" and {missing - len(first)} more" if missing > len(first) else ""

@@ -91,14 +91,7 @@ def compare_models(
     tolerance: float | None,
     terminal: Terminal,
 ) -> dict[str, Any]:
-    """Compute the gradients of the models and compare each with the first; the models are run again to find causes.
-
-    Args:
-        inputs: the source of the examples.
-        request: the objective, the points and the other options of the gradients.
-        tolerance: see `embgrad.compare`.
-        terminal: where progress, notes and warnings are printed.
-    """
+    """Compute the gradients of the models and compare each with the first; the models are run again to find causes."""
     request.expect()
     check_tolerance(tolerance)
     batch = batch_from(inputs, models.expect(), terminal, request)

@@ -38,10 +38,7 @@ def batch_from(inputs: Inputs, models: Sequence[str], terminal: Terminal, reques
     """Return the batch for all models of a command; no model needs to be loaded.
 
     Args:
-        inputs: the sources of the examples.
         models: the models as the user wrote them; without --tokenizer the first that is a folder provides the tokenizer.
-        terminal: where skipped lines and cut tokens are reported.
-        request: the request; its number of labels is checked against the examples.
     """
     return _batch_and_tokenizer(inputs, models, terminal, request)[0]
 
@@ -87,7 +84,6 @@ def with_objective(wanted: Objective | None, run: Callable[[Objective], T]) -> t
 
     Args:
         wanted: the user's objective; None for the sum of the output `pooled`, or else of the logits or the only output.
-        run: the function of the objective that computes the result.
     """
     if wanted is not None:
         return wanted, run(wanted)
@@ -136,11 +132,7 @@ def compute(
 def load_with_batch(
     models: Models, inputs: Inputs, request: GradientRequest, terminal: Terminal
 ) -> tuple[Loaded, TokenBatch, Any]:
-    """Return a model, the batch of the inputs, and the tokenizer of texts, None for ids, after a check of all that is cheap.
-
-    Raises:
-        UsageError: see `expect_models` and `batch_from`.
-    """
+    """Return a model, the batch of the inputs, and the tokenizer of texts, None for ids, after a check of all that is cheap."""
     model, ignore = models.single(), models.ignore or ()
     expect_models([(model, models.framework)], ignore, own_process=own_process())
     batch, tokenizer = _batch_and_tokenizer(inputs, [model], terminal, request)

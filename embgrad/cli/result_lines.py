@@ -38,8 +38,6 @@ def result_lines(
     text: its title, its examples and a legend. Substitutions have a line for each position.
 
     Args:
-        result: the result; gradients have a vector for each position.
-        words: whether the tokens of each word are merged.
         kind: the kind of saliency of gradients, "norm" or "dot".
         by: the unit of attributions of output tokens, see `TokenAttribution.matrix`; None for what `words` says.
     """

@@ -52,13 +52,7 @@ def in_own_process() -> Iterator[None]:
 
 
 def execute(work: Callable[[Terminal], int], *, as_json: bool = False, debug: bool = False) -> NoReturn:
-    """Run a command's work and exit with its exit code.
-
-    Args:
-        work: the function that does the work and returns the exit code.
-        as_json: whether only JSON goes to stdout.
-        debug: whether errors are shown with their traceback.
-    """
+    """Run a command's work and exit with its exit code."""
     import typer
 
     code = FAILED

@@ -55,8 +55,6 @@ class Terminal:
     """The output streams of a command: the answer goes to `out` or `binary`; notes, warnings and progress go to stderr.
 
     Args:
-        stream: the stdout of the command.
-        as_json: whether only JSON goes to stdout.
         debug: whether errors are shown with their traceback, and frameworks' warnings are shown.
     """
 

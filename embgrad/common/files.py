@@ -50,7 +50,6 @@ def write_whole(path: str | Path, data: bytes, *, durable: bool = False) -> None
     """Write a file; a reader sees the old file or the whole new one, never an incomplete one.
 
     Args:
-        path: the file's path.
         durable: return only when the file would survive a power failure.
 
     Raises:
@@ -76,7 +75,6 @@ def open_whole(path: str | Path, *, durable: bool = False) -> Iterator[BufferedW
     """Open a file to write, which appears under its name when the block ends, and not at all if the block raises an error.
 
     Args:
-        path: the file's path.
         durable: end only when the file would survive a power failure.
 
     Raises:

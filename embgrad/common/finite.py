@@ -15,8 +15,6 @@ class NotFinite:
 
     Attributes:
         value: the first of them.
-        count: the number of such entries.
-        size: the number of all entries.
     """
 
     value: float

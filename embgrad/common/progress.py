@@ -23,7 +23,6 @@ def reporter(progress: Any, unit: str = "examples") -> Iterator[Progress]:
 
     Args:
         progress: a function of (done, total); True for a line on stderr, if that is a terminal; False or None for no report.
-        unit: what is counted.
     """
     is_flag = isinstance(progress, (bool, np.bool_))
     if progress is None or (is_flag and not progress):
@@ -42,7 +41,6 @@ def bar(text: str, console: Any = None) -> Iterator[Progress]:
     """Show a progress bar on stderr, if that is a terminal: Rich's if it is installed, else a line of numbers.
 
     Args:
-        text: a description of the task.
         console: Rich's console to draw on; None for stderr.
     """
     stream = console.file if console is not None else sys.stderr

@@ -170,9 +170,6 @@ def write_tensors(
     """Write a safetensors file; a reader sees the old file or the whole new one, never an incomplete one.
 
     Args:
-        path: the file's path.
-        tensors: the arrays by name.
-        metadata: texts by name.
         durable: see `write_whole`.
 
     Raises:

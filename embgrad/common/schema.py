@@ -34,12 +34,7 @@ class SchemaError(ValueError):
 
 @dataclass(frozen=True)
 class Rule:
-    """The values that a field may have.
-
-    Attributes:
-        accepts: a function that returns whether a value is valid.
-        expected: the valid values in words.
-    """
+    """The values that a field may have."""
 
     accepts: Callable[[Any], bool]
     expected: str

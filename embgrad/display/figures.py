@@ -74,8 +74,6 @@ def rows_html(head: str, rows: Sequence[FigureRow], caption: str = "", *, inline
     """Return a table of figures, with the verdict on each row where it has one.
 
     Args:
-        head: the heading of the first column.
-        caption: the table's caption; "" for none.
         inline: whether each cell has its own style, as in a notebook; a page has a style sheet.
     """
     figures = "text-align:right;padding:.15em .6em;font-variant-numeric:tabular-nums" if inline else None
@@ -143,7 +141,6 @@ def picture(
     Args:
         lines: for each result, the figures at its points.
         first: the name of the result that these are compared with.
-        inline: as in `rows_html`.
     """
     points = list(dict.fromkeys(row.name for rows in lines.values() for row in rows))
     if len(points) < 2:

@@ -59,7 +59,6 @@ def tag(name: str, /, *content: Any, **attributes: Any) -> Html:
     """Return an element.
 
     Args:
-        content: its content, see `join`.
         attributes: its attributes; "_" stands for "-", at the end for nothing. True writes the name alone; None and False write
             nothing.
     """
@@ -112,7 +111,6 @@ def cell(*content: Any, heading: str = "", summary: str = "", notes: Sequence[st
     Args:
         heading: what is shown, in bold letters; "" for nothing.
         summary: more of it, after the heading.
-        notes: sentences at the end.
     """
     head = (
         tag("div", tag("strong", heading), f" {summary}" if summary else "", style="margin:.3em 0") if heading else ""

@@ -59,8 +59,6 @@ class Line:
     Attributes:
         label: the name of the method among several, without invisible characters; else "".
         summary: the method, the point and the objective in words.
-        example: the index of the example.
-        pieces: the pieces in order.
         signed: whether scores may be below zero.
         scale: the size of the score that has full colour; None for `largest` of the pieces.
     """
@@ -173,7 +171,6 @@ def examples_of(examples: Any, count: int) -> list[int]:
 
     Args:
         examples: an index, negative ones counting from the end; a slice or a list of indices; None for all.
-        count: how many examples there are.
     """
     if examples is None or isinstance(examples, slice):
         chosen = list(range(count))[examples or slice(None)]

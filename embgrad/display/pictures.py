@@ -67,8 +67,6 @@ def heat_map(lines: Sequence[Line], names: Sequence[str], each: bool, ax: Any) -
     """Return axes with a row for each line and a cell for each piece, and the scale of the colours beside them.
 
     Args:
-        lines: the texts by one method, or a text by several methods.
-        names: what stands beside the rows.
         each: whether each row has colours by its own largest score, as methods have whose scores are of different sizes.
         ax: the axes, or None for a new figure.
     """

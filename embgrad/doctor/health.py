@@ -35,11 +35,8 @@ class Need:
     """A package that a backend uses.
 
     Attributes:
-        module: the name of the imported module.
         distributions: the names on PyPI of its variants, which share their version numbers.
-        what: its purpose.
         supported: the versions that embgrad is tested with.
-        install: the command that installs it, shown if it is missing.
         optional: whether the backend also works without it.
         former: the names on PyPI under which older versions were published.
     """
@@ -58,8 +55,6 @@ class Part:
     """The state of one package that a backend uses.
 
     Attributes:
-        name: its name on PyPI.
-        what: its purpose.
         version: the installed version; empty if it is missing.
         trouble: the problem with it; empty if there is none.
         mend: the remedy for the trouble, or the advice that belongs to the note.
@@ -81,12 +76,9 @@ class Health:
     """The state of one backend.
 
     Attributes:
-        name: the backend's name.
         version: the framework's version; empty if it is not installed.
         works: whether the framework can be imported.
         error: the reason why it does not work; empty if it works.
-        seconds: the duration of the import.
-        install: the command that installs the framework.
         parts: the states of the packages that the backend uses, the framework first.
         classes: for each class that `embgrad.zoo.load_bert` builds, the reason why it cannot be imported; empty if it can.
     """

@@ -52,12 +52,7 @@ def assemble(
     """Return the result at one point.
 
     Args:
-        name: the point's name as the user gave it.
         values: the values that the backend read; several pullbacks are one for each example. The result takes the arrays.
-        arrangement: the arrangement of the point's tensor.
-        batch: the batch that was run.
-        pads: "keep" or "zero".
-        split: whether there is one pullback for each example.
         overridden: the other points that were overridden, through which no gradient passes.
         of_table: whether a lookup's value comes from its table, as it does unless it was overridden.
         extras: the further inputs, with the decoder ids that the model derives from labels; None for those of the batch.

@@ -84,11 +84,7 @@ def explain_decoder(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explain_forward(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
-    """Explain an error of a forward pass on the whole batch: an example that is too long, or missing decoder ids.
-
-    Raises:
-        BatchError: a cause was found.
-    """
+    """Explain an error of a forward pass on the whole batch: an example that is too long, or missing decoder ids."""
     with explain_errors(bound, batch), explain_decoder(bound, batch):
         yield
 

@@ -51,12 +51,8 @@ class _Pass:
     """A forward pass of the user's model.
 
     Attributes:
-        key: the key of the point.
-        arrangement: the arrangement of its tensor.
         lookup: the lookup at the point; None at a module.
         activation: the value at the point, in the tensor's own axes.
-        batch: the ids with which the model was called.
-        compute_dtype: the dtype in which the model computed at the point.
     """
 
     key: str

@@ -109,7 +109,6 @@ def _expect_right(name: str, certificate: Certificate, tolerance: float, excused
     """Refuse a gradient that is wrong, or that could not be tested.
 
     Args:
-        name: the name of the point.
         tolerance: the tolerance for the table's own gradient.
         excused: for a gradient of zeros the slopes that a kink has excused.
     """
@@ -261,10 +260,6 @@ def _judge(lines: Sequence[_Line], entries: int, precision: Precision) -> list[S
     """Return the slopes; a slope that does not hold counts as uncertain where any direction shows a kink or stairs.
 
     A random direction of many entries lies across a kink only slightly; the gradient's own may lie across it wholly.
-
-    Args:
-        entries: the number of entries of a direction.
-        precision: the precision of the model.
     """
     kink, stairs = max((line.kink for line in lines), default=0.0), any(line.stairs for line in lines)
     judged = []

@@ -217,7 +217,6 @@ def rerun(
 
     Args:
         far: the relative difference from which on a gradient is another.
-        run_question: see `embgrad.engine.run`.
     """
     trial, made = _Trial(question, located, name, result, far, run_question), Reruns()
     tests: dict[str, Callable[[Reruns], None]] = {PADDING: trial.padding} if not question.batch.real.all() else {}

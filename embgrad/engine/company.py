@@ -89,10 +89,6 @@ def rows_of_test(count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of the first pass of a test, by the examples' indices, and which of them have other values than their own.
 
     One of these is the first row: a model that takes the examples for its positions lets each depend on those before it.
-
-    Args:
-        count: the number of examples of the batch.
-        size: see `company_of`.
     """
     kept = min(count, size - 1)
     if kept + 1 == count:  # another number of examples is to be tested as well

@@ -47,9 +47,6 @@ def with_roles_of_text(
     are remembered.
 
     Args:
-        batch: the batch of the pass.
-        reached: the points that the pass reached.
-        resolved: the same points, with "word" resolved.
         names: the names that are to be located; None for all roles.
 
     Raises:
@@ -77,7 +74,6 @@ def with_roles_of_user_pass(
     """Return the points that a pass of the user reached as `with_roles_of_text` does.
 
     Args:
-        names: the names that are to be located.
         arguments: the names of the integer arguments of the pass.
     """
     if not isinstance(reached, Reached) or not any(map(needs_layers, names)):
@@ -134,7 +130,6 @@ class _Passes:
     """Forward passes that show which tensors change with the rows of a lookup.
 
     Args:
-        reached: the points that a pass reached.
         chains: the chains of blocks that it is not known of.
         known: whether the input of a chain changes, by its key, and whether a lookup leads to the layers; added to.
         others: the batch with other ids, which are run where the rows at "word" cannot be changed; None where they can.

@@ -66,12 +66,7 @@ def embedding_table(
 
 
 def table_of(bound: BoundModel, tokens: TokenBatch, at: str) -> np.ndarray:
-    """Return the table behind the lookup at a point, (vocab, dim), see `embedding_table`.
-
-    Raises:
-        PointError: the point is not a lookup.
-        UnsupportedError: no weight holds the rows of a lookup whose indices are not the batch's ids.
-    """
+    """Return the table behind the lookup at a point, (vocab, dim), see `embedding_table`."""
     return table_reader(bound, tokens, at).whole()
 
 
@@ -80,8 +75,6 @@ class TableReader:
     """A table whose rows are read as they are needed.
 
     Attributes:
-        count: the number of rows.
-        dim: the length of a row.
         rows: takes indices, whole numbers of shape (n,) with n of at least 1, and returns a copy of those rows, shape (n, dim),
             float32, or float64 where the model computes in it.
     """

@@ -35,7 +35,6 @@ class FurtherText(NamedTuple):
     """A further input whose numbers a model looks up, as it does the ids.
 
     Attributes:
-        name: the input's name.
         is_decoders: whether its name says that it is the decoder's.
     """
 

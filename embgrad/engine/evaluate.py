@@ -101,11 +101,7 @@ def evaluate(
 
 
 def evaluate_question(question: Question, batch_size: int | None = None) -> np.ndarray:
-    """Return the objective of each example, float64, (example,), from sub-batches of at most `batch_size` examples.
-
-    Raises:
-        EmbgradError: as `evaluate` raises.
-    """
+    """Return the objective of each example, float64, (example,), from sub-batches of at most `batch_size` examples."""
     return evaluate_each(question, batch_size)[0]
 
 

@@ -167,29 +167,14 @@ def gradients(
 def results_of(
     question: Question, batch_size: int | None = None, progress: Progress | bool | None = None
 ) -> dict[str, EmbeddingGradients]:
-    """Return the results of a question by the points' names, from sub-batches of at most `batch_size` examples.
-
-    Args:
-        question: the question, of one objective.
-        batch_size: see `gradients`; so is `progress`.
-
-    Raises:
-        EmbgradError: as `gradients` raises.
-    """
+    """Return the results of a question by the points' names, from sub-batches of at most `batch_size` examples."""
     return results_of_each(question, batch_size, progress)[0]
 
 
 def results_of_each(
     question: Question, batch_size: int | None = None, progress: Progress | bool | None = None
 ) -> list[dict[str, EmbeddingGradients]]:
-    """Return for each objective of a question the results by the points' names, see `results_of`.
-
-    Args:
-        batch_size: see `gradients`; so is `progress`.
-
-    Raises:
-        EmbgradError: as `gradients` raises.
-    """
+    """Return for each objective of a question the results by the points' names, see `results_of`."""
     bound, options, batch, count = question.bound, question.options, question.batch, len(question.batch)
     is_square = options.names != (WORD,) and count == batch.shape[1]  # a probe shows which axis is which
     if batch.extras and (batch_size is not None or options.split or options.check or is_square):

@@ -88,13 +88,7 @@ def warn_of_left_padding(bound: BoundModel, batch: TokenBatch) -> None:
 
 
 def warn_of_unused(unused: Sequence[str], batch: TokenBatch, masked_id: int | None = None) -> None:
-    """Warn of inputs that the batch holds and the model does not accept.
-
-    Args:
-        unused: see `Run.unused`.
-        batch: the batch that was run.
-        masked_id: see `Run.masked_id`.
-    """
+    """Warn of inputs that the batch holds and the model does not accept."""
     ignored = []
     if "mask" in unused and masked_id is not None:
         differing = np.argwhere((batch.ids != masked_id) != batch.real)

@@ -59,7 +59,6 @@ class Meaning(NamedTuple):
 
     Attributes:
         located: the point, as it was arranged in that pass.
-        examples: the number of examples in that pass.
     """
 
     point: Point
@@ -175,11 +174,7 @@ def cannot_record(bound: BoundModel) -> None:
 def locate_in_pass(
     bound: BoundModel, names: Sequence[str], batch: TokenBatch, reached: Sequence[Point]
 ) -> dict[str, Located]:
-    """Return the points by their names, from the record of a pass, and remember what the names mean.
-
-    Raises:
-        PointError: a name means no point, or several.
-    """
+    """Return the points by their names, from the record of a pass, and remember what the names mean."""
     points = reached if isinstance(reached, list) else list(reached)
     named = _find_named(bound, names, batch, points)
     located = _arrange(bound, named, batch, points)
@@ -227,11 +222,7 @@ def _make_meanings(meant: Mapping[str, Meaning], reached: Reached, paths: Iterab
 
 
 def locate(bound: BoundModel, names: Iterable[str], batch: TokenBatch) -> dict[str, Located]:
-    """Return the points by their names, from a forward pass on the batch.
-
-    Raises:
-        PointError: a name means no point, or several.
-    """
+    """Return the points by their names, from a forward pass on the batch."""
     return locate_in_pass(bound, tuple(names), batch, bound.points(batch))
 
 
@@ -298,7 +289,6 @@ def _arrange(
 
     Args:
         named: the points, and whether their names are roles.
-        batch: the batch of the pass.
         points: all points that the pass reached, or at least its lookups.
         axes: by name which axis of a tensor holds the examples, where that is known.
     """

@@ -51,12 +51,8 @@ class GradientOptions:
     Attributes:
         names: the points to read, as the user named them.
         single: whether the user named a single point, and gets its result instead of a dict.
-        training: run the model in training mode.
         pads: "keep" or "zero", the gradient at padding.
-        split: make one pullback for each example.
         changes: by option ("override", "add", "edit") the changes by the points' names.
-        check: test the results.
-        compile: compile the model, and keep what was compiled.
     """
 
     names: tuple[str, ...] = (WORD,)

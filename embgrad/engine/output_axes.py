@@ -47,10 +47,7 @@ def learn_axes(
     """Add to what is known of the outputs what an objective has to know, from a probe; the pass can then be repeated.
 
     Args:
-        batch: the batch that was run.
-        layouts: what is known of the outputs, which the objective reads.
         decode: returns a batch with the ids of its decoder, see `embgrad.engine.encoder_decoders.with_decoder`.
-        error: the objective's error, which says what it has to know.
 
     Raises:
         OpenAxesError: the probe did not show it.
@@ -76,11 +73,6 @@ def expect_examples_first(
     """Refuse an output with the positions on its first axis, which is seen by its length where there are as many examples.
 
     Where the lengths do not show it, a pass of another number of examples does, once for a model and output.
-
-    Args:
-        batch: the batch that was run.
-        layouts: what is known of the outputs.
-        decode: see `learn_axes`.
     """
     count, key = len(batch), (name, len(shape))
     if key in layouts.first or len(shape) < 2 or shape[0] != count:

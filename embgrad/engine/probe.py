@@ -208,9 +208,6 @@ def order_of(bound: BoundModel, batch: TokenBatch, points: Sequence[Point]) -> O
 
     Where a lookup's indices are the ids, it is known. Where the model changes its ids first, probes that change some of them show
     whether each index follows the id at its own example and position. Without such a lookup nothing contradicts the order.
-
-    Args:
-        points: the points that a forward pass on the batch reached.
     """
     lookups = [point.lookup for point in points if point.lookup is not None]
     layouts = [lookup.layout for lookup in lookups if lookup.layout is not None]

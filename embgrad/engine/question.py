@@ -154,11 +154,7 @@ class Question:
         return run
 
     def expect_sole_use(self, located: Mapping[str, Located], run: Run, own: np.ndarray) -> None:
-        """Refuse "word" where a run read it and the objective follows the ids in another way, see `embgrad.engine.sole_use`.
-
-        Args:
-            located: the points that the question names.
-        """
+        """Refuse "word" where a run read it and the objective follows the ids in another way, see `embgrad.engine.sole_use`."""
         word = located.get(WORD)
         if word is None or word.lookup is None or word.lookup.dim != 1 or self.options.training or self.options.changed:
             return
@@ -186,9 +182,7 @@ class Question:
         Args:
             points: the keys of the points to read.
             located: all points that the options name; None for a request without changes.
-            sets: the number of sets of cotangents of an objective, see `BatchObjective`.
             several: whether there are several pullbacks for an objective.
-            sized: see `BatchObjective`.
             memos: the recorded results of the user's functions, so that another run does not call them again.
         """
 
@@ -221,11 +215,7 @@ class Question:
         )
 
     def provenance(self, run: Run, index: int = 0) -> dict[str, Any]:
-        """Return the provenance of the results of a run, without their points.
-
-        Args:
-            index: which of the objectives the results are of.
-        """
+        """Return the provenance of the results of a run, without their points."""
         options, shape = self.options, run.objectives[index].shape
         return {
             **origins(self.bound),
@@ -246,12 +236,7 @@ class Question:
         }
 
     def warn(self, unused: tuple[str, ...], masked_id: int | None = None) -> None:
-        """Warn of a batch or an objective whose gradient is correct, but probably not the one that the user meant.
-
-        Args:
-            unused: see `Run.unused`.
-            masked_id: see `Run.masked_id`.
-        """
+        """Warn of a batch or an objective whose gradient is correct, but probably not the one that the user meant."""
         if self.quiet:
             return
         warn_of_unused(unused, self.batch, masked_id)

@@ -44,11 +44,7 @@ __all__ = [
 
 
 def run_question(question: Question) -> list[dict[str, EmbeddingGradients]]:
-    """Return for each objective the results of the batch, run at once, by the points' names.
-
-    Raises:
-        EmbgradError: as `gradients` raises.
-    """
+    """Return for each objective the results of the batch, run at once, by the points' names."""
     with explain_decoder(question.bound, question.batch):
         run, located = run_located(question)
     question.warn(run.unused, run.masked_id)
@@ -118,11 +114,7 @@ def _results_of(
 
 
 def objectives_of(question: Question) -> list[np.ndarray]:
-    """Return the values of each objective, for each example, from one forward pass, for a question that reads no points.
-
-    Raises:
-        EmbgradError: as `evaluate` raises.
-    """
+    """Return the values of each objective, for each example, from one forward pass, for a question that reads no points."""
     with explain_decoder(question.bound, question.batch):
         run, _ = run_located(question)
     question.warn(run.unused, run.masked_id)
@@ -181,7 +173,6 @@ def objective_with(
     """Return the objective's values with an array added at one point, without a backward pass.
 
     Args:
-        located: all points that the question names.
         change: returns the array to add, in the tensor's own axes.
 
     Returns:
@@ -205,9 +196,6 @@ def run_located(question: Question, reduce: Reduce | None = None) -> tuple[Run, 
     Args:
         reduce: applied to each gradient when it arrives, see `Request.reduce`, in the axes that users see where the point is
             known before the run; its result may have another length on the last axis. See `reduce_run`.
-
-    Raises:
-        EmbgradError: as `gradients` raises.
     """
     options, bound, batch = question.options, question.bound, question.batch
     if _is_plain(question):

@@ -35,9 +35,6 @@ def expect_sole_use(
     such as by Python's numbers. A forward pass with other ids, and the lookup's values as they were, shows which.
 
     Args:
-        batch: the batch that was run.
-        word: the lookup that is "word".
-        compute_dtype: the dtype in which the model computed them.
         evaluate: returns the objective's values of a batch of other ids, where the lookup's values are those of the batch.
     """
     known = bound.memory_of(_sole) if bound.call is None else None

@@ -29,8 +29,6 @@ def run_in_sub_batches(
     """Return what a function returns for each sub-batch of at most `batch_size` examples, in order, or for the whole batch.
 
     Args:
-        batch_size: the most examples of a sub-batch; None for the whole batch.
-        progress: see `gradients`.
         run: takes the question for some of the examples.
 
     Raises:
@@ -61,10 +59,6 @@ def compare_sub_batch(question: Question, part: Question, start: int) -> Iterato
     """Refuse a sub-batch, which is run in this context, where a state makes the objectives others than in the whole batch.
 
     A state may be kept for one number of examples alone: that of the sub-batch, or that of the batch.
-
-    Args:
-        part: the question for some of them.
-        start: the index of the first of these.
 
     Raises:
         UnsupportedError: an objective differs by more than rounding.

@@ -186,7 +186,6 @@ def gradients_of_table(question: Question, path: str, points: Sequence[Point]) -
 
     Args:
         question: the model, the batch and the objective; its changes are not made.
-        points: the points that a forward pass reaches.
     """
     keys = [point.key for point in points if point.lookup is not None and point.path == path]
     request = question.request()
@@ -227,8 +226,6 @@ def why_no_sum(question: Question, ledger: TableGradients, points: Sequence[Poin
     """Return the reason why the framework's own gradient of a table is not the sum over its uses by design; else None.
 
     Args:
-        question: as in `gradients_of_table`; so are `points`.
-        ledger: the gradients of the table, with the framework's own.
         tolerance: the relative difference up to which two gradients count as equal.
     """
     assert ledger.own is not None

@@ -43,11 +43,7 @@ __all__ = [
 
 
 class UserPassListener(Protocol):
-    """The part of a listener to the user's passes that its context calls.
-
-    Attributes:
-        passes: the number of forward passes.
-    """
+    """The part of a listener to the user's passes that its context calls."""
 
     passes: int
 
@@ -67,9 +63,7 @@ class UserPasses(AbstractContextManager[T], Generic[T]):
     """A context around the user's own passes, open from its entry to its exit, or until nothing refers to it any more.
 
     Args:
-        name: the context's name in messages.
         listener: listens to the passes; the context yields it.
-        listening: the backend's context.
 
     Attributes:
         opened_as: how the user opens such a context, for messages.
@@ -114,7 +108,6 @@ class PassAxes:
     """The axes of one point's tensors in the user's passes, as far as earlier passes show them.
 
     Args:
-        at: the point's name.
         consequence: the end of the warning for a batch that does not show them: what is right even so, or what to do.
     """
 
@@ -144,9 +137,6 @@ class PassAxes:
         """Return the arrangement of the point's tensor.
 
         Args:
-            shape: the tensor's shape in the model.
-            batch: the ids with which the model was called.
-            by_role: whether the point was named by its role.
             lookups: the lookups of the pass so far.
 
         Raises:
@@ -225,7 +215,6 @@ def batch_of(arguments: Mapping[str, Any], *, word: bool) -> TokenBatch:
     """Return the batch with which the model was called: the argument with a name of ids, or else the first argument.
 
     Args:
-        arguments: the integer arguments by name.
         word: whether the ids are needed; without them, a batch of one token stands in otherwise.
     """
     arrays = {name: np.asarray(value) for name, value in arguments.items()}
@@ -274,7 +263,6 @@ def only_children_called(model: str, paths: Collection[str], when: str, verb: st
     """Return the message for a model that was never called, while children of it were.
 
     Args:
-        model: the name of the model's class.
         when: the time in which they were called, in words.
         verb: what the user does with a model.
         call: how the user does it, with braces for a path.

@@ -24,15 +24,7 @@ BLOCK: Final = 1021
 
 
 def weights_of(model: Any) -> list[Weight]:
-    """Return every floating-point parameter and buffer that has values, in the model's order, shared ones once.
-
-    Args:
-        model: as in `gradients`.
-
-    Raises:
-        BackendError: no backend takes the model.
-        UnsupportedError: its backend cannot do this.
-    """
+    """Return every floating-point parameter and buffer that has values, in the model's order, shared ones once."""
     backend = backend_for(model)
     BoundModel(backend, model).expect_ability("weights")
 
@@ -50,9 +42,6 @@ def weights_sums(model: Any) -> dict[str, str]:
     """Return by name checksums that change when values change or move, in a fraction of the time of a digest.
 
     The dict is empty where the backend cannot read weights.
-
-    Raises:
-        BackendError: no backend takes the model.
     """
     if "weights" not in backend_for(model).supports:
         return {}
@@ -71,12 +60,7 @@ def _sums(array: np.ndarray) -> str:
 
 
 def depth_of(model: Any) -> int:
-    """Return the number of weights of two axes or more, which bounds the number of successive matrix products.
-
-    Raises:
-        BackendError: no backend takes the model.
-        UnsupportedError: its backend cannot do this.
-    """
+    """Return the number of weights of two axes or more, which bounds the number of successive matrix products."""
     return sum(weight.is_matrix for weight in weights_of(model))
 
 
@@ -87,12 +71,9 @@ def substitute(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
     No other thread runs the model through embgrad while the values are substituted.
 
     Args:
-        model: as in `gradients`.
         values: by the weights' names, see `weights_of`, arrays of their shapes.
 
     Raises:
-        BackendError: no backend takes the model.
-        UnsupportedError: its backend cannot do this.
         EmbgradError: there is no weight of that name, or it has another shape; then no weight is changed.
     """
     backend = backend_for(model)

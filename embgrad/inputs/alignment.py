@@ -23,7 +23,6 @@ class Alignment:
 
     Attributes:
         shifts: the number of positions for each example, (example,).
-        length: the number of positions.
     """
 
     shifts: np.ndarray

@@ -20,7 +20,6 @@ class Encoded:
     """One tokenized example before padding: sequences of equal length.
 
     Attributes:
-        ids: the token ids.
         types: segment numbers; None where the tokenizer returns none. Zeros are not the same as none: GPT-2 adds the
             embedding of token 0 for them.
         tokens: the tokens' texts; None where the tokenizer returns none.
@@ -49,9 +48,6 @@ class Padding:
     """The values that fill the shorter examples of a batch, and the side on which they go.
 
     Attributes:
-        id: the token id.
-        type: the segment number.
-        token: the token's text.
         side: "right" or "left".
     """
 
@@ -62,11 +58,7 @@ class Padding:
 
 
 def expect_tokens(there: bool) -> None:
-    """Raise an error if a batch has no token at all.
-
-    Args:
-        there: whether there is a token.
-    """
+    """Raise an error if a batch has no token at all."""
     if not there:
         raise BatchError(
             "the tokenizer returned no tokens for any text: expected at least one token, such as a special token"

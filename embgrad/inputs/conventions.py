@@ -26,7 +26,6 @@ def batch_of(batch: Any, tokenizer: Any, max_length: int | None = None, model: A
     """Return the batch from any accepted form.
 
     Args:
-        batch: the batch, see `as_batch`; or texts.
         tokenizer: encodes texts, and names the tokens of ids. None uses the model's own tokenizer for texts, if it has one.
         max_length: the most tokens of an example, for texts. None uses the model's own limit if its tokenizer is used, and no
             limit otherwise.

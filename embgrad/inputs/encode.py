@@ -168,11 +168,7 @@ def padding_of(tokenizer: Any) -> Padding:
 
 
 def encode_examples(examples: list[tuple[str, ...]], tokenizer: Any, max_length: int | None = None) -> list[Encoded]:
-    """Return each example before padding, see `encode`; `pad` makes a batch of any of those that were encoded together.
-
-    Raises:
-        BatchError: see `encode`.
-    """
+    """Return each example before padding, see `encode`; `pad` makes a batch of any of those that were encoded together."""
     max_length = count_or_none(max_length, "max_length")
     unpadded = _encoder_of(tokenizer)[0](tokenizer, examples, max_length)
     _expect_short(unpadded, max_length)

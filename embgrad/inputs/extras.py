@@ -59,8 +59,6 @@ def is_of_each(value: Any, examples: int, *, outside: bool = True) -> bool:
     Args:
         value: an array, which has if its first axis has that length; a list or tuple with one entry for each example; or a
             nest of arrays, such as a dict, or one entry for each layer that holds all examples.
-        examples: the number of examples.
-        outside: see `of_examples`.
     """
     if _is_array(value):
         return _has(value, examples)
@@ -122,8 +120,6 @@ def of_examples(
     """Return an input in which the arrays and lists with one entry for each example are replaced.
 
     Args:
-        value: see `is_of_each`.
-        examples: the number of examples.
         array: returns the replacement of an array whose first axis holds the examples.
         listed: returns the replacement of a list or tuple with one entry for each example.
         outside: whether the value is inside no list or tuple. A list inside a list is one entry, or one layer, of that list.

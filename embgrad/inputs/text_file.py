@@ -20,9 +20,6 @@ def text_lines(data: bytes, name: str) -> tuple[list[tuple[int, str]], int]:
 
     Lines end with \n, \r\n or \r, as for Python's open() and text editors. Unicode's other line separators, such as U+2028,
     may be part of a text.
-
-    Args:
-        name: the file's name, for messages.
     """
     encoding = OTHER_MARKS.get(data[:2])
     if encoding:

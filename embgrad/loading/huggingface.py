@@ -27,7 +27,6 @@ def from_transformers(path: Path, framework: str, architecture: str | None) -> A
     """Load the model of a checkpoint folder, in evaluation mode.
 
     Args:
-        framework: "torch" or "tensorflow".
         architecture: the name of the class in PyTorch or TensorFlow; None for the model without a head.
     """
     if importlib.util.find_spec("transformers") is None:

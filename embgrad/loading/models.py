@@ -120,7 +120,6 @@ def expect_models(
 
     Args:
         wanted: each model as the user wrote it, with its framework, see `load_model`.
-        ignore: see `load_model`.
         own_process: whether the process runs this command alone, so that environment variables may keep transformers from
             importing frameworks that are not needed.
     """

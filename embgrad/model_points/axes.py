@@ -72,7 +72,6 @@ class Arrangement:
         """Return the arrangement of the same tensor with more examples; None where this arrangement does not determine it.
 
         Args:
-            count: the number of examples of this arrangement.
             batch: the batch with more examples and equally many positions.
         """
         examples, positions = batch.shape
@@ -120,7 +119,6 @@ class Located:
 
     Attributes:
         key: the key of the point, which no other point has.
-        arrangement: how the axes of its tensor are arranged.
         lookup: the lookup at the point; None at a module.
         by_role: whether the name is a role.
     """
@@ -143,8 +141,6 @@ def of_lookup(
     """Return the arrangement of a lookup's output.
 
     Args:
-        name: the point's name, for the message.
-        batch: the batch that the model was run on.
         example_axis: which of the indices' two axes holds the examples, where both axes are equally long; else None.
         by_role: whether users see the point as (example, position, dim), as they do for roles.
         in_order: whether the model takes the examples and positions in the batch's order.
@@ -185,12 +181,8 @@ def of_module(
     """Return the arrangement of a module's input or output.
 
     Args:
-        name: the point's name, for the message.
         shape: the tensor's shape in the model.
-        batch: the batch that the model was run on.
         example_axis: which of the first two axes holds the examples, where both axes are equally long; else None.
-        by_role: see `of_lookup`.
-        in_order: see `of_lookup`.
     """
     native = tuple(map(int, shape))
     if not in_order and by_role:

@@ -45,7 +45,6 @@ def gather_of(read: Read, batch: TokenBatch, lookup: Lookup) -> np.ndarray | Non
     reproduce the indices of the batch. The result is None where the passes raise, or no order does.
 
     Args:
-        read: runs a pass.
         lookup: the lookup, in a pass on the batch, whose indices hold the ids.
     """
     for fixed in _draw_fixed(batch, lookup):

@@ -40,9 +40,7 @@ def point_of(name: str, points: Sequence[Point], words: Sequence[Point], batch: 
 
     Args:
         name: a role, a native name, or the key of a point.
-        points: the points that a forward pass reached.
         words: those of the points that are `word`.
-        batch: the batch that the model was run on.
 
     Raises:
         PointNotReachedError: the name is `word`, and no lookup is.

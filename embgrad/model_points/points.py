@@ -77,7 +77,6 @@ class Layout:
     """The order in which a lookup's indices hold the batch's ids.
 
     Attributes:
-        shape: the ids' shape, (example, position).
         transposed: whether position comes before example, as in time-major recurrent nets.
         gather: for each example and position the number of its index, counted through the flat indices, and -1 where the ids'
             padding is not looked up; None where the indices are the ids or their transpose.
@@ -212,7 +211,6 @@ class OtherUse:
     Attributes:
         operation: the framework's operation.
         path: the array's attribute path in the model, or `UNNAMED_TABLE`.
-        dtype: the name of the array's dtype.
         way: "selection" where the ids are indices along the axis, "product" where they are one-hot rows that are multiplied by
             the array, "function" where only the operation knows how it uses both, "distinct" where rows are looked up, but not
             one for each position.

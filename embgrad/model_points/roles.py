@@ -34,7 +34,6 @@ def points_of(
     """Return the points that a forward pass reached, with roles: the lookups in order, then the modules in order of their calls.
 
     Args:
-        batch: the batch that the model was run on.
         calls: the pass's module calls, with tokens.
         foreign: the indices of the calls that do not compute the text's layers, such as those of an image.
         apart: the keys of lookups by position or type that do not lead to the text's layers.

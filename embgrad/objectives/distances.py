@@ -19,11 +19,6 @@ __all__ = ["BinaryCrossEntropy", "CosineSimilarity", "SquaredError"]
 class _OfOneRow(Objective):
     """An objective of one row of the output for each example.
 
-    Args:
-        numbers: the argument, real numbers.
-        name: the argument's name.
-        output: see `Objective`; so is `position`, which a per-position output needs.
-
     Raises:
         ObjectiveError: see `Objective`; or the argument holds no finite real numbers.
     """

@@ -216,7 +216,6 @@ class Objective(ABC):
             values: the rows, (row, entry).
             positions: the rows' positions; None where each example has one row.
             counted: the entries that count, bool, (row, entry); None for all. The others are not read, and their slopes are 0.
-            count: the number of examples.
         """
         if self.width is not None and values.shape[1] != self.width:
             raise ObjectiveError(

@@ -83,7 +83,6 @@ def resolve_positions(position: np.ndarray, batch: TokenBatch) -> np.ndarray:
 
     Args:
         position: one position, or one for each example; negative ones count back from the example's last real position.
-        batch: the batch that the model was run on.
     """
     if position.ndim and position.shape != (len(batch),):
         raise ObjectiveError(
@@ -235,7 +234,6 @@ def index_of(entry: Any, name: str, known: Mapping[str, list[int]]) -> int:
     """Return the index of a class by its name; whole numbers are returned as they are.
 
     Args:
-        name: the name of the argument, for messages.
         known: see `names_of_classes`.
     """
     if not isinstance(entry, str):

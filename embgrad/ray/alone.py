@@ -46,7 +46,6 @@ def compare_alone(
     Args:
         beside: the results of a batch, (example, position, dim).
         alone: those of the row alone, or of copies of it.
-        row: the index of the row in the batch.
         again: computes `beside` once more: of results that are random in each pass nothing is to be shown.
     """
     limit = max(LEAST, tolerance_of(beside, alone))

@@ -243,11 +243,7 @@ class Wanted:
     """The requested columns.
 
     Attributes:
-        output: "saliency", "tables" or "values".
-        kind: the kind of saliency, "norm" or "dot".
         length: with output="values", the number of positions in each row's tensor.
-        prefix: the prefix of the new columns' names.
-        method: the attribution method; None for gradients.
     """
 
     output: str

@@ -103,10 +103,6 @@ class Job:
     Attributes:
         build: the function that returns the model, or (model, tokenizer).
         objective: the objective, or a function of the rows that returns one.
-        inputs: the columns of the model's inputs.
-        batch_size: the largest number of rows that are run at once.
-        options: the options of `embgrad.gradients`.
-        call: the function that calls the model; None for the usual call.
         run: the identifier of the run, whose actors must have the same weights; None without that check.
     """
 

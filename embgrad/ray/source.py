@@ -165,9 +165,6 @@ def json_table(content: bytes, path: str) -> pa.Table:
     """Return the rows of a file with one object a line, or of a file that is one list of objects.
 
     Python reads the objects, and not Arrow, which rounds long numbers and takes texts for times.
-
-    Args:
-        path: the file's name in messages.
     """
     lines, where, rows = text_lines(content, path)[0], path, []
     try:

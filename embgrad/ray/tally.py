@@ -35,11 +35,7 @@ class Tally:
 
 
 def tally_of(rows: pa.Table, columns: Sequence[str]) -> Tally:
-    """Return the tally of the rows of a block, identified by the values of these columns, whatever their types.
-
-    Raises:
-        BatchError: a column does not exist.
-    """
+    """Return the tally of the rows of a block, identified by the values of these columns, whatever their types."""
     values = [python_values(rows, name) for name in columns]
     total = Tally()
     for row in zip(*values, strict=True):

@@ -237,7 +237,6 @@ def expect_same_weights(run: str, model: Any) -> None:
 
     Args:
         run: the identifier of the run, shared by all of its actors.
-        model: the model that the actor has built.
     """
     if not internal_kv._internal_kv_initialized():
         return

@@ -59,7 +59,6 @@ class Origin:
     """One result's provenance.
 
     Attributes:
-        label: the result's name on the page.
         brief: the framework and model in one line.
         lines: all entries, by name.
     """

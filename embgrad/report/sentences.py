@@ -36,7 +36,6 @@ class Panel:
     """One example in one result by one kind of figures.
 
     Attributes:
-        label: the name of the result.
         line: its tokens; None where the result does not hold this text.
         summary: the largest figure in words.
     """
@@ -81,7 +80,6 @@ class Example:
     """One example.
 
     Attributes:
-        number: its index in the first result.
         direction: the direction of its script, "ltr" or "rtl".
         notes: its objective and what is not shown of it, in words.
         rows: by kind of figures a panel for each result.
@@ -120,7 +118,6 @@ class Source:
     """One result with its tokens and their figures.
 
     Attributes:
-        label: the result's name on the page.
         result: the result, whose values have one vector a token; or an attribution.
         examples: for each example of the first result, the index of the same text in this one, -1 for none.
         differences: the relative L2 against the first result at each position of this one, NaN where there is none; None where

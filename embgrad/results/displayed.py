@@ -74,6 +74,10 @@ class Displayed(ABC):
 
         Returns:
             The `matplotlib.axes.Axes`.
+
+        Raises:
+            EmbgradError: Matplotlib is not installed (`pip install 'embgrad[plot]'`); there is no such example or unit; several
+                examples are asked for of several methods; or the tokens, or for spans the texts, are not known.
         """
         several = len(self._by_name()) > 1
         lines = self._lines(0 if several and examples is None else examples, by, special, OF_PLOTS)

@@ -31,12 +31,7 @@ _DTYPES: Final = ("F32", "F64", "I64")
 
 
 class Stored(NamedTuple):
-    """A result as read from a file.
-
-    Attributes:
-        kind: the name of its class.
-        fields: the arguments of the class.
-    """
+    """A result as read from a file."""
 
     kind: str
     fields: Fields
@@ -47,13 +42,10 @@ def write_results(named: Mapping[str, Any], path: object, *, single: bool, durab
 
     Args:
         named: the results by name, objects of the classes that `SCHEMAS` names.
-        path: the file's path; its folder must exist.
         single: whether the file is of one result, which needs no name.
-        durable: return only when the file would survive a power failure.
 
     Raises:
         EmbgradError: a result holds values that the format does not support, such as float16.
-        OSError: the file cannot be written.
     """
     target = check_path(path)
     arrays: dict[str, np.ndarray] = {}

@@ -41,10 +41,8 @@ def gradient_lines(gradients: Any, kind: str, by: str, examples: Sequence[int]) 
     """Return the lines of examples of gradients, whose pointers show the figures of a token; padding is left out.
 
     Args:
-        gradients: an `EmbeddingGradients` with a vector for each position.
         kind: "norm" or "dot".
         by: "tokens" or "words".
-        examples: the indices of the examples.
 
     Raises:
         EmbgradError: words are wanted, and the tokens are not known.
@@ -91,7 +89,6 @@ def describe(
     """Return tokens with all that is known of each as the title that a pointer on them shows.
 
     Args:
-        example: the index of the example.
         figures: figures of positions by name, (example, position).
         more: a further phrase for each position; none where it is empty.
     """

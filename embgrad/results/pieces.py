@@ -37,10 +37,7 @@ def lines_of(
 
     Args:
         attributions: the attributions by name; of one batch.
-        examples: the indices of the examples.
         by: one of `UNITS`, or parts of the text by name; None for the first of `fallback` that all attributions have.
-        special: whether special tokens are shown.
-        fallback: some of `UNITS`.
 
     Raises:
         EmbgradError: there is no such unit, or the attributions do not have it.
@@ -99,8 +96,6 @@ def pieces_of(source: Any, unit: Unit, examples: Sequence[int], special: bool) -
         source: an attribution, or another object with its `ids`, `real`, `tokens`, `parts` and `scores`, for words with `words`
             and `offsets` too.
         unit: one of `UNITS`, or parts of the text by name.
-        examples: the indices of the examples.
-        special: whether special tokens are among the pieces.
     """
     if unit in ("spans", "sentences"):
         spans = source.spans() if unit == "spans" else source.sentences()

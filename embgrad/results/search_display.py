@@ -32,9 +32,6 @@ class SearchLine(NamedTuple):
     """One example of a search.
 
     Attributes:
-        example: the index of the example.
-        before: the tokens before.
-        after: the tokens that were found.
         outcome: whether the stopping rule is met, in words; "" where there is none.
         summary: L before and after, and what it took, in words.
     """

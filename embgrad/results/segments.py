@@ -58,9 +58,7 @@ def segments_of(source: Any, example: int, parts: Mapping[str, Any] | None, spec
 
     Args:
         source: a result with `ids`, `real` and `tokens`, which may have `texts`, `offsets` and `parts`.
-        example: the index of the example.
         parts: the parts by name, each a text, a slice of the real tokens, or positions; None for the turns of a chat.
-        special: whether special tokens count.
 
     Raises:
         EmbgradError: the special tokens show no turns; or a part is not there, is there several times, or overlaps with another.

@@ -83,7 +83,6 @@ def places_in_text(
 
     Args:
         wanted: the characters, without white space around them.
-        offsets: see `spans_of`; so are `parts`.
     """
     found = []
     for part, whole in enumerate(parts_of(text)):

@@ -34,12 +34,7 @@ def expect_table_file(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def open_table(path: str | Path) -> Iterator[Callable[[Columns], None]]:
-    """Open a file for a table; yield a function that adds rows. The file appears when the block ends without an error.
-
-    Raises:
-        EmbgradError: see `expect_table_file`.
-        OSError: the file cannot be written.
-    """
+    """Open a file for a table; yield a function that adds rows. The file appears when the block ends without an error."""
     expect_table_file(path)
     write = _rows_of_parquet if Path(path).suffix.lower() == ".parquet" else _rows_of_csv
     with open_whole(path) as file, write(file) as add:

@@ -105,9 +105,6 @@ def clipped_table(g: EmbeddingGradients | Sequence[RowSparse], max_norm: float) 
 class TableIndex:
     """Several tables by their rows: row `rows[i]` is in the tables `owners[starts[i]:ends[i]]`.
 
-    Args:
-        tables: gradients of one table.
-
     Raises:
         EmbgradError: the tables' shapes differ.
     """

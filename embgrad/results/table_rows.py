@@ -36,7 +36,6 @@ class Units:
     """The tokens or words of a batch that have rows, in the order of examples and positions.
 
     Attributes:
-        examples: the index of each one's example, (unit,).
         columns: what is known of each, by the names of columns, without the example.
     """
 
@@ -68,7 +67,6 @@ def units_of(result: Any, by: Any, special: bool) -> Units:
     Args:
         result: has `ids`, `real`, `tokens` and `words_of`, and may have `offsets` and `parts`.
         by: "tokens", "words" or "segments", or parts by name.
-        special: whether special tokens are among them.
     """
     words = None
     found: list[tuple[int, tuple[int, ...], str | None]]
@@ -140,8 +138,6 @@ def saliency_columns(result: Any, scores: np.ndarray, kind: str, by: str, specia
         result: the gradients, or what is kept of them.
         scores: the saliency of each position, (example, position).
         kind: "norm" or "dot".
-        by: "tokens" or "words".
-        special: whether special tokens have rows.
     """
     return _score(units_of(result, by, special), scores, np.hypot if kind == "norm" else np.add)
 

@@ -22,10 +22,8 @@ def matrix_of(attribution: Any, example: Any, by: Unit | None, special: bool, fa
     """Return the matrix of one example of a `TokenAttribution`.
 
     Args:
-        example: the index of the example.
         by: the unit of both axes, see `lines_of`; None for the first of `fallback` that the attribution has. The decoder of an
             encoder-decoder has words where those are the unit and its tokens are known, else tokens.
-        special: whether special tokens are among the inputs.
     """
     index = _index_of(example, len(attribution.ids))
     alone = _restrict(attribution, index)
@@ -55,9 +53,7 @@ def pair_matrix_of(attribution: Any, pair: Any, by: Unit | None, special: bool, 
     """Return the matrix of one pair of a `PairAttribution`.
 
     Args:
-        pair: the index of the pair.
         by: the unit of both axes, see `lines_of`; None for the first of `fallback` that both sides have.
-        special: whether special tokens are among them.
     """
     index = _index_of(pair, len(attribution.scores))
     sides = attribution.a, attribution.b

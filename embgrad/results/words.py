@@ -37,9 +37,6 @@ def is_special(result: Any, example: int, position: int) -> bool:
     """Return whether a token stands for no characters of the text, as "[CLS]" does; such tokens do not count for scales.
 
     Where the offsets of tokens are not known, as in gradients, return whether its text looks so; `OF_TEXT` does not.
-
-    Args:
-        example: the index of the example.
     """
     if getattr(result, "parts", None) is not None:
         return bool(result.parts[example, position] < 0)

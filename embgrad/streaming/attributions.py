@@ -22,7 +22,6 @@ def attributions_of(method: Method, tokenizer: Any, question: Question, size: in
 
     Args:
         tokenizer: knows the ids of special tokens; None where there is none.
-        question: the question, at one point.
         size: how many examples or steps one pass runs at most, see `attribute`.
 
     Raises:

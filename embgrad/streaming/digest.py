@@ -34,11 +34,7 @@ class _Hash(Protocol):
 
 
 def digest_of(value: Any) -> str:
-    """Return sixteen hexadecimal digits that identify a value; they are the same in every process.
-
-    Raises:
-        UnreadableError: see `update`.
-    """
+    """Return sixteen hexadecimal digits that identify a value; they are the same in every process."""
     sha256 = hashlib.sha256()
     update(sha256, value)
     return sha256.hexdigest()[:16]

@@ -169,7 +169,6 @@ class _Terms:
     Attributes:
         rates: the learning rate of each checkpoint.
         tests: the gradients of the test examples, by checkpoint.
-        training: those of the batch.
         most: how many ids of a score are kept.
     """
 

@@ -80,7 +80,6 @@ class Manifest:
         names: the names of the points, as given in `at`.
         single: whether users see the bare result of one point, and not a dict by point.
         run: what identifies the run, by option.
-        shards: the shards, in order.
         complete: whether the source was read to its end.
     """
 

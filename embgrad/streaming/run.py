@@ -58,9 +58,6 @@ class Plan:
     """The arguments of a stream.
 
     Attributes:
-        bound: the model.
-        options: the options of each batch.
-        size: the argument `batch_size`.
         method: the attribution method; None for gradients.
         run_id: the user's name for the run, which its functions need; None for none.
         compute: the function that returns the results of one batch by point; its last argument is the size of sub-batches.

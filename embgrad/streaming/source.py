@@ -27,10 +27,7 @@ class Portion:
     """Consecutive examples of the source, which give one result.
 
     Attributes:
-        start: the number of the first example in the source.
-        count: the number of examples.
         batch: the examples; None where they are skipped.
-        labels: the labels, where the source has them.
         digest: the digest of the source from its beginning up to the end of this portion; "" where it is not requested.
     """
 

@@ -53,13 +53,7 @@ def columns_in_turn(results: Iterable[Any], kind: str | None, by: str, special: 
     """Yield the columns of each result, or of the results by point, with the examples numbered through all of them.
 
     Args:
-        results: the results of consecutive batches.
         kind: the saliency of gradients; None for "norm", and for attributions.
-        by: "tokens" or "words".
-        special: whether special tokens have rows.
-
-    Raises:
-        EmbgradError: see `TabularResults`.
     """
     done = 0
     for result in results:

@@ -44,10 +44,6 @@ class _Pending:
 
     Attributes:
         stored: the results; empty where they are only summed up.
-        results: the number of results.
-        examples: the number of examples in them.
-        bytes: the bytes of their arrays.
-        text: the bytes of their token texts.
         digest: the digest of the source up to their end.
     """
 
@@ -86,7 +82,6 @@ class Writer:
 
     Args:
         folder: the folder, which is created where it does not exist; else it must be empty, or of the same run.
-        manifest: the manifest of the run, without finished results.
 
     Raises:
         EmbgradError: another writer holds the folder.

@@ -34,8 +34,6 @@ class Asked:
 
     Attributes:
         model: a model of the architecture `interrupted`.
-        batch: the batch that it runs on.
-        labels: a class for each example.
         logit: a native objective in the framework, as `Harness.logit` returns it.
         step: a step of a user's training loop, as in `Harness.step`, which must not change the weights.
         instead: arguments by name that replace those of a call.
@@ -84,8 +82,6 @@ class PublicCall:
     """A call of a public function.
 
     Attributes:
-        function: the function's name in `embgrad`.
-        make: makes the call.
         passes: the places that the call must reach at least, see `faults.obtain`.
         takes: the names of the arguments that `Asked.instead` may replace.
         needs: the abilities that the backend needs for it.

@@ -48,7 +48,6 @@ class Trial:
     """A series of public calls on one model, checked for state that they do not restore.
 
     Attributes:
-        asked: the arguments of the calls.
         look: returns the model's state.
         source: the framework's random generators.
         around: returns a context manager in which each call runs.

@@ -36,7 +36,6 @@ class Tensor:
     """A value, with pullbacks that turn its cotangent into cotangents of its sources.
 
     Attributes:
-        value: an array.
         sources: the tensors that it was computed from, each with its pullback; empty for a leaf.
     """
 

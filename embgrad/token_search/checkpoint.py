@@ -56,9 +56,6 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
 
     Args:
         path: the file, which need not exist; None reads and writes nothing.
-        problem: what is searched; its queries are set to those of the file.
-        tokenizer: the tokenizer; None where none is known.
-        run_id: see `search`.
 
     Attributes:
         steps: the number of steps that the file holds; 0 without a file.

@@ -15,8 +15,6 @@ def keys_of(seed: int, step: int, ids: np.ndarray, real: np.ndarray) -> np.ndarr
     """Return a key for each example, uint64, shape (example,).
 
     Args:
-        seed: the seed of the search.
-        step: the number of the step.
         ids: the ids with which the search began, shape (example, position).
         real: true at real positions, likewise.
     """

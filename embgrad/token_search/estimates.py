@@ -73,7 +73,6 @@ def top_substitutions_at(
         values: the rows in place, likewise.
         ids: the ids in place, shape (text, position).
         searched: true where a position is searched, bool, likewise.
-        table: see `top_substitutions`; so are `allowed`, `top` and `sign`.
 
     Returns:
         ids, int64, shape (text, position, top), and scores, float64, likewise; at other positions -1 and the worst score.
@@ -125,12 +124,7 @@ def _exclude(scores: np.ndarray, some: np.ndarray, ids: np.ndarray) -> None:
 
 
 class _Best:
-    """The best ids of each row so far, best first.
-
-    Args:
-        count: the number of rows.
-        top: how many ids of each.
-    """
+    """The best ids of each row so far, best first."""
 
     def __init__(self, count: int, top: int) -> None:
         self.ids = np.full((count, top), NONE, np.int64)

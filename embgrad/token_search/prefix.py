@@ -192,12 +192,7 @@ class _Answer(BatchObjective):
 class _Rows:
     """Reads rows of the output of one text, in place of an objective.
 
-    Args:
-        name: the output's name.
-        count: the number of the text's positions.
-
     Attributes:
-        outputs: the name of the output that is read.
         read: the rows, after the pass.
     """
 
@@ -221,12 +216,7 @@ class _Rows:
 
 @dataclass
 class _Passes:
-    """Passes over the texts of a family.
-
-    Attributes:
-        bound: the model.
-        family: those of the texts that are run.
-    """
+    """Passes over the texts of a family."""
 
     bound: BoundModel
     batch: TokenBatch

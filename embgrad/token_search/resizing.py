@@ -32,7 +32,6 @@ def movable(problem: Problem, instead: str) -> Passes:
     """Return the passes of a problem, in whose texts tokens can be inserted and deleted.
 
     Args:
-        problem: what is searched.
         instead: what the message proposes where the objective or a further input has an entry for each position.
 
     Raises:
@@ -46,7 +45,6 @@ def expect_room(problem: Problem, texts: Texts, instead: str) -> None:
     """Refuse to insert tokens where the longest of these texts, with them, is longer than the model accepts.
 
     Args:
-        problem: what is searched.
         texts: texts of the batch with as many tokens more as a search may insert.
         instead: what the message proposes beside shorter texts.
     """

@@ -167,11 +167,7 @@ def problem_of(
     training: bool = False,
     joint: bool = False,
 ) -> tuple[Problem, Any]:
-    """Return the problem for the arguments of `search`, and the tokenizer, None where none is known; `joint` is the method's.
-
-    Raises:
-        EmbgradError: see `search`.
-    """
+    """Return the problem for the arguments of `search`, and the tokenizer, None where none is known; `joint` is the method's."""
     expect_flags(stable=stable, training=training)
     size = count_or_none(batch_size, "batch_size")
     tokens = batch_of(batch, tokenizer, max_length, model)
@@ -286,9 +282,5 @@ def _result(
 
 
 def method_from(method: Any) -> SearchMethod:
-    """Return a method, or the method of a name with its defaults.
-
-    Raises:
-        EmbgradError: it is neither.
-    """
+    """Return a method, or the method of a name with its defaults."""
     return choose_method(method, SearchMethod, METHODS, "embgrad.methods.HotFlip()")

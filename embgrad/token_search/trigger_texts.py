@@ -65,7 +65,6 @@ class TriggerTexts:
         """Return the mean of L over these examples with each trigger.
 
         Args:
-            examples: the indices of the examples.
             triggers: int64, shape (trigger, length).
 
         Returns:
@@ -126,9 +125,6 @@ def trigger_texts(problem: Problem, length: int, place: str, stable: np.ndarray 
     """Return the texts of a problem with room for a trigger.
 
     Args:
-        problem: the problem without a trigger.
-        length: the number of tokens of a trigger.
-        place: one of `PLACES`.
         stable: see `TriggerTexts`; None to find out.
 
     Raises:

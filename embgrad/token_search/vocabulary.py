@@ -80,8 +80,6 @@ def allowed_ids(allowed: Any, tokenizer: Any, vocab: int) -> np.ndarray:
         allowed: None for every id, but where a tokenizer is known not for special tokens, unknown words, and ids without a token;
             ids; a bool array, shape (vocab,); a function that takes a token as the tokenizer writes it and returns whether it is
             allowed, which is asked about the tokens that None allows; or a list of these, which all must allow an id.
-        tokenizer: names the ids; None where there is none.
-        vocab: the number of rows of the table.
 
     Raises:
         BatchError: a function needs the tokens, and no tokenizer names them.
@@ -102,7 +100,6 @@ def names_of(ids: np.ndarray, tokenizer: Any, vocab: int) -> dict[int, str] | No
     Args:
         ids: ids of any shape; -1 for none.
         tokenizer: names the ids; None where there is none.
-        vocab: the number of rows of the table.
     """
     tokens = _Vocabulary(tokenizer, vocab).tokens
     if tokens is None:
@@ -112,12 +109,7 @@ def names_of(ids: np.ndarray, tokenizer: Any, vocab: int) -> dict[int, str] | No
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """The ids of a table and their tokens.
-
-    Attributes:
-        tokenizer: names the ids; None where there is none.
-        count: the number of rows of the table.
-    """
+    """The ids of a table and their tokens."""
 
     tokenizer: Any
     count: int

@@ -107,11 +107,7 @@ class SharedGenerator:
 
 
 class _Kept:
-    """Restore a shared generator on exit, see `SharedGenerator.preserve`.
-
-    Attributes:
-        state: the state of the generator that will be restored.
-    """
+    """Restore a shared generator on exit, see `SharedGenerator.preserve`."""
 
     def __init__(self, generator: SharedGenerator) -> None:
         self._generator = generator

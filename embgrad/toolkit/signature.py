@@ -77,11 +77,7 @@ def expect_single(model: Any) -> None:
 
 
 def expect_callable(call: Any, name: str = "call") -> None:
-    """Check that the option `call` is None or a function of two arguments.
-
-    Args:
-        name: the option's name in messages.
-    """
+    """Check that the option `call` is None or a function of two arguments."""
     if call is None:
         return
     if not callable(call):
