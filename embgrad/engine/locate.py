@@ -14,7 +14,7 @@ from embgrad.engine.descent import with_roles_of_text
 from embgrad.engine.probe import (
     Order,
     example_axis,
-    expect_ids_followed,
+    expect_embedding,
     expect_word,
     order_of,
     with_layout,
@@ -250,7 +250,7 @@ def meanings_in_sub_batch(bound: BoundModel, names: Iterable[str], batch: TokenB
 
 def word_of(bound: BoundModel, lookup: Lookup, batch: TokenBatch) -> Located:
     """Return "word", which is the only lookup of the ids, after the run in which it was made."""
-    expect_ids_followed(bound, batch, lookup)
+    expect_embedding(bound, batch, lookup)
     lookup = expect_word(bound, batch, lookup)
     return Located(lookup.key, of_lookup(WORD, lookup, batch, by_role=True), lookup, True)
 
@@ -312,7 +312,7 @@ def _at(
         arrangement = of_module(name, point.shape, batch, axis, by_role=by_role, in_order=order.is_batch)
         return Located(point.key, arrangement, None, by_role)
     if by_role and WORD in point.roles and name == WORD:
-        expect_ids_followed(bound, batch, point.lookup)
+        expect_embedding(bound, batch, point.lookup)
     is_word = by_role and WORD in point.roles
     lookup = expect_word(bound, batch, point.lookup) if is_word else with_layout(bound, batch, point.lookup)
     axis = None if lookup.layout or not order.is_batch else axis_of_point()

@@ -30,7 +30,7 @@ from embgrad.model_points.points import (
 
 __all__ = [
     "example_axis",
-    "expect_ids_followed",
+    "expect_embedding",
     "expect_word",
     "order_of",
     "with_layout",
@@ -296,12 +296,18 @@ def example_axis(bound: BoundModel, batch: TokenBatch, point: Point) -> int | No
     return axis
 
 
-def expect_ids_followed(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> None:
-    """Refuse a lookup whose indices equal the ids only by chance.
+def expect_embedding(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> None:
+    """Refuse a lookup as "word" that may be none of embeddings: of one number for each token, or of ids only by chance.
 
-    Ids such as 0, 1, 2, … or zeros can be the positions or types that a model computes itself, while its lookup of the ids is
-    not recorded. A probe with other ids shows whether the indices follow.
+    One number may be a scale or a bias beside the embedding, which is then read in a way that no backend sees. Ids such as 0, 1,
+    2, … or zeros can be the positions or types that a model computes itself, while its lookup of the ids is not recorded. A
+    probe with other ids shows whether the indices follow.
     """
+    if lookup.dim == 1:
+        raise PointNotReachedError(
+            f"the lookup {lookup} may not be the model's embedding of the ids: it has one number for each token, which may be a "
+            f"scale or a bias. Name the table whose gradient you want, as in at={lookup.path!r}"
+        )
     if lookup.layout is None or lookup.layout.gather is not None or not lookup.layout.determined:
         return  # a probe shows these layouts
     if not could_be_positions(batch.ids):

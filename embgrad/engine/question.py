@@ -23,11 +23,9 @@ from embgrad.engine.interventions import prepare
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.origins import origins
 from embgrad.engine.output_axes import expect_examples_first, layouts_of, learn_axes
-from embgrad.engine.sole_use import expect_sole_use
 from embgrad.errors import UnsupportedError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.axes import Located
-from embgrad.model_points.points import WORD
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objective import Layouts, OpenAxesError, OpenPositionsError
 from embgrad.objectives.objectives import Objective, describe
@@ -152,20 +150,6 @@ class Question:
             ):
                 expect_examples_first(bound, batch, objective.objective.output, shape, layouts, decode)
         return run
-
-    def expect_sole_use(self, located: Mapping[str, Located], run: Run, own: np.ndarray) -> None:
-        """Refuse "word" where a run read it and the objective follows the ids in another way, see `embgrad.engine.sole_use`."""
-        word = located.get(WORD)
-        if word is None or word.lookup is None or word.lookup.dim != 1 or self.options.training or self.options.changed:
-            return
-        read = run.points[word.key if word.key in run.points else WORD].activation
-
-        def evaluate(other: TokenBatch) -> np.ndarray:
-            alone = replace(self.only(0), batch=other)
-            request = replace(alone.request(sets=0), override={word.key: lambda value: read}, compiled=False)
-            return alone.run(replace(request, pullback=False)).objectives[0].values
-
-        expect_sole_use(self.bound, self.batch, word.lookup, own, run.compute_dtype, evaluate)
 
     def request(
         self,

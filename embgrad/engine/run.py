@@ -49,13 +49,11 @@ def run_question(question: Question) -> list[dict[str, EmbeddingGradients]]:
         run, located = run_located(question)
     question.warn(run.unused, run.masked_id)
     results, count = [], len(run.objectives)
-    for index, response in enumerate(run.objectives):
+    for index in range(count):
         run_of_objective = _of_objective(run, index, count)
         if not question.pullback:
             points = {name: _without_gradient(values) for name, values in run_of_objective.points.items()}
             run_of_objective = replace(run_of_objective, points=points)
-        if not index:
-            question.expect_sole_use(located, run, response.values)
         with at_index(index, count):
             results.append(_results_of(question, run_of_objective, index, located))
     return results

@@ -203,7 +203,7 @@ def table(
             total.add_arrow(block)
     if before is not None:
         expect_same_rows(before, total.tally, "the sum")
-    whole = total.table
+    whole = total.table(wide=True)
     if whole is None:
         raise BatchError("the dataset holds no row: expected one at least")
     values = whole.values / (total.tally.rows if reduce == "mean" else 1)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from embgrad.errors import EmbgradError
 from embgrad.ray.columns import python_values
-from embgrad.results.row_sparse import RowSparse
+from embgrad.streaming import totals
 
 __all__ = ["Tally", "Total", "expect_same_rows", "tally_of"]
 
@@ -74,42 +74,18 @@ def expect_same_rows(before: Tally, after: Tally, what: str) -> None:
     )
 
 
-class Total:
+class Total(totals.Total):
     """The running sum of rows' table gradients, in float64, with the tally of the rows that it covers."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.tally = Tally()
-        self.dtype = np.dtype(np.float32)
-        self._sums: np.ndarray | None = None  # of a whole table, whose rows take no memory until they are reached
-        self._reached: np.ndarray = np.empty(0, bool)
-
-    @property
-    def table(self) -> RowSparse | None:
-        """The sum; None for no rows."""
-        if self._sums is None:
-            return None
-        return RowSparse(np.flatnonzero(self._reached), self._sums[self._reached], self._sums.shape)
-
-    def add(self, table: RowSparse, dtype: Any) -> None:
-        """Add the sum of some rows' gradients, of that dtype."""
-        if self._sums is None:
-            self._sums, self._reached, self.dtype = (
-                np.zeros(table.shape),
-                np.zeros(table.shape[0], bool),
-                np.dtype(dtype),
-            )
-        if self._sums.shape != table.shape:
-            raise EmbgradError(
-                f"the actors' tables differ in shape, {self._sums.shape} and {table.shape}: expected build() to return the same "
-                "model in each"
-            )
-        self._sums[table.rows] += table.values
-        self._reached[table.rows] = True
-        self.dtype = np.promote_types(self.dtype, dtype)
 
     def to_arrow(self) -> pa.Table:
         """Return an Arrow table of one row, which `add_arrow` reads."""
-        return pa.table({"total": pa.array([pickle.dumps((self.table, self.dtype, self.tally))], pa.large_binary())})
+        return pa.table(
+            {"total": pa.array([pickle.dumps((self.table(wide=True), self.dtype, self.tally))], pa.large_binary())}
+        )
 
     def add_arrow(self, rows: pa.Table) -> None:
         """Add the totals of some blocks of rows."""

@@ -28,59 +28,42 @@ class Total:
 
     def __init__(self, initial: RowSparse | None = None, dtype: Any = None) -> None:
         self.dtype = dtype
-        self._shape: tuple[int, int] | None = None
-        self._slots: np.ndarray
-        self._rows = np.zeros(0, np.int64)
-        self._sums: np.ndarray
-        self._used = 0
+        self._sums: np.ndarray | None = None  # of the whole table, whose rows take no memory until they are reached
+        self._reached: np.ndarray
         if initial is not None:
             self._add(initial)
 
     def expect(self, table: RowSparse) -> None:
         """Check that a gradient can be added."""
-        if self._shape is not None and table.shape != self._shape:
+        if self._sums is not None and table.shape != self._sums.shape:
             raise FileFormatError(
-                f"the sum so far is of a table of shape {self._shape}, and the next gradient of one of {table.shape}: expected "
-                "gradients of one table; was the vocabulary resized in between?"
+                f"the sum so far is of a table of shape {self._sums.shape}, and the next gradient of one of {table.shape}: "
+                "expected gradients of one table; was the vocabulary resized in between?"
             )
 
-    def add(self, table: RowSparse) -> None:
+    def add(self, table: RowSparse, dtype: Any = None) -> None:
         """Add a gradient of the table. After an interrupted addition the sum must not be used.
 
-        Raises:
-            FileFormatError: the gradient is of a table of another shape.
+        Args:
+            dtype: the dtype of the gradient, if that of its values is a wider one.
         """
         self.expect(table)
-        self.dtype = table.values.dtype if self.dtype is None else np.promote_types(self.dtype, table.values.dtype)
+        added = np.dtype(table.values.dtype if dtype is None else dtype)
+        self.dtype = added if self.dtype is None else np.promote_types(self.dtype, added)
         self._add(table)
 
     def _add(self, table: RowSparse) -> None:
-        if self._shape is None:
-            self._shape = table.shape
-            self._slots = np.full(table.shape[0], -1, np.int64)
-            self._sums = np.zeros((0, table.shape[1]))
-        new = table.rows[self._slots[table.rows] < 0]
-        self._make_room(self._used + len(new))
-        self._slots[new] = np.arange(self._used, self._used + len(new))
-        self._rows[self._used : self._used + len(new)] = new
-        self._used += len(new)
-        self._sums[self._slots[table.rows]] += table.values
-
-    def _make_room(self, needed: int) -> None:
-        assert self._shape is not None
-        if needed > len(self._rows):
-            room = min(max(needed, 2 * len(self._rows)), self._shape[0])
-            rows, sums = np.zeros(room, np.int64), np.zeros((room, self._shape[1]))
-            rows[: self._used], sums[: self._used] = self._rows[: self._used], self._sums[: self._used]
-            self._rows, self._sums = rows, sums
+        if self._sums is None:
+            self._sums, self._reached = np.zeros(table.shape), np.zeros(table.shape[0], bool)
+        self._sums[table.rows] += table.values
+        self._reached[table.rows] = True
 
     def table(self, *, wide: bool = False) -> RowSparse | None:
         """Return the sum in the dtype of the gradients, or in float64 with `wide`; None where no gradient was added."""
-        if self._shape is None:
+        if self._sums is None:
             return None
-        order = np.argsort(self._rows[: self._used])
-        values = self._sums[order]
-        return RowSparse(self._rows[order], values if wide else values.astype(self.dtype), self._shape)
+        values = self._sums[self._reached]
+        return RowSparse(np.flatnonzero(self._reached), values if wide else values.astype(self.dtype), self._sums.shape)
 
 
 def save_tables(totals: Mapping[str, Total], path: Path, *, durable: bool = False) -> None:

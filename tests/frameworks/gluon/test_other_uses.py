@@ -142,28 +142,6 @@ def test_another_lookup_is_not_word(way: str, kind: str, tmp_path: Path) -> None
         embgrad.gradients(model, IDS, embgrad.Logit(1))
 
 
-def test_ids_that_are_no_indices_are_seen_where_word_has_one_number() -> None:
-    whole = np.random.default_rng(0).integers(-9, 9, (VOCAB, DIM)).astype(np.float32)
-
-    def quantised(F: Any, p: Any, ids: Any) -> Any:
-        return F.broadcast_mul(F.array(whole[ids.asnumpy().astype(int)]), F.take(p["scale"], ids))
-
-    def picked(F: Any, p: Any, ids: Any) -> Any:
-        """Pick each number of a row from a table that is repeated for each token."""
-        tables = F.broadcast_to(p["columns"].reshape((1, 1, DIM, VOCAB)), (*ids.shape, DIM, VOCAB))
-        each = F.broadcast_to(F.expand_dims(ids.astype("float32"), -1), (*ids.shape, DIM))
-        return F.broadcast_mul(F.pick(tables, each, axis=3), F.take(p["scale"], ids))
-
-    for rows in (quantised, picked):
-        with pytest.raises(
-            embgrad.errors.PointNotReachedError,
-            match=r"lookup .*scale#0 .* has one number for each token, and with its values as they",
-        ):
-            embgrad.gradients(Net(rows, bias=False), IDS, embgrad.Logit(1))
-    honest = Net(lambda F, p, ids: F.broadcast_mul(F.tanh(F.take(p["scale"], ids)), F.ones((1, 1, DIM))), bias=False)
-    assert "scale" in embgrad.gradients(honest, IDS, embgrad.Logit(1)).provenance["path"]
-
-
 @pytest.mark.parametrize("way", ORDINARY)
 def test_ordinary_uses_of_ids_are_no_lookups(way: str) -> None:
     found = embgrad.gradients(Net(ORDINARY[way], bias=False), IDS, embgrad.Logit(1))

@@ -132,26 +132,6 @@ def test_another_lookup_is_not_word(way: str, compiled: bool) -> None:
     assert not any("word" in point.roles for point in points)
 
 
-def test_ids_that_are_no_indices_are_seen_where_word_has_one_number() -> None:
-    def hashed(p: Any, ids: Any) -> Any:
-        """Return rows that are computed of the ids, with a scale for each token."""
-        return jnp.sin(ids[..., None] * jnp.arange(1, DIM + 1) * 0.7) * p["scale"][ids]
-
-    def called_back(p: Any, ids: Any) -> Any:
-        shape = jax.ShapeDtypeStruct((*ids.shape, DIM), p["scale"].dtype)
-        return jax.pure_callback(lambda ids: whole[np.asarray(ids)], shape, ids) * p["scale"][ids]
-
-    whole = np.random.default_rng(0).integers(-9, 9, (VOCAB, DIM)).astype(parameters()["scale"].dtype)
-    for rows in (hashed, called_back):
-        with pytest.raises(
-            embgrad.errors.PointNotReachedError,
-            match=r"lookup scale#0 .* has one number for each token, and with its values as they are",
-        ):
-            embgrad.gradients(parameters(), IDS, embgrad.Logit(1), call=network(rows, bias=False))
-    honest = network(lambda p, ids: jnp.tanh(p["scale"][ids]) * jnp.ones(DIM), bias=False)
-    assert embgrad.gradients(parameters(), IDS, embgrad.Logit(1), call=honest).provenance["path"] == "scale#0"
-
-
 @pytest.mark.parametrize("way", ORDINARY)
 def test_ordinary_uses_of_ids_are_no_lookups(way: str) -> None:
     call, p = network(ORDINARY[way], bias=False), parameters()

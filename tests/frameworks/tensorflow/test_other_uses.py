@@ -155,21 +155,6 @@ def test_another_lookup_is_not_word(way: str, kind: str, tmp_path: Any) -> None:
         embgrad.gradients(model, IDS, embgrad.Logit(1), **options)
 
 
-def test_ids_that_python_reads_are_seen_where_word_has_one_number() -> None:
-    whole = np.random.default_rng(0).integers(-9, 9, (VOCAB, DIM)).astype(np.float32)
-
-    def quantised(net: Net, ids: Any) -> Any:
-        return tf.constant(whole[ids.numpy()]) * tf.gather(net.scale, ids)
-
-    with pytest.raises(
-        embgrad.errors.PointNotReachedError,
-        match=r"lookup scale#0 .* has one number for each token, and with its values as they are",
-    ):
-        embgrad.gradients(Net(quantised, bias=False), IDS, embgrad.Logit(1))
-    honest = Net(lambda net, ids: tf.tanh(tf.gather(net.scale, ids)) * tf.ones(DIM), bias=False)
-    assert embgrad.gradients(honest, IDS, embgrad.Logit(1)).provenance["path"] == "scale#0"
-
-
 @pytest.mark.parametrize("way", ORDINARY)
 def test_ordinary_uses_of_ids_are_no_lookups(way: str) -> None:
     found = embgrad.gradients(Net(ORDINARY[way], bias=False), IDS, embgrad.Logit(1))

@@ -134,23 +134,6 @@ def test_ordinary_uses_of_ids_are_no_lookups(way: str) -> None:
     np.testing.assert_allclose(found.values, expected.numpy(), rtol=1e-5, atol=1e-7)
 
 
-def test_ids_that_python_reads_are_seen_where_word_has_one_number() -> None:
-    whole = np.random.default_rng(0).integers(-9, 9, (VOCAB, DIM)).astype(np.float32)
-
-    def quantised(net: Any, ids: Any) -> Any:
-        return torch.tensor(whole[np.array(ids.tolist())]) * net.scale[ids]
-
-    with pytest.raises(
-        embgrad.errors.PointNotReachedError,
-        match=r"lookup scale#0 .* has one number for each token, and with its values as they are",
-    ):
-        embgrad.gradients(Net(quantised, bias=False), IDS, embgrad.Logit(1))
-    honest = embgrad.gradients(
-        Net(lambda net, ids: net.scale[ids].tanh() * torch.ones(DIM), bias=False), IDS, embgrad.Logit(1)
-    )
-    assert honest.provenance["path"] == "scale#0"
-
-
 def test_the_other_table_can_be_named_and_a_capture_refuses_word() -> None:
     model = Net(UNREAD["columns"][0])
     assert [point.roles for point in embgrad.points(model, IDS) if point.lookup is not None] == [()]

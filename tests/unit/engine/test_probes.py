@@ -27,13 +27,12 @@ from embgrad.engine.probe import (
     _remember,
     _with_one_other_id,
     example_axis,
-    expect_ids_followed,
+    expect_embedding,
     order_of,
     with_layout,
     with_shared,
     word_resolved,
 )
-from embgrad.engine.sole_use import expect_sole_use
 from embgrad.inputs.conventions import batch_of
 from embgrad.model_points.gather import gather_of
 from embgrad.model_points.points import Layout, Lookup, Point
@@ -126,7 +125,7 @@ def as_many_examples_as_positions(fail: Fail) -> bool:
 
 def ids_that_could_be_positions(fail: Fail) -> bool:
     ids = np.array([[0, 1, 2]])
-    expect_ids_followed(model_of(fail), embgrad.TokenBatch(ids), lookup_of(ids))
+    expect_embedding(model_of(fail), embgrad.TokenBatch(ids), lookup_of(ids))
     return True
 
 
@@ -165,11 +164,6 @@ def an_axis_of_positions_or_classes(fail: Fail) -> bool:
 
 def an_output_with_more_positions(fail: Fail) -> bool:
     return not _is_prefixed(model_of(fail), BATCH, OpenPositionsError(None, (4, 5, 2), 2))
-
-
-def a_lookup_of_single_numbers(fail: Fail) -> bool:
-    expect_sole_use(model_of(fail), BATCH, lookup_of(IDS, "e", dim=1), np.ones(4), "float64", fail)
-    return True
 
 
 def the_company_of_an_example(fail: Fail) -> bool:
@@ -215,7 +209,6 @@ PROBES: list[Callable[[Fail], bool]] = [
     an_output_whose_first_axis_may_be_positions,
     an_axis_of_positions_or_classes,
     an_output_with_more_positions,
-    a_lookup_of_single_numbers,
     the_company_of_an_example,
     padding_on_the_left,
     a_check_on_other_examples,
@@ -332,3 +325,16 @@ def test_the_axis_of_the_examples_is_that_of_the_same_point_in_the_probe() -> No
             embgrad.AmbiguousPointError, match="did not show them either: run it with another batch_size"
         ):
             example_axis(model, batch, Point(key, (), (3, 3, 4), key=key))
+
+
+def test_a_lookup_of_one_number_for_each_token_is_no_embedding() -> None:
+    weights = {**WEIGHTS, "E": WEIGHTS["E"][:, :1], "H": np.ones((1, 2))}
+    model = ReferenceModel(lambda own, ids: lookup(own["E"], ids).mean(1) @ own["H"], weights)
+    for options in ({}, {"batch_size": 1}, {"training": True}):
+        with pytest.raises(
+            embgrad.errors.PointNotReachedError,
+            match=r"^the lookup E#0 .* has one number for each token, .* as in at='E'",
+        ):
+            embgrad.gradients(model, IDS, embgrad.Logit(0), **options)
+    found = embgrad.gradients(model, IDS, embgrad.Logit(0), at="E")
+    np.testing.assert_array_equal(found.values, np.full((*IDS.shape, 1), 1 / IDS.shape[1]))

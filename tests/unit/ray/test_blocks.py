@@ -377,7 +377,7 @@ def test_an_empty_block_has_no_answer(items: Items, output: str) -> None:
     assert GradientWorker(asked, Wanted(output, "norm", None, ""))(nothing).num_rows == 0
     total = Total()
     total.add_arrow(TableWorker(asked)(nothing))
-    assert (total.table, total.tally) == (None, Tally())
+    assert (total.table(), total.tally) == (None, Tally())
 
 
 def test_rows_that_fail_only_together_are_named(items: Items) -> None:
@@ -447,21 +447,23 @@ def test_sums_are_those_of_all_rows(items: Items) -> None:
         whole.add_arrow(block)
     whole.add_arrow(TableWorker(asked)(pa.Table.from_pylist(rows).slice(0, 0)))
     expected = sum(alone(row).table().to_dense() for row in rows)
-    assert whole.table is not None
-    assert whole.table.shape == (models.VOCAB, models.DIM)
-    np.testing.assert_allclose(whole.table.to_dense(), expected, rtol=1e-12, atol=1e-14)
+    table = whole.table(wide=True)
+    assert table is not None
+    assert table.shape == (models.VOCAB, models.DIM)
+    np.testing.assert_allclose(table.to_dense(), expected, rtol=1e-12, atol=1e-14)
     assert whole.tally == tally_of(pa.Table.from_pylist(rows), ["ids_"])
-    assert (whole.dtype, Total().table) == (np.float64, None)
+    assert (whole.dtype, Total().table()) == (np.float64, None)
     single = Total()
     for dtype, expected_dtype in (("float16", "float16"), ("float32", "float32"), ("float16", "float32")):
         single.add(embgrad.results.RowSparse(np.array([2]), np.ones((1, 5)), (40, 5)), dtype)
         assert single.dtype == expected_dtype
-    assert single.table is not None
-    assert (single.table.rows.tolist(), single.table.values.tolist()) == ([2], [[3.0] * 5])
+    three = single.table(wide=True)
+    assert three is not None
+    assert (three.rows.tolist(), three.values.tolist(), three.values.dtype) == ([2], [[3.0] * 5], np.float64)
     twice.add_arrow(pa.concat_tables([*blocks, blocks[0]]))
     with pytest.raises(EmbgradError, match=r"13 rows went in and 18 came out"):
         expect_same_rows(whole.tally, twice.tally, "the sum")
-    with pytest.raises(EmbgradError, match=r"differ in shape, \(40, 5\) and \(3, 5\)"):
+    with pytest.raises(EmbgradError, match=r"a table of shape \(40, 5\), and the next gradient of one of \(3, 5\)"):
         whole.add(embgrad.results.RowSparse(np.arange(3), np.ones((3, 5)), (3, 5)), "float64")
 
 
