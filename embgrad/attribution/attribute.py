@@ -122,16 +122,7 @@ def attribute(
     chosen = _methods(method)
     expect_pads(pads)
     passes = passes_of(
-        model,
-        batch,
-        objective,
-        at=at,
-        tokenizer=tokenizer,
-        max_length=max_length,
-        call=call,
-        batch_size=batch_size,
-        pads=pads,
-        training=training,
+        model, batch, objective, at, tokenizer, max_length, call, batch_size, pads=pads, training=training
     )
     tokenizer = tokenizer_of(model, tokenizer)
     with explain_errors(passes.bound, passes.batch):

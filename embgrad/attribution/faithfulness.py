@@ -104,17 +104,7 @@ def faithfulness(
     """
     checked = _check_shares(shares)
     expect_flags(positive=positive, skip_repeats=skip_repeats, leave_one_out=leave_one_out, curves=curves)
-    passes = passes_of(
-        model,
-        batch,
-        objective,
-        at=at,
-        tokenizer=tokenizer,
-        max_length=max_length,
-        call=call,
-        batch_size=batch_size,
-        training=training,
-    )
+    passes = passes_of(model, batch, objective, at, tokenizer, max_length, call, batch_size, training=training)
     tokenizer = tokenizer_of(model, tokenizer)
     with explain_errors(passes.bound, passes.batch):
         removal = removal_of(passes, remove, keep_special, tokenizer)

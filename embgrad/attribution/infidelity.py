@@ -68,17 +68,7 @@ def infidelity(
     expect_count(samples, "samples")
     expect_count(seed, "seed", 0)
     expect_flag(normalize, "normalize")
-    passes = passes_of(
-        model,
-        batch,
-        objective,
-        at=at,
-        tokenizer=tokenizer,
-        max_length=max_length,
-        call=call,
-        batch_size=batch_size,
-        training=training,
-    )
+    passes = passes_of(model, batch, objective, at, tokenizer, max_length, call, batch_size, training=training)
     tokenizer = tokenizer_of(model, tokenizer)
     with explain_errors(passes.bound, passes.batch):
         removal = removal_of(passes, remove, keep_special, tokenizer)

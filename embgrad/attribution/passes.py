@@ -399,12 +399,12 @@ def passes_of(
     model: Any,
     batch: Any,
     objective: Any,
-    *,
     at: str,
     tokenizer: Any,
     max_length: int | None,
     call: Call | None,
     batch_size: int | None,
+    *,
     pads: str = "keep",
     training: bool = False,
 ) -> Passes:

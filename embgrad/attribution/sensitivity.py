@@ -67,17 +67,7 @@ def sensitivity(
     expect_count(samples, "samples")
     expect_count(seed, "seed", 0)
     chosen = {name: _check(entry) for name, entry in by_name(method, "method", _name).items()}
-    passes = passes_of(
-        model,
-        batch,
-        objective,
-        at=at,
-        tokenizer=tokenizer,
-        max_length=max_length,
-        call=call,
-        batch_size=batch_size,
-        training=training,
-    )
+    passes = passes_of(model, batch, objective, at, tokenizer, max_length, call, batch_size, training=training)
     tokenizer = tokenizer_of(model, tokenizer)
     with explain_errors(passes.bound, passes.batch):
         shape = passes.inputs.shape

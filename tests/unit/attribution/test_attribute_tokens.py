@@ -431,13 +431,12 @@ def test_the_user_is_warned_of_an_input_once() -> None:
 
 
 def test_a_table_of_single_numbers_has_the_gradient_of_each_output_token() -> None:
-    """Numbers in which no dimension tells a row from a value of the ids: whether L follows the ids otherwise is tested."""
     random = np.random.default_rng(7)
     table, head = random.normal(size=(12, 1)), random.normal(size=(1, 12))
     model = ReferenceModel(
         lambda model, input_ids: means(lookup(model["E"], input_ids), None) @ model["W"], {"E": table, "W": head}
     )
-    found = attribute_tokens(model, IDS[:1], method="saliency")
+    found = attribute_tokens(model, IDS[:1], at="E", method="saliency")
     for output in range(4):
         mean = table[IDS[0, : output + 1]].mean()
         shares = np.exp(mean * head[0]) / np.exp(mean * head[0]).sum()
