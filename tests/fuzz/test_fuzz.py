@@ -106,12 +106,7 @@ def _case(framework: str) -> Case:
     """Return a valid call of `gradients` at `word` without options."""
     for number in itertools.count():
         problem = calls_gradients.drawn_problem(Draw(SEED, number), framework, ("hidden",), exact=True)
-        if (
-            not problem.objective.scalar
-            and not problem.world.disturbed
-            and len(problem.batch.token_batch) > 1
-            and problem.world.dim > 1
-        ):
+        if not problem.objective.scalar and not problem.world.disturbed and len(problem.batch.token_batch) > 1:
             return calls_gradients.plain(problem)
     raise AssertionError
 

@@ -118,7 +118,7 @@ def drawn_world(
 
 
 def _weights(draw: Draw, least: int) -> dict[str, np.ndarray]:
-    vocab, dim, classes = draw.integer(FEWEST_ROWS, 12), draw.integer(1, 5), draw.integer(least, 4)
+    vocab, dim, classes = draw.integer(FEWEST_ROWS, 12), draw.integer(2, 5), draw.integer(least, 4)
     shapes = {
         "E": (vocab, dim),
         "E2": (vocab, dim),
