@@ -69,7 +69,7 @@ class Cures:
             "BatchNorm": self._batch_norm,
             "Dropout": self._dropout,
             "LeakyReLU": _leaky_relu,
-            "_contrib_BatchNormWithReLU": self._batch_norm_with_relu,
+            "_contrib_BatchNormWithReLU": self._batch_norm,
             "_contrib_SyncBatchNorm": self._batch_norm,
             "Pooling": _pooling,
             "RNN": self._rnn,
@@ -145,10 +145,15 @@ class Cures:
 
         MXNet computes the gradient in the mode of the pullback, whatever the mode of the forward pass, and moves the running
         averages during the pullback. In evaluation mode inside a training pass it therefore uses its
-        averages; in training mode inside an evaluation pass it is refused; in training mode it moves copies of its averages.
+        averages; in training mode inside an evaluation pass it is refused; in training mode it moves copies of its averages. The
+        form with ReLU has lost in evaluation mode where ReLU cut off, and is refused there.
         """
         mx = import_mxnet()
         if not mx.autograd.is_training():
+            if operation.name == "_contrib_BatchNormWithReLU":
+                raise UnsupportedError(
+                    "the model runs BatchNormReLU in evaluation mode, whose gradient is wrong in MXNet. Use BatchNorm and ReLU"
+                )
             if self._training:
                 operation.attributes["use_global_stats"] = True
             return proceed()
@@ -160,19 +165,6 @@ class Cures:
         with mx.autograd.pause():
             operation.inputs[3:5] = [average.copy() for average in operation.inputs[3:5]]
         return proceed()
-
-    def _batch_norm_with_relu(self, operation: Operation, proceed: Proceed) -> Any:
-        """Run batch norm and ReLU one after the other in evaluation mode.
-
-        The fused operator has then lost where ReLU cut off, and its gradient is wrong.
-        """
-        mx = import_mxnet()
-        if mx.autograd.is_training() or operation.out is not None:
-            return self._batch_norm(operation, proceed)
-        as_numpy = isinstance(operation.inputs[0], mx.np.ndarray)
-        rows, *others = invoke("BatchNorm", operation.inputs, operation.attributes, as_numpy)
-        rectified = invoke("relu", [rows], {}, as_numpy)
-        return [*rectified, *others] if others else rectified[0]
 
 
 def _deconvolution(operation: Operation, proceed: Proceed) -> Any:
@@ -218,25 +210,20 @@ def copy_input_of_max_pooling(operation: Operation) -> None:
 
 
 def _leaky_relu(operation: Operation, proceed: Proceed) -> Any:
-    """Run SELU by ELU, and randomised leaky ReLU in evaluation mode by leaky ReLU of the mean slope.
+    """Run SELU by ELU, and refuse randomised leaky ReLU.
 
     MXNet's gradient of SELU is wrong below zero, and that of the randomised form is wrong in evaluation mode; in training
-    mode the latter crashes the process, and is refused.
+    mode the latter crashes the process.
     """
-    mx, attributes = import_mxnet(), operation.attributes
+    attributes = operation.attributes
     if attributes.get("act_type") == "selu":
         attributes.update(act_type="elu", slope=SELU_ALPHA)
         return proceed() * SELU_SCALE
-    if attributes.get("act_type") != "rrelu":
-        return proceed()
-    if mx.autograd.is_training():
+    if attributes.get("act_type") == "rrelu":
         raise UnsupportedError(
-            "the model uses LeakyReLU of type 'rrelu', on which MXNet crashes in training mode. Omit training=True"
+            "the model uses LeakyReLU of type 'rrelu', whose gradient is wrong in MXNet. Use the type 'leaky'"
         )
-    mean = (float(attributes.get("lower_bound", 0.125)) + float(attributes.get("upper_bound", 0.334))) / 2
-    attributes.update(act_type="leaky", slope=mean)
-    rows = proceed()
-    return [rows, mx.nd.zeros_like(rows)]  # in place of the random slopes
+    return proceed()
 
 
 # Operators in terms of others, of the same value, whose gradient is right
@@ -283,22 +270,14 @@ def _matmul(operation: Operation, proceed: Proceed) -> Any:
 
 
 def _einsum(operation: Operation, proceed: Proceed) -> Any:
-    """Take diagonals before the sum: the gradient of an index that comes twice in an operand goes to other entries."""
-    subscripts = operation.attributes.get("subscripts")
-    if not isinstance(subscripts, str):
-        return proceed()
-    operands, arrow, output = subscripts.replace(" ", "").partition("->")
-    terms = operands.split(",")
-    if not arrow:  # the indices that occur once are kept, in alphabetical order
-        letters = operands.replace(",", "").replace(".", "")
-        single = sorted(letter for letter in set(letters) if letters.count(letter) == 1)
-        output = ("..." if "." in operands else "") + "".join(single)
-    if len(terms) != len(operation.inputs):
-        return proceed()
-    diagonals = [_diagonal(term, array) for term, array in zip(terms, operation.inputs, strict=True)]
-    if [term for term, _ in diagonals] != terms:
-        operation.inputs = [array for _, array in diagonals]
-        operation.attributes["subscripts"] = ",".join(term for term, _ in diagonals) + "->" + output
+    """Refuse an index that comes twice in an operand: its gradient goes to other entries."""
+    subscripts = operation.attributes.get("subscripts", "")
+    terms = [list(filter(str.isalpha, term)) for term in subscripts.partition("->")[0].split(",")]
+    if any(len(set(term)) < len(term) for term in terms):
+        raise UnsupportedError(
+            f"the model calls np.einsum({subscripts!r}), with an index twice in an operand, which has a "
+            "wrong gradient in MXNet. Take np.diagonal of it first"
+        )
     return proceed()
 
 
@@ -311,18 +290,6 @@ def _norm(operation: Operation, proceed: Proceed) -> Any:
             "or other operators, such as np.abs(x).sum(axis=-1).max(axis=-1)"
         )
     return proceed()
-
-
-def _diagonal(term: str, array: Any) -> tuple[str, Any]:
-    """Return an operand and its indices with each index once, by diagonals."""
-    for letter in dict.fromkeys(term.replace(".", "")):
-        while term.count(letter) > 1:
-            before, _, after = term.partition("...")
-            axes = [axis for axis, index in enumerate(before) if index == letter]
-            axes += [array.ndim - len(after) + axis for axis, index in enumerate(after) if index == letter]
-            array = import_mxnet().np.diagonal(array, axis1=axes[0], axis2=axes[1])
-            term = term.replace(letter, "", 2) + letter
-    return term, array
 
 
 def _extreme(operation: Operation, proceed: Proceed) -> Any:

@@ -27,7 +27,7 @@ PRIVATE_NAMES: Final[dict[str, str]] = {
     "_imperative_invoke": "The function in which every operator of mx.nd and mx.np ends, so the place to intercept it.",
     "_is_np_op": "Says whether an operator returns arrays of mx.np.",
     # Names of operators, as MXNet registers them and writes them into exported files
-    "_contrib_BatchNormWithReLU": "An operator with a wrong gradient, which is cured.",
+    "_contrib_BatchNormWithReLU": "An operator with a wrong gradient, which is cured or refused.",
     "_contrib_SparseEmbedding": "An operator that is a lookup.",
     "_contrib_SyncBatchNorm": "An operator whose gradient goes by the mode of the pullback, which is cured.",
     "_image_flip_": "Begins the names of operators with a wrong gradient, which are refused.",
