@@ -134,12 +134,8 @@ def trace_model(
             f"Flax refused the call: {str(error).splitlines()[0]}. call=... is given a copy of the model: let it call that, "
             "not the model itself"
         ) from error
-    outputs = len(every(found["returned"], _is_output))
+    outputs = len(every(found["returned"], lambda value: isinstance(value, Output)))
     return Graph(jaxpr, found["returned"], outputs, planned.unused, tuple(map(id, structure.arrays))), inputs
-
-
-def _is_output(value: object) -> bool:
-    return isinstance(value, Output)
 
 
 class Walker(Generic[Value]):

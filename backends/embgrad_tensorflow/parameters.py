@@ -55,7 +55,7 @@ class Parameters:
             handle = handle_of(variable)
             if handle is None or id(handle) in self._names:
                 continue
-            plain = f"{number}." * (len(parts) > 1) + _spell(variable)
+            plain = f"{number}." * (len(parts) > 1) + str(getattr(variable, "path", None) or variable.name)
             name = f"{plain}#{counts[plain]}" if counts[plain] else plain
             counts[plain] += 1
             self._names[id(handle)], self._variables[name] = (handle, name), variable
@@ -73,10 +73,6 @@ class Parameters:
     def variable(self, name: str) -> Any:
         """Return the variable of that name, trainable or not."""
         return self._variables[name]
-
-
-def _spell(variable: Any) -> str:
-    return str(getattr(variable, "path", None) or variable.name)
 
 
 def _variables_with_mode(part: Any) -> Iterator[tuple[Any, bool]]:

@@ -97,7 +97,7 @@ class Taps:
         """
         if key is not None:
             attached = self.attached and torch.is_grad_enabled()
-            if not attached and (table.grad_fn is None or _is_view_of_leaf(table)):
+            if not attached and (table.grad_fn is None or (table._is_view() and table._base.is_leaf)):
                 with torch.inference_mode(False), torch.no_grad():
                     rows = compute()
                 return self.tensor(key, rows)
@@ -298,10 +298,6 @@ def expect_unwritten(clones: Iterable[tuple[str, Any]]) -> None:
                 f"the tensor at the point {key!r} shares its memory with another, and the model writes into it in place. "
                 "Write x = x * 2 instead of x *= 2 there, or name another point, such as the output of the module before"
             )
-
-
-def _is_view_of_leaf(table: Any) -> bool:
-    return bool(table._is_view() and table._base.is_leaf)
 
 
 @contextlib.contextmanager

@@ -16,14 +16,6 @@ def _gauss_legendre(steps: int) -> tuple[np.ndarray, np.ndarray]:
     return (nodes + 1) / 2, weights / 2
 
 
-def _left_ends(steps: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.arange(steps) / steps, np.full(steps, 1 / steps)
-
-
-def _right_ends(steps: int) -> tuple[np.ndarray, np.ndarray]:
-    return (np.arange(steps) + 1) / steps, np.full(steps, 1 / steps)
-
-
 def _middle(steps: int) -> tuple[np.ndarray, np.ndarray]:
     return (np.arange(steps) + 0.5) / steps, np.full(steps, 1 / steps)
 
@@ -38,8 +30,8 @@ def _trapezoid(steps: int) -> tuple[np.ndarray, np.ndarray]:
 
 RULES: Final[Mapping[str, Callable[[int], tuple[np.ndarray, np.ndarray]]]] = {
     "gausslegendre": _gauss_legendre,
-    "riemann_left": _left_ends,
-    "riemann_right": _right_ends,
+    "riemann_left": lambda steps: (np.arange(steps) / steps, np.full(steps, 1 / steps)),
+    "riemann_right": lambda steps: ((np.arange(steps) + 1) / steps, np.full(steps, 1 / steps)),
     "riemann_middle": _middle,
     "riemann_trapezoid": _trapezoid,
 }

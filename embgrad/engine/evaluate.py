@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from embgrad.backend.registry import bind
 from embgrad.common.keywords import explain_arguments
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress
-from embgrad.engine.options import check_options
+from embgrad.engine.options import OfForward, check_options
 from embgrad.engine.probe import with_shared
 from embgrad.engine.question import Question
 from embgrad.engine.run import objectives_of
@@ -22,41 +22,20 @@ from embgrad.inputs.conventions import batch_of
 from embgrad.model_points.points import WORD
 from embgrad.objectives.objectives import as_objectives
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = ["evaluate", "evaluate_each", "evaluate_question"]
 
 
 @overload
 def evaluate(
-    model: Any,
-    batch: Any,
-    objective: list[Any] | tuple[Any, ...],
-    *,
-    tokenizer: Any = ...,
-    max_length: int | None = ...,
-    call: Call | None = ...,
-    training: bool = ...,
-    override: Mapping[str, Any] | None = ...,
-    add: Mapping[str, Any] | None = ...,
-    batch_size: int | None = ...,
-    progress: Progress | bool | None = ...,
+    model: Any, batch: Any, objective: list[Any] | tuple[Any, ...], **options: Unpack[OfForward]
 ) -> list[np.ndarray]: ...
 
 
 @overload
-def evaluate(
-    model: Any,
-    batch: Any,
-    objective: Any,
-    *,
-    tokenizer: Any = ...,
-    max_length: int | None = ...,
-    call: Call | None = ...,
-    training: bool = ...,
-    override: Mapping[str, Any] | None = ...,
-    add: Mapping[str, Any] | None = ...,
-    batch_size: int | None = ...,
-    progress: Progress | bool | None = ...,
-) -> np.ndarray: ...
+def evaluate(model: Any, batch: Any, objective: Any, **options: Unpack[OfForward]) -> np.ndarray: ...
 
 
 @explain_arguments

@@ -23,7 +23,6 @@ from embgrad.engine.question import Question
 from embgrad.inputs.conventions import batch_of
 from embgrad.model_points.points import WORD
 from embgrad.objectives.objectives import as_objective
-from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.memory import Memory
 from embgrad.results.schemas import GRADIENTS
 
@@ -156,11 +155,9 @@ def _run(question: Question, count: int) -> int:
     """Return the size of the first examples' results in bytes."""
     part = question if count == len(question.batch) else question.part(0, count)
     with explain_errors(question.bound, question.batch, size=count, objectives=question.objectives):
-        return sum(map(_size, results_of(part).values()))
-
-
-def _size(result: EmbeddingGradients) -> int:
-    return sum(array.nbytes for array in GRADIENTS.arrays_of(result).values())
+        return sum(
+            array.nbytes for result in results_of(part).values() for array in GRADIENTS.arrays_of(result).values()
+        )
 
 
 def _line(measured: Mapping[int, int], least: int) -> tuple[int, int]:
@@ -183,9 +180,4 @@ def _size_of_weights(bound: BoundModel) -> int | None:
     if not bound.supports("weights"):
         return None
     weights = bound.backend.weights(bound.model)
-    return sum(math.prod(weight.shape) * _bits(weight.dtype) for weight in weights) // 8
-
-
-def _bits(dtype: str) -> int:
-    """Return the size of a number of a floating dtype, such as 16 for "bfloat16" and 8 for "float8_e4m3fn"."""
-    return int(re.findall(r"\d+", dtype)[0])
+    return sum(math.prod(weight.shape) * int(re.findall(r"\d+", weight.dtype)[0]) for weight in weights) // 8

@@ -20,27 +20,33 @@ from embgrad.objectives.objectives import Objective
 __all__ = [
     "GradientOptions",
     "Keywords",
+    "OfForward",
     "check_options",
     "expect_one_name",
     "expect_pads",
 ]
 
 
-class Keywords(TypedDict, total=False):
-    """The keyword arguments of `gradients` beside `at`, for type checkers."""
+class OfForward(TypedDict, total=False):
+    """The keyword arguments of `evaluate`, for type checkers."""
 
     tokenizer: Any
     max_length: int | None
     call: Call | None
     training: bool
-    pads: str
-    split: bool
     override: Mapping[str, Any] | None
     add: Mapping[str, Any] | None
-    edit: Mapping[str, Callable[[np.ndarray], np.ndarray | None]] | None
-    check: bool
     batch_size: int | None
     progress: Progress | bool | None
+
+
+class Keywords(OfForward, total=False):
+    """The keyword arguments of `gradients` beside `at`, for type checkers."""
+
+    pads: str
+    split: bool
+    edit: Mapping[str, Callable[[np.ndarray], np.ndarray | None]] | None
+    check: bool
     compile: bool
 
 

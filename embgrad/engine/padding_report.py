@@ -12,7 +12,7 @@ from embgrad.common.keywords import explain_arguments
 from embgrad.common.metrics import length
 from embgrad.engine.gradients import gradients
 from embgrad.engine.options import expect_one_name
-from embgrad.engine.table_gradients import TableGradients, table_gradients
+from embgrad.engine.table_gradients import table_gradients
 from embgrad.errors import BatchError, PointError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
@@ -141,11 +141,11 @@ def padding_report(
         at_pads=_norm(result, there & pads),
         at_real=_norm(result, there & ~pads),
         head=length(ledger.head[pad_id]),
-        own=_own(ledger, pad_id),
+        own=None if ledger.own is None else length(ledger.own[pad_id]),
         names=ledger.names,
         pad_leak=result.pad_leak,
         mask_taken="mask" not in result.provenance["unused"],
-        average_off=_relative(average - real_average, real_average),
+        average_off=length(average - real_average) / (length(real_average) or 1.0),
         saliency_off=float(saliency.mean() / (saliency[~pads].mean() or 1.0)) - 1.0,
     )
 
@@ -172,11 +172,3 @@ def _pad_id(batch: TokenBatch) -> int:
 def _norm(result: EmbeddingGradients, where: np.ndarray) -> float:
     """Return the norm of the sum of the gradients at these positions, which is their share of the row's gradient."""
     return length(result.values[where].sum(0, np.float64))
-
-
-def _own(ledger: TableGradients, row: int) -> float | None:
-    return None if ledger.own is None else length(ledger.own[row])
-
-
-def _relative(difference: np.ndarray, to: np.ndarray) -> float:
-    return float(np.linalg.norm(difference) / (np.linalg.norm(to) or 1.0))

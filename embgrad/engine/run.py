@@ -52,7 +52,10 @@ def run_question(question: Question) -> list[dict[str, EmbeddingGradients]]:
     for index in range(count):
         run_of_objective = _of_objective(run, index, count)
         if not question.pullback:
-            points = {name: _without_gradient(values) for name, values in run_of_objective.points.items()}
+            points = {
+                name: replace(values, gradients=(np.zeros_like(values.activation),))
+                for name, values in run_of_objective.points.items()
+            }
             run_of_objective = replace(run_of_objective, points=points)
         with at_index(index, count):
             results.append(_results_of(question, run_of_objective, index, located))
@@ -119,17 +122,8 @@ def objectives_of(question: Question) -> list[np.ndarray]:
     return [response.values for response in run.objectives]
 
 
-def _without_gradient(values: PointValues) -> PointValues:
-    """Return the values of a question without a pullback, with zeros as gradient."""
-    return replace(values, gradients=(np.zeros_like(values.activation),))
-
-
 def locate_for(question: Question) -> dict[str, Located]:
-    """Return all points that a question names, from a forward pass on its batch.
-
-    Raises:
-        PointError: a name means no point or several, or an option names one point twice.
-    """
+    """Return all points that a question names, from a forward pass on its batch."""
     located = locate(question.bound, question.options.named, question.batch)
     _expect_each_once(question, located)
     return located

@@ -78,7 +78,8 @@ def parts(report: PortFields) -> Iterator[tuple[str, str]]:
 def _sentences(report: PortFields) -> Iterator[str]:
     """Yield a line for each cause and setting, and for the weights and notes."""
     for cause in report.causes:
-        yield f"cause: {cause.text} ({_where(cause.sites)}, {_effect(cause.difference, cause.remaining)})"
+        off = f"relative L2 {figure(cause.difference)} there, {figure(cause.remaining)} of it unexplained"
+        yield f"cause: {cause.text} ({_where(cause.sites)}, {off})"
     if report.unexplained:
         yield f"no known cause: {_names(report.unexplained)}"
     for setting in report.settings:
@@ -90,10 +91,6 @@ def _sentences(report: PortFields) -> Iterator[str]:
 
 def _where(sites: Sequence[str]) -> str:
     return f"at {sites[0]}" if len(sites) == 1 else f"at {len(sites)} points, first {sites[0]}"
-
-
-def _effect(difference: float, remaining: float) -> str:
-    return f"relative L2 {figure(difference)} there, {figure(remaining)} of it unexplained"
 
 
 def _names(names: Sequence[str]) -> str:

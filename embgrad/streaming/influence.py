@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -92,7 +92,12 @@ def influence(
                 )
     options = {"tokenizer": tokenizer, "max_length": max_length, "batch_size": batch_size}
     options |= {"at": at, "call": call}
-    indices = [_index(each, test, test_objective, options) for each in models]
+    indices = [
+        TableIndex(
+            [table for result in stream(each, test, test_objective, **options) for table in result.per_example()]
+        )
+        for each in models
+    ]
     highest, lowest = Best(top, 1), Best(top, -1)
     count, provenance = 0, dict[str, Any]()
     with contextlib.ExitStack() as stack:
@@ -155,11 +160,6 @@ def _of_test(objective: Any, test_objective: Any) -> Any:
             "those of the test examples, or Labelled(...) and labels beside the texts"
         )
     return objective
-
-
-def _index(model: Any, test: Iterable[Any], objective: Any, options: Mapping[str, Any]) -> TableIndex:
-    """Return the gradients of all test examples."""
-    return TableIndex([table for result in stream(model, test, objective, **options) for table in result.per_example()])
 
 
 @dataclass(frozen=True)

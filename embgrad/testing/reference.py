@@ -59,9 +59,12 @@ class _Observer:
         self.before: dict[str, np.ndarray | None] = {}
         self.tables: dict[str, Tensor] = {}
         self._changes = PointChanges(
-            request, _to_numpy, lambda array, like: Tensor(np.asarray(array, like.value.dtype)), _run_unobserved
+            request,
+            lambda tensor: np.array(tensor.value),
+            lambda array, like: Tensor(np.asarray(array, like.value.dtype)),
+            _run_unobserved,
         )
-        self._calls = ModuleCalls(watch, _is_tensor, self._tap)
+        self._calls = ModuleCalls(watch, lambda value: isinstance(value, Tensor), self._tap)
         self.listening = listening
         self.perturbing = perturbing
         self._outer = outer
@@ -423,14 +426,6 @@ class ReferenceTensors:
             return whole
 
         return Tensor(tensor.value[examples, positions], [(tensor, back)])
-
-
-def _to_numpy(tensor: Tensor) -> np.ndarray:
-    return np.array(tensor.value)
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _whole_numbers(_name: str, value: object) -> np.ndarray | None:

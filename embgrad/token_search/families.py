@@ -52,7 +52,7 @@ def families(batch: TokenBatch, examples: np.ndarray, places: tuple[np.ndarray, 
     kinds = np.stack([examples, first, end], 1)
     for kind in np.unique(kinds[suits], axis=0):
         texts = np.flatnonzero(suits & (kinds == kind).all(1))
-        if len(texts) < FEWEST or not _have_same_types(batch, texts):
+        if len(texts) < FEWEST or (batch.types is not None and (batch.types[texts] != batch.types[texts[0]]).any()):
             continue
         ids = _most_frequent(batch.ids[texts])
         differs = batch.ids[texts] != ids
@@ -60,10 +60,6 @@ def families(batch: TokenBatch, examples: np.ndarray, places: tuple[np.ndarray, 
         family = Family(texts, ids, differs.argmax(1), int(kind[1]), int(kind[2]))
         if family.shared.sum() > 2 * family.end:  # the shared text is run, and continued
             yield family
-
-
-def _have_same_types(batch: TokenBatch, texts: np.ndarray) -> bool:
-    return batch.types is None or bool((batch.types[texts] == batch.types[texts[0]]).all())
 
 
 def _most_frequent(ids: np.ndarray) -> np.ndarray:
