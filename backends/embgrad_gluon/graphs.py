@@ -257,11 +257,7 @@ _graphs: weakref.WeakKeyDictionary[Any, Graph] = weakref.WeakKeyDictionary()
 
 
 def graph_of(block: Any) -> Graph:
-    """Return the graph of a SymbolBlock, parsed once for as long as the block has it, since MXNet's JSON leaks memory.
-
-    Raises:
-        UnsupportedError: a node of it has a graph of its own.
-    """
+    """Return the graph of a SymbolBlock, parsed once for as long as the block has it, since MXNet's JSON leaks memory."""
     symbol = block._cached_graph[1]
     with process_lock:
         known = _graphs.get(block)

@@ -18,11 +18,7 @@ __all__ = ["import_gluonnlp", "import_mxnet"]
 
 
 def import_mxnet() -> Any:
-    """Return the module `mxnet`, imported unless the user has imported it already.
-
-    Raises:
-        BackendError: NumPy or Python is too new for it.
-    """
+    """Return the module `mxnet`, imported unless the user has imported it already."""
     return _import("mxnet")
 
 

@@ -31,12 +31,7 @@ TRIPLE: Final = ["data0", "data1", "data2"]
 
 
 def call_model(model: Any, parts: Sequence[Any], batch: TokenBatch, call: Call | None) -> tuple[Any, tuple[str, ...]]:
-    """Call the model on the batch; return its outputs, and the names of the batch's parts that it could not take.
-
-    Raises:
-        BatchError: the batch has nothing for an argument of the model.
-        UnsupportedError: the model is a sequence of parts, and no `call` says how to call them.
-    """
+    """Call the model on the batch; return its outputs, and the names of the batch's parts that it could not take."""
     convert = _Conversion(all_parameters(parts), len(batch))
     if call is not None:
         return call(model, convert(batch.inputs())), ()

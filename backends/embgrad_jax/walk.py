@@ -350,11 +350,7 @@ class TreePart:
 
 
 class HuggingFacePart(TreePart):
-    """A part that is a Flax model of Hugging Face.
-
-    Raises:
-        UnsupportedError: the model holds no parameters.
-    """
+    """A part that is a Flax model of Hugging Face."""
 
     def __init__(self, index: int, part: Any, prefix: str) -> None:
         try:

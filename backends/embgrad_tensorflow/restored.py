@@ -40,12 +40,7 @@ class _Target:
 
 
 def plan_restored(part: Any, batch: TokenBatch, training: bool) -> Plan | None:
-    """Return how to call a saved object, a layer around one, or a compiled function; None for anything else.
-
-    Raises:
-        BatchError: no function takes what the batch holds.
-        UnsupportedError: there is no function to call, or none for the mode.
-    """
+    """Return how to call a saved object, a layer around one, or a compiled function; None for anything else."""
     target = _target(part, training)
     if target is None:
         return None

@@ -123,11 +123,6 @@ def baseline_values(passes: Passes, baseline: Any, tokenizer: Any, keep_special:
     Args:
         baseline: "zero", "pad", "mask", "mean", an id, or an array that broadcasts to the point.
         keep_special: see above.
-
-    Raises:
-        BatchError: the id of the padding or of the mask is not known, or the id lies outside the table.
-        EmbgradError: the array does not broadcast to the point.
-        UnsupportedError: an id is the baseline of a lookup of other indices than the batch's ids.
     """
     own = passes.inputs
     baseline = check_baseline(baseline)

@@ -33,9 +33,6 @@ def compare_continuations(
     Args:
         methods: the method with each of its baselines.
         compute: returns the contributions by the methods to the outputs of passes.
-
-    Raises:
-        UnsupportedError: the continuation needs more positions than the batch has, which a further input or a baseline has not.
     """
     made, own = [], []
     for output in range(passes.targets.spans.shape[1]):

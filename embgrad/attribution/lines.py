@@ -122,10 +122,6 @@ def along(passes: Passes, baseline: np.ndarray, rule: str, steps: int) -> Along:
     """Return the contributions by a rule along the lines from a baseline to the inputs.
 
     A further step at the baseline, without weight, is cheaper than a pass of its own, but not where it takes another one.
-
-    Raises:
-        NoGradientError: a gradient is not finite.
-        ObjectiveError: an objective is not finite.
     """
     inputs, (nodes, weights) = passes.inputs, nodes_and_weights(rule, steps)
     if nodes[0] == 0:

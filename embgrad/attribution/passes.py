@@ -91,11 +91,7 @@ class Passes:
 
     @cached_property
     def state(self) -> EmbeddingGradients:
-        """The batch's own values at the point and its objectives; `values` are zeros.
-
-        Raises:
-            UnsupportedError: the point's axes are not (example, position, dim).
-        """
+        """The batch's own values at the point and its objectives; `values` are zeros."""
         return self.result if "result" in vars(self) else self._result(pullback=False)
 
     @cached_property
@@ -242,12 +238,7 @@ class Passes:
         return -(count + more) // self.size == -count // self.size
 
     def gradients(self, rows: Rows) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
-        """Yield for pieces of the rows the first index, the index after the last, the gradients, and the objectives.
-
-        Raises:
-            NoGradientError: a gradient is not finite.
-            ObjectiveError: an objective is not finite.
-        """
+        """Yield for pieces of the rows the first index, the index after the last, the gradients, and the objectives."""
         names = (self.at,)
         tested = self._test_with(rows, names)
         if tested is not None:
@@ -264,11 +255,7 @@ class Passes:
             yield piece.start, piece.end, result.values[piece.read], result.objective[piece.read]
 
     def objectives(self, rows: Rows) -> np.ndarray:
-        """Return the objectives at the rows' values, float64, (row,).
-
-        Raises:
-            ObjectiveError: an objective is not finite.
-        """
+        """Return the objectives at the rows' values, float64, (row,)."""
         values = np.empty(rows.count * len(self.batch))
         tested = self._test_with(rows, ())
         start = 0 if tested is None else len(tested.objective)
@@ -408,12 +395,7 @@ def passes_of(
     pads: str = "keep",
     training: bool = False,
 ) -> Passes:
-    """Return the passes for the arguments of a public function, see `attribute`.
-
-    Raises:
-        EmbgradError: an argument is not what `attribute` takes.
-        UnsupportedError: the objective is a `Scalar`.
-    """
+    """Return the passes for the arguments of a public function, see `attribute`."""
     expect_one_name(at, "make a call for each point")
     expect_flag(training, "training")
     tokens = batch_of(batch, tokenizer, max_length, model)

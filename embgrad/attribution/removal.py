@@ -78,10 +78,6 @@ class Removal:
 
         Padding cannot; special tokens cannot with `keep_special`; a token at whose position an objective reads the output cannot
         be deleted.
-
-        Raises:
-            BatchError: special tokens are to be kept, and are not known.
-            UnsupportedError: tokens are to be deleted, and the objective or a further input is bound to the positions.
         """
         removable = absent_positions(self.passes, self.tokenizer, self.keep_special)
         if self.remove != DELETE:
@@ -118,10 +114,6 @@ class Removal:
 
         Returns:
             For each example float64, (variant,).
-
-        Raises:
-            ObjectiveError: an objective is not finite.
-            UnsupportedError: tokens are to be deleted, and none would stay, or the model takes no shorter text.
         """
         return self._delete(kept) if self.remove == DELETE else self._replace(kept)
 

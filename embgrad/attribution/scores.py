@@ -53,9 +53,6 @@ def scores_by_name(attribution: Any, batch: TokenBatch, removable: np.ndarray) -
             attributions, which are named by their methods, a repeated one with `#1`, `#2` and so on.
         batch: the batch that they must be of.
         removable: the positions whose scores must be finite.
-
-    Raises:
-        EmbgradError: there is none, it is of another batch, or a score is not finite.
     """
     named = by_name(attribution, "attribution", _name)
     return {name: _check(name, entry, batch, removable) for name, entry in named.items()}

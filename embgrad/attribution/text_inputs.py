@@ -36,9 +36,6 @@ def inputs_apart(passes: Passes, instead: str) -> frozenset[str]:
 
     Args:
         instead: what the message proposes where an input can neither stay nor follow.
-
-    Raises:
-        UnsupportedError: a further input describes the text, or may, and what it is for another text is not known.
     """
     batch = passes.batch
     apart = _of_decoder(passes)

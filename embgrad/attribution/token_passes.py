@@ -186,9 +186,6 @@ class TokenPasses:
             values: the values at the points, to put in place of the model's own; None to leave those.
             quiet: whether warnings about the batch were given before.
             weighed: the rows whose gradients count, bool, (row,); those of the others are 0, whatever they are. None for all.
-
-        Raises:
-            NoGradientError: an output does not depend on a point, or a gradient is not finite.
         """
         changes = {} if values is None else {"override": dict(zip(self.names, values, strict=True))}
         question = self._question(rows % len(self.batch), changes, pullback=True, quiet=quiet)

@@ -58,10 +58,6 @@ def keras_bert(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
 
     keras-hub's own conversion of checkpoints always approximates GELU by tanh and ignores `layer_norm_eps`. Here both are as the
     configuration says; they are attributes of the layers, which `model.save` does not store.
-
-    Raises:
-        BackendError: keras-hub cannot be imported.
-        UnsupportedError: keras-hub has no such BERT.
     """
     known = complete_config(config)
     expect_expressible(known, ACTIVATIONS, MODEL, one_dropout=True)

@@ -95,20 +95,12 @@ def canonical_names(backend: Any, model: Any) -> dict[str, WeightTarget]:
 
 
 def read_weights(folder: Path) -> dict[str, np.ndarray]:
-    """Return a checkpoint folder's weights by name, as NumPy arrays, from one safetensors file or from several shards.
-
-    Raises:
-        FileFormatError: a file is missing or broken.
-    """
+    """Return a checkpoint folder's weights by name, as NumPy arrays, from one safetensors file or from several shards."""
     return _of_all(folder, lambda file: read_tensors(file)[0])
 
 
 def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a checkpoint folder's weights by name, reading the files' headers alone.
-
-    Raises:
-        FileFormatError: a file is missing or broken.
-    """
+    """Return the shapes of a checkpoint folder's weights by name, reading the files' headers alone."""
     return _of_all(folder, read_shapes)
 
 

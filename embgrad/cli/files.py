@@ -24,12 +24,7 @@ STDIN = "<stdin>"
 
 
 def load_results(files: Sequence[str]) -> dict[str, Results]:
-    """Load the results of each file, by file name; "-" is stdin, at most once. A file named twice gives two entries.
-
-    Raises:
-        UsageError: stdin is named twice, or nothing is piped to it.
-        FileFormatError: a file was not written by embgrad.
-    """
+    """Load the results of each file, by file name; "-" is stdin, at most once. A file named twice gives two entries."""
     if list(files).count("-") > 1:
         raise UsageError("'-' stands for stdin, which can be read once: name the other file")
     results: dict[str, Results] = {}
@@ -51,11 +46,7 @@ def choose_results(results: Results, at: Sequence[str], file: str) -> dict[str, 
 
 
 def restrict(results: Mapping[str, Results], at: Sequence[str]) -> dict[str, Results]:
-    """Return the results of each file at the points `at`; all results if `at` is empty.
-
-    Raises:
-        UsageError: a file holds no result at one of the points.
-    """
+    """Return the results of each file at the points `at`; all results if `at` is empty."""
     return {file: dict(choose_results(each, at, file)) if at else each for file, each in results.items()}
 
 

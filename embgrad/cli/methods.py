@@ -36,10 +36,6 @@ def instances_of(names: Sequence[str], arguments: Sequence[str], known_methods: 
 
     Args:
         known_methods: the methods by their names on the command line.
-
-    Raises:
-        UsageError: there is no such method, or none of the methods has an argument.
-        EmbgradError: a method does not accept the value of an argument.
     """
     classes = {name: known_methods[name] for name in (_name(spelled, names=known_methods) for spelled in names)}
     if len(classes) < len(names):

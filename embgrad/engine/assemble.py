@@ -57,10 +57,6 @@ def assemble(
         of_table: whether a lookup's value comes from its table, as it does unless it was overridden.
         extras: the further inputs, with the decoder ids that the model derives from labels; None for those of the batch.
         weighed: the examples whose gradients are read, see `Question`.
-
-    Raises:
-        NoGradientError: the objective does not depend on the point, or the gradient is not finite.
-        UnsupportedError: `pads` is "zero", and the point has no positions.
     """
     gradients = _pullbacks(name, values, values.gradients, arrangement, split, overridden)
     before = _pullbacks(name, values, values.before, arrangement, split, overridden) if values.before else None

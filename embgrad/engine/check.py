@@ -46,13 +46,7 @@ KINKS: Final = 10.0
 
 
 def certify(question: Question, results: Mapping[str, EmbeddingGradients]) -> dict[str, EmbeddingGradients]:
-    """Return the results with their certificates.
-
-    Raises:
-        CertificationError: a gradient is wrong.
-        UnsupportedError: it cannot be tested: it was edited, the forward pass draws random numbers, or a part of it was set to
-            zero.
-    """
+    """Return the results with their certificates."""
     _expect_testable(question)
     located = locate_for(question)
     _expect_whole(question, located)

@@ -33,11 +33,6 @@ def generate_tokens(bound: BoundModel, batch: TokenBatch, options: Any, tokenize
     Args:
         options: the number of new tokens, for greedy search, or the arguments of the method.
         tokenizer: knows the ids at which a continuation ends; None where there is none.
-
-    Raises:
-        EmbgradError: `options` is neither a number of tokens nor a dict.
-        UnsupportedError: the model has no such method, or that of keras-hub; it returns no ids, or other ids than the prompts'
-            before the new tokens; or the prompts have further inputs than ids, mask and types.
     """
     arguments = _arguments(options)
     method = getattr(bound.model, "generate", None)

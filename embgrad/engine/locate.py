@@ -104,7 +104,6 @@ class Meanings:
 
         Raises:
             ProbeInconclusiveError: the ids were used otherwise, too, so that "word" may mean another point.
-            PointError: a point's arrangement is not known.
         """
         points = {}
         for name, (point, located, _) in self.points.items():

@@ -122,7 +122,6 @@ def _layout(
 
     Raises:
         OpenAxesError: the pass failed, or it did not show the axis in question.
-        ObjectiveError: the output's first axis is not the examples.
     """
     decoded = decode(batch)
     example = _without_padding(batch, decoded, positions_of(_sides(error.shape, error.axis), decoded, error.output))

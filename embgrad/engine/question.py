@@ -52,9 +52,6 @@ class Question:
         layouts: what is known of the model's outputs, see `run`.
         weighed: the examples whose gradients are read, bool, (example,); the others' become 0, whatever they are. None for
             all.
-
-    Raises:
-        UnsupportedError: the backend does not support the options.
     """
 
     bound: BoundModel

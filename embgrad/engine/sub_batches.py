@@ -30,10 +30,6 @@ def run_in_sub_batches(
 
     Args:
         run: takes the question for some of the examples.
-
-    Raises:
-        BatchError: an error of the model is explained, see `explain_errors`.
-        UnsupportedError: a state makes the results of a sub-batch others than in the whole batch, see `compare_sub_batch`.
     """
     batch, count = question.batch, len(question.batch)
     is_cut = question.is_cut(batch_size)
@@ -59,9 +55,6 @@ def compare_sub_batch(question: Question, part: Question, start: int) -> Iterato
     """Refuse a sub-batch, which is run in this context, where a state makes the objectives others than in the whole batch.
 
     A state may be kept for one number of examples alone: that of the sub-batch, or that of the batch.
-
-    Raises:
-        UnsupportedError: an objective differs by more than rounding.
     """
     with changes_recorded() as changes:
         yield

@@ -138,10 +138,6 @@ class PassAxes:
 
         Args:
             lookups: the lookups of the pass so far.
-
-        Raises:
-            PointNotReachedError: the point is "word", and the lookup takes the ids in an order that it does not show.
-            UnsupportedError: the point was named by another role, and the model takes the ids in another order.
         """
         if isinstance(record, Lookup):
             lookup = self._with_layout(record, batch)

@@ -72,9 +72,6 @@ def substitute(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
 
     Args:
         values: by the weights' names, see `weights_of`, arrays of their shapes.
-
-    Raises:
-        EmbgradError: there is no weight of that name, or it has another shape; then no weight is changed.
     """
     backend = backend_for(model)
     BoundModel(backend, model).expect_ability("weights")

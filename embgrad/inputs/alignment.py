@@ -52,9 +52,6 @@ def align(batch: TokenBatch) -> tuple[TokenBatch, Alignment, Alignment | None]:
 
     A causal model computes the same at real positions then as for the example alone, whether or not it counts positions by the
     mask. Further inputs with an entry for each example and position are moved as well, those of the decoder as its ids.
-
-    Raises:
-        BatchError: another further input has an axis as long as the positions, and may belong to them.
     """
     move, decoder = _move(batch.real), None
     extras = dict(batch.extras)

@@ -85,9 +85,6 @@ def positions_of(shape: Sequence[int], batch: TokenBatch, output: str | None) ->
 
     If the batch holds the decoder's ids, the output is taken as the decoder's, unless its name says that it is the encoder's,
     or its shape fits the encoder's positions alone.
-
-    Raises:
-        ObjectiveError: the shape fits a second text that may be the decoder's or not, or whose mask is not known.
     """
     if output is not None and output.startswith("encoder"):
         return batch

@@ -159,11 +159,7 @@ def expect_id(pad_id: Any) -> None:
 
 
 def padding_of(tokenizer: Any) -> Padding:
-    """Return the tokenizer's own padding.
-
-    Raises:
-        BatchError: the tokenizer is of no known type.
-    """
+    """Return the tokenizer's own padding."""
     return _encoder_of(tokenizer)[1]
 
 

@@ -45,9 +45,6 @@ def resize(
         types: their types; None where the batch has none.
         instead: what the message proposes where an input cannot follow.
         apart: the names of further inputs that belong to other positions, such as those of a decoder.
-
-    Raises:
-        UnsupportedError: a further input may describe the text, and what it is for another text is not known.
     """
     taken = batch.take(examples)
     changes: dict[str, Any] = {"ids": ids, "types": types}

@@ -99,12 +99,6 @@ def load_model(spelled: str, framework: str | None = None, ignore: Sequence[str]
         framework: the framework to build a checkpoint in, or that the user's own model must belong to; "keras" for Keras 3 on
             its current backend. None for the first one installed, or the framework of the user's model.
         ignore: patterns of weights that a BERT encoder may leave unused, see `embgrad.zoo.load_bert`.
-
-    Raises:
-        UsageError: there is no such model, or it belongs to another framework.
-        FileFormatError: a file is missing or broken, or weights are missing.
-        UnsupportedError: the framework cannot build this model.
-        BackendError: the framework is not installed.
     """
     _expect_model(spelled, framework, ignore)
     path = Path(spelled)

@@ -30,10 +30,6 @@ def parse_objective(spelled: str | None, labels: Any = None) -> Objective | None
     Args:
         spelled: the text of --objective, such as 'Sum(output="pooled")'.
         labels: the labels of --labels, which the text of the objective then omits.
-
-    Raises:
-        UsageError: the text is not the name of an objective with literal arguments.
-        ObjectiveError: the objective does not accept the arguments.
     """
     if spelled is None:
         return None if labels is None else objectives.CrossEntropy(labels)

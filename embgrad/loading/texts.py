@@ -59,7 +59,6 @@ def read_bytes(file: str, most: int = MOST_INPUT) -> bytes:
     """Return the bytes of a file, or of stdin for "-", reading at most `most` bytes.
 
     Raises:
-        UsageError: stdin is a terminal or closed, or there are more than `most` bytes.
         OSError: the file cannot be read.
     """
     if file != "-":
@@ -82,10 +81,6 @@ def ids_from(file: str, note: Callable[[str], None]) -> TokenBatch:
     """Return the batch of a JSON file: a list of lists of ids, or an object with ids, mask and types.
 
     If the file contains only ids, shorter examples are padded with zeros on the right and masked there.
-
-    Raises:
-        UsageError: the file is not JSON, or holds no ids.
-        BatchError: the ids are not whole numbers, or the mask or types do not have their shape.
     """
     data, file = read_bytes(file), "<stdin>" if file == "-" else file
     try:

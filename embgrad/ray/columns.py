@@ -198,11 +198,7 @@ class Columns(Mapping[str, np.ndarray]):
 
 
 def python_values(rows: pa.Table, name: str) -> list[Any]:
-    """Return a column's values as Python objects, with lists for tensors.
-
-    Raises:
-        BatchError: the column does not exist.
-    """
+    """Return a column's values as Python objects, with lists for tensors."""
     values = _values(rows, name)
     return [value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value for value in values]
 
@@ -258,10 +254,6 @@ def with_columns(rows: pa.Table, results: Iterable[tuple[np.ndarray, Block, Any]
 
     Args:
         results: the gradients or attributions of some rows at a time: their indices, the rows by themselves, and the result.
-
-    Raises:
-        EmbgradError: a new column has the name of an existing one.
-        BatchError: a row is longer than `length`.
     """
     cells: list[dict[str, Any]] = [{} for _ in range(rows.num_rows)]
     for chosen, block, result in results:
@@ -306,11 +298,7 @@ def _cells(block: Block, result: Any, wanted: Wanted) -> Iterator[dict[str, Any]
 
 
 def table_of(result: EmbeddingGradients, ids: np.ndarray, values: np.ndarray) -> RowSparse:
-    """Return the gradient of the table of a result's point, from some of its ids and values.
-
-    Raises:
-        PointError: there is no such table.
-    """
+    """Return the gradient of the table of a result's point, from some of its ids and values."""
     if result.vocab is None:
         result.table()  # raises and says why there is no table
     assert result.vocab is not None

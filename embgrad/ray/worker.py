@@ -78,11 +78,7 @@ class Worker:
         self._weights_checked = job.run is None  # whether the weights are known to equal those of the other actors
 
     def results(self, rows: pa.Table) -> Iterator[tuple[np.ndarray, Block, Any]]:
-        """Yield the results of a block's rows, in batches of similar length: the rows' indices, the rows, their result.
-
-        Raises:
-            EmbgradError: as `embgrad.gradients`; the message names the row.
-        """
+        """Yield the results of a block's rows, in batches of similar length: the rows' indices, the rows, their result."""
         if self._model is None:
             self._model, self._tokenizer = _built_model(self._job)
         if not rows.num_rows:  # a filter has removed all rows of the block

@@ -43,9 +43,6 @@ def gradient_lines(gradients: Any, kind: str, by: str, examples: Sequence[int]) 
     Args:
         kind: "norm" or "dot".
         by: "tokens" or "words".
-
-    Raises:
-        EmbgradError: words are wanted, and the tokens are not known.
     """
     figures = {name: gradients.saliency(key).astype(np.float64) for key, name in KINDS.items()}
     source = SimpleNamespace(

@@ -38,9 +38,6 @@ def lines_of(
     Args:
         attributions: the attributions by name; of one batch.
         by: one of `UNITS`, or parts of the text by name; None for the first of `fallback` that all attributions have.
-
-    Raises:
-        EmbgradError: there is no such unit, or the attributions do not have it.
     """
     unit = unit_of(list(attributions.values()), by, fallback)
     whole = [pieces_of(attribution, unit, examples, special) for attribution in attributions.values()]

@@ -59,9 +59,6 @@ def segments_of(source: Any, example: int, parts: Mapping[str, Any] | None, spec
     Args:
         source: a result with `ids`, `real` and `tokens`, which may have `texts`, `offsets` and `parts`.
         parts: the parts by name, each a text, a slice of the real tokens, or positions; None for the turns of a chat.
-
-    Raises:
-        EmbgradError: the special tokens show no turns; or a part is not there, is there several times, or overlaps with another.
     """
     segments = []
     for name, whole in _turns(source, example) if parts is None else _find_parts(source, example, parts):

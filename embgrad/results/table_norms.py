@@ -103,11 +103,7 @@ def clipped_table(g: EmbeddingGradients | Sequence[RowSparse], max_norm: float) 
 
 
 class TableIndex:
-    """Several tables by their rows: row `rows[i]` is in the tables `owners[starts[i]:ends[i]]`.
-
-    Raises:
-        EmbgradError: the tables' shapes differ.
-    """
+    """Several tables by their rows: row `rows[i]` is in the tables `owners[starts[i]:ends[i]]`."""
 
     def __init__(self, tables: Sequence[RowSparse]) -> None:
         _expect_one_shape(tables)
@@ -125,11 +121,7 @@ class TableIndex:
         return len(self.tables)
 
     def products(self, other: TableIndex) -> np.ndarray:
-        """Return the inner products of the tables with others, float64, shape (own table, other table).
-
-        Raises:
-            EmbgradError: the others are of a table of another shape.
-        """
+        """Return the inner products of the tables with others, float64, shape (own table, other table)."""
         _expect_one_shape([*self.tables[:1], *other.tables[:1]])
         products = np.zeros((len(self), len(other)))
         for left, right in _find_shared(self, other):

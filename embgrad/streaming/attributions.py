@@ -23,9 +23,6 @@ def attributions_of(method: Method, tokenizer: Any, question: Question, size: in
     Args:
         tokenizer: knows the ids of special tokens; None where there is none.
         size: how many examples or steps one pass runs at most, see `attribute`.
-
-    Raises:
-        UnsupportedError: the objective is a `Scalar`; or as `attribute` raises.
     """
     bound, options = question.bound, question.options
     (name,) = options.names

@@ -59,9 +59,6 @@ class Source:
         size: with a tokenizer, the number of texts in a portion.
         labelled: whether each item carries a label.
         update: a function that adds a value to a hash, see `embgrad.streaming.digest`; None for no digests.
-
-    Raises:
-        BatchError: `items` cannot be read as a source.
     """
 
     items: Iterable[Any]

@@ -82,10 +82,6 @@ class Writer:
 
     Args:
         folder: the folder, which is created where it does not exist; else it must be empty, or of the same run.
-
-    Raises:
-        EmbgradError: another writer holds the folder.
-        FileFormatError: the folder holds other files, another run, or a broken manifest; or the path is a file.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:

@@ -61,10 +61,6 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
         steps: the number of steps that the file holds; 0 without a file.
         state: the state after them; None without a file.
         history: the course until then, likewise.
-
-    Raises:
-        FileFormatError: the file holds something else, another search, or more steps than the method takes.
-        UnsupportedError: an argument is a function, and `run_id` is None.
     """
 
     def __init__(

@@ -33,9 +33,6 @@ def movable(problem: Problem, instead: str) -> Passes:
 
     Args:
         instead: what the message proposes where the objective or a further input has an entry for each position.
-
-    Raises:
-        UnsupportedError: the objective is a function, has a label for each position, or a further input has entries for them.
     """
     expect_deletable(problem.passes, instead)
     return problem.passes

@@ -30,11 +30,7 @@ class Rule:
 
     @classmethod
     def of(cls, goal: Any, until: Any, examples: int) -> Rule:
-        """Return the rule for the arguments of `search`.
-
-        Raises:
-            EmbgradError: there is no such goal, or `until` is neither a number nor a number for each example.
-        """
+        """Return the rule for the arguments of `search`."""
         expect_goal(goal)
         return cls(goal, None if until is None else _check(until, examples))
 

@@ -126,10 +126,6 @@ def trigger_texts(problem: Problem, length: int, place: str, stable: np.ndarray 
 
     Args:
         stable: see `TriggerTexts`; None to find out.
-
-    Raises:
-        BatchError: an example has no position whose token may be replaced.
-        UnsupportedError: the objective or a further input has an entry for each position, of which a trigger has none.
     """
     passes = movable(
         problem,

@@ -80,10 +80,6 @@ def allowed_ids(allowed: Any, tokenizer: Any, vocab: int) -> np.ndarray:
         allowed: None for every id, but where a tokenizer is known not for special tokens, unknown words, and ids without a token;
             ids; a bool array, shape (vocab,); a function that takes a token as the tokenizer writes it and returns whether it is
             allowed, which is asked about the tokens that None allows; or a list of these, which all must allow an id.
-
-    Raises:
-        BatchError: a function needs the tokens, and no tokenizer names them.
-        EmbgradError: `allowed` is none of these, names an id outside the table, or allows none.
     """
     result = _read_allowed(allowed, _Vocabulary(tokenizer, vocab))
     if not result.any():
