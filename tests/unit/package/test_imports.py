@@ -30,6 +30,7 @@ ALLOWED = {
     CORE / "cli" / "demo.py": {*FRAMEWORKS},  # it builds models to show
     CORE / "common" / "progress.py": {"rich"},  # where it is installed
     CORE / "engine" / "gradients.py": {"typing_extensions"},  # for type checkers alone
+    CORE / "engine" / "evaluate.py": {"typing_extensions"},  # likewise
     CORE / "cli": {"typer", "rich"},
     CORE / "loading" / "models.py": {"tensorflow"},
     CORE / "loading" / "huggingface.py": {"transformers", "safetensors"},  # whose error transformers lets through
