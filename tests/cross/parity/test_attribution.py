@@ -26,8 +26,8 @@ METHODS = {
     "lime": embgrad.methods.Lime(40),
     "kernel_shap": embgrad.methods.KernelShap(40),
 }
-#: One along a path, one of changed rows that its seed draws, one of other tokens, and one by values alone.
-ORDINARY = ("integrated_gradients", "gradient_shap", "discretized_integrated_gradients", "kernel_shap")
+#: One along a path of other tokens, and one by values alone, whose texts its seed draws.
+ORDINARY = ("discretized_integrated_gradients", "kernel_shap")
 #: The largest relative L2 distance to PyTorch's figures; those without gradients are differences of objectives.
 MOST = 5e-6
 

@@ -41,6 +41,7 @@ def test_faults_are_planted_on_both_sides_in_twelve_architectures_and_more() -> 
     assert len({fault.architecture for fault in LISTED}) >= 12
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_sites_are_modules_of_the_reference(architecture: str) -> None:
     paths = [path for path, _ in reference(architecture).named_modules()]
@@ -56,6 +57,7 @@ def test_ports_written_by_hand_have_faults_with_names_of_their_own_and_known_cau
     assert {fault.port for fault in OWN_FAULTS} == set(PORTS)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", PORTS)
 def test_sites_of_faults_in_ports_written_by_hand_are_modules_of_the_reference(name: str) -> None:
     paths = [path for path, _ in PORTS[name].reference().named_modules()]

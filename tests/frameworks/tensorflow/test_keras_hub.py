@@ -104,6 +104,7 @@ def _left_padding_is_warned_of() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     ("name", "side"), [(name, zoo.SIDES[number % len(zoo.SIDES)]) for number, name in enumerate(zoo.MODELS)]
 )

@@ -357,6 +357,7 @@ def kinked_model(seed: int, dtype: str, **options: Any) -> ReferenceModel:
 MORE_IDS = np.array([[5, 2, 9, 4, 0, 7], [3, 8, 1, 0, 6, 2], [5, 10, 2, 7, 3, 1]])
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("seed", range(20))
 def test_right_gradients_pass_where_steps_cross_kinks(seed: int, dtype: str) -> None:
