@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import BatchError, UnsupportedError
 
 SIZES = {"vocabulary_size": 30, "num_layers": 2, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 16}
 IDS = np.array([[5, 9, 21, 7, 0, 0], [8, 3, 0, 0, 0, 0]])
@@ -123,7 +124,7 @@ def test_what_the_model_generated_is_attributed() -> None:
     np.testing.assert_array_equal(result.outputs, [[2, 3, 4, 5]] * 2)
     given = embgrad.attribute_tokens(model, numbers(texts["token_ids"]), targets=slice(2, None))
     np.testing.assert_allclose(result.scores, given.scores, atol=1e-6)
-    with pytest.raises(embgrad.errors.UnsupportedError, match="is a model of keras-hub, whose generate"):
+    with pytest.raises(UnsupportedError, match="is a model of keras-hub, whose generate"):
         embgrad.attribute_tokens(model, IDS[:, :2], generate=3)
 
 
@@ -151,9 +152,7 @@ def test_texts_through_a_tokenizer_and_a_preprocessor() -> None:
     plain = embgrad.encode(["a gripping film", "the plot"], tokenizer)
     np.testing.assert_array_equal(plain.ids, [[5, 6, 7], [8, 9, 0]])
     assert embgrad.encode(["the plot " * 6], preprocessor).truncated.tolist() == [5]
-    with pytest.raises(
-        embgrad.errors.BatchError, match="BertMaskedLMPreprocessor puts the mask in place of random tokens"
-    ):
+    with pytest.raises(BatchError, match="BertMaskedLMPreprocessor puts the mask in place of random tokens"):
         embgrad.encode(["a film"], keras_hub.models.BertMaskedLMPreprocessor(tokenizer, sequence_length=9))
 
 
@@ -168,7 +167,5 @@ def test_texts_of_a_language_model() -> None:
     np.testing.assert_array_equal(made.scores, embgrad.attribute_tokens(model, ids).scores)
     split = embgrad.attribute_tokens(model, ["a film"], tokenizer=tokenizer)
     assert split.tokens == (("a", "Ġ", "fi", "lm"),)
-    with pytest.raises(
-        embgrad.errors.BatchError, match="GPT2CausalLMPreprocessor raised ValueError for pairs of texts"
-    ):
+    with pytest.raises(BatchError, match="GPT2CausalLMPreprocessor raised ValueError for pairs of texts"):
         embgrad.encode([("a", "film")], preprocessor)

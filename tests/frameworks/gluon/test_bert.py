@@ -11,6 +11,7 @@ from embgrad_gluon.bert import build
 from embgrad_gluon.importing import import_gluonnlp
 
 import embgrad
+from embgrad.errors import BatchError, OutputError, UnsupportedError
 from tests.frameworks.gluon.helpers import central_differences, mx, randomise, relative
 from tests.support import loaded_bert
 from tests.support.bert_by_hand import bert_by_hand, random_weights
@@ -80,11 +81,9 @@ def test_types_and_lengths_may_be_omitted() -> None:
     found = embgrad.gradients(net, short, embgrad.Sum(output="pooled")).values
     types = embgrad.TokenBatch(IDS[:1], None, np.zeros((1, 5)))
     assert (embgrad.gradients(net, types, embgrad.Sum(output="pooled")).values == found).all()
-    with pytest.raises(embgrad.errors.BatchError, match=r"has 11 tokens, and the model takes 10 positions"):
+    with pytest.raises(BatchError, match=r"has 11 tokens, and the model takes 10 positions"):
         embgrad.gradients(net, np.ones((1, 11), int), embgrad.Sum(output="pooled"))
-    with pytest.raises(
-        embgrad.errors.BatchError, match=r"index 2 .*'token_type_embed.0' has 2 rows.*a type beyond its types"
-    ):
+    with pytest.raises(BatchError, match=r"index 2 .*'token_type_embed.0' has 2 rows.*a type beyond its types"):
         embgrad.gradients(net, embgrad.TokenBatch(IDS, MASK, TYPES * 2), embgrad.Sum(output="pooled"))
 
 
@@ -111,9 +110,7 @@ def test_bert_outputs_follow_from_how_it_was_built() -> None:
     assert names(bert(use_pooler=False), "sequence", None) == [(2, 5, 8), (2, 5, 8)]
     with_attention = bert(encoder={"output_attention": True})
     assert names(with_attention, "sequence_output", "attention.1.0", "pooled_output")[::2] == [(2, 5, 8), (2, 8)]
-    with pytest.raises(
-        embgrad.errors.OutputError, match=r"'sequence_output' .role 'sequence'., 'pooled_output' .role 'pooled'."
-    ):
+    with pytest.raises(OutputError, match=r"'sequence_output' .role 'sequence'., 'pooled_output' .role 'pooled'."):
         embgrad.gradients(bert(), BATCH, embgrad.Sum())
 
 
@@ -150,7 +147,7 @@ def weights_of(config: dict[str, Any]) -> dict[str, np.ndarray]:
 
 def test_a_dropout_of_attention_that_gluonnlp_does_not_have_is_refused() -> None:
     message = "attention_probs_dropout_prob 0.2.*only 0.1, the value of hidden_dropout_prob"
-    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
+    with pytest.raises(UnsupportedError, match=message):
         build({**CONFIG, "attention_probs_dropout_prob": 0.2})
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import BatchError, PointNotReachedError, UnsupportedError
 from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, model, mx
 
 nn, nd = mx.gluon.nn, mx.nd
@@ -16,9 +17,7 @@ nn, nd = mx.gluon.nn, mx.nd
 def test_indices_that_are_not_whole_numbers_are_refused() -> None:
     for factor, add in ((0.5, 0.0), (1.0, float("nan"))):
         net = model(lambda net, F, x, factor=factor, add=add: net.words(x * factor + add).sum(axis=1))
-        with pytest.raises(
-            embgrad.errors.BatchError, match=r"table 'words' by indices of dtype float32 .*Cast the ids to int32"
-        ):
+        with pytest.raises(BatchError, match=r"table 'words' by indices of dtype float32 .*Cast the ids to int32"):
             embgrad.gradients(net, np.array([[1, 3]]), embgrad.Sum())
 
 
@@ -42,21 +41,19 @@ def test_selecting_rows_of_activations_is_not_a_lookup() -> None:
 
 def test_a_model_that_changes_the_ids_first() -> None:
     net = model(lambda net, F, x: net.words(x - 1).sum(axis=1))
-    with pytest.raises(
-        embgrad.errors.PointNotReachedError, match=r"lookups seen: words#0 .*In Gluon a lookup is Embedding, take"
-    ):
+    with pytest.raises(PointNotReachedError, match=r"lookups seen: words#0 .*In Gluon a lookup is Embedding, take"):
         embgrad.gradients(net, distinct_ids(), embgrad.Sum())
     found = embgrad.gradients(net, distinct_ids(), embgrad.Sum(), at="words")
     assert (found.values == 1).all()
     assert (found.ids == distinct_ids() - 1).all()
     hot = model(lambda net, F, x: nd.dot(nd.one_hot(x, ROWS), net.words.weight.data()).sum(axis=1))
-    with pytest.raises(embgrad.errors.PointNotReachedError, match="one-hot vectors is not"):
+    with pytest.raises(PointNotReachedError, match="one-hot vectors is not"):
         embgrad.gradients(hot, distinct_ids(), embgrad.Sum())
 
 
 def test_an_operator_without_a_gradient() -> None:
     net = model(lambda net, F, x: nd.khatri_rao(net.words(x)[0], net.words(x)[1]))
-    with pytest.raises(embgrad.errors.UnsupportedError, match="operator 'khatri_rao', for which MXNet has no"):
+    with pytest.raises(UnsupportedError, match="operator 'khatri_rao', for which MXNet has no"):
         embgrad.gradients(net, distinct_ids(), embgrad.Scalar(lambda out: out.sum()), at="words#0")
 
 
@@ -67,9 +64,7 @@ def test_writing_into_looked_up_rows_unrecorded_is_refused() -> None:
             rows[:, 0] = 0
         return rows.sum(axis=1)
 
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"writes into the output of the lookup words#0 .* while it is not rec"
-    ):
+    with pytest.raises(UnsupportedError, match=r"writes into the output of the lookup words#0 .* while it is not rec"):
         embgrad.gradients(model(forward, places=nn.Embedding(4, DIM)), distinct_ids(), embgrad.Sum())
 
 
@@ -81,9 +76,7 @@ def test_writing_into_a_recorded_array_is_refused() -> None:
 
     net = model(forward, places=nn.Embedding(4, DIM))
     assert net(mx.nd.array(distinct_ids())).shape[0] == 2
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"writes into an array that it has computed .* while it records"
-    ):
+    with pytest.raises(UnsupportedError, match=r"writes into an array that it has computed .* while it records"):
         embgrad.gradients(net, distinct_ids(), embgrad.Sum())
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import BackendError, NoGradientError
 from tests.frameworks.gluon.helpers import (
     DIM,
     ROWS,
@@ -330,7 +331,7 @@ def test_a_zero_gradient_is_a_result_and_no_gradient_an_error() -> None:
         return built(lambda: Model(lambda net, F, x: cut(F, net.words(x))), distinct_ids(), "float32")
 
     for cut in cuts:
-        with pytest.raises(embgrad.errors.NoGradientError):
+        with pytest.raises(NoGradientError):
             embgrad.gradients(through(cut), distinct_ids(), embgrad.Sum())
     zero = through(lambda F, rows: F.relu(F.mean(rows, axis=1) - 100))
     assert not embgrad.gradients(zero, distinct_ids(), embgrad.Sum()).values.any()
@@ -349,9 +350,7 @@ def _from_module(symbol: Any, folder: Path) -> str:
     module = mx.mod.Module(symbol, data_names=["data"], label_names=None)
     module.bind([("data", (2, 3))], for_training=False)
     module.init_params()
-    with pytest.raises(
-        embgrad.errors.BackendError, match=r"a Module of MXNet's older interface\. Save it with module\.save_checkp"
-    ):
+    with pytest.raises(BackendError, match=r"a Module of MXNet's older interface\. Save it with module\.save_checkp"):
         embgrad.gradients(module, [[1, 2, 3]], embgrad.Logit(0))
     module.save_checkpoint(str(folder / "net"), 0)
     return "net-0000.params"
@@ -361,9 +360,7 @@ def _from_module(symbol: Any, folder: Path) -> str:
 def test_a_symbol_and_a_module_become_a_symbol_block(save: Callable[[Any, Path], str], tmp_path: Path) -> None:
     rows = mx.sym.Embedding(mx.sym.var("data"), input_dim=9, output_dim=4, name="words")
     symbol = mx.sym.FullyConnected(mx.sym.mean(rows, axis=1), num_hidden=2, name="head")
-    with pytest.raises(
-        embgrad.errors.BackendError, match=r"it is a Symbol, which holds no weights\. Save it with symbol\.save"
-    ):
+    with pytest.raises(BackendError, match=r"it is a Symbol, which holds no weights\. Save it with symbol\.save"):
         embgrad.gradients(symbol, [[1, 2, 3]], embgrad.Logit(0))
     weights = save(symbol, tmp_path)
     block = mx.gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / weights))

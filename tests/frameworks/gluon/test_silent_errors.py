@@ -14,6 +14,7 @@ import pytest
 from embgrad_gluon.importing import import_mxnet
 
 import embgrad
+from embgrad.errors import BackendError, UnsupportedError
 from tests.frameworks.gluon.helpers import DIM, ROWS, built, differences, distinct_ids, mx, pulled_back, relative
 
 nn, rnn, autograd = mx.gluon.nn, mx.gluon.rnn, mx.autograd
@@ -65,9 +66,7 @@ def test_dropout_inside_a_native_gru_in_training_mode_is_refused() -> None:
     def make() -> Any:
         return Net(rnn.GRU(3, num_layers=2, dropout=0.5, layout="NTC"))
 
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"GRU of several layers with dropout.*Omit training=True"
-    ):
+    with pytest.raises(UnsupportedError, match=r"GRU of several layers with dropout.*Omit training=True"):
         worst_error(make, "float64", training=True)
     net = built(make, distinct_ids(3, 4), "float32")
     assert embgrad.gradients(net, distinct_ids(3, 4), embgrad.Sum(output="logits"), training=True).values.any()
@@ -114,9 +113,7 @@ def test_batch_norm_kept_in_evaluation_mode_while_training() -> None:
 
 def test_batch_norm_put_into_training_mode_while_evaluating_is_refused() -> None:
     net = built(lambda: Frozen(autograd.train_mode), distinct_ids(), "float32")
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"batch norm under autograd.train_mode\(\).*training=True"
-    ):
+    with pytest.raises(UnsupportedError, match=r"batch norm under autograd.train_mode\(\).*training=True"):
         embgrad.gradients(net, distinct_ids(), embgrad.Sum())
 
 
@@ -129,7 +126,7 @@ def test_randomised_leaky_relu_is_refused(training: bool) -> None:
             return F.LeakyReLU(self.embedding(x), act_type="rrelu")[0]
 
     net = built(lambda: Leaky(None), distinct_ids(), "float32")
-    with pytest.raises(embgrad.errors.UnsupportedError, match=r"rrelu.*Use the type 'leaky'"):
+    with pytest.raises(UnsupportedError, match=r"rrelu.*Use the type 'leaky'"):
         embgrad.gradients(net, distinct_ids(), embgrad.Sum(), training=training)
 
 
@@ -143,9 +140,7 @@ def test_operators_with_a_gradient_of_their_own_are_refused(name: str) -> None:
             return F.MakeLoss(logits) if name == "MakeLoss" else getattr(F, name)(logits, F.zeros_like(logits))
 
     net = built(lambda: Ending(None), distinct_ids(), "float32")
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=f"'{name}', which replaces the gradient of the objective"
-    ):
+    with pytest.raises(UnsupportedError, match=f"'{name}', which replaces the gradient of the objective"):
         embgrad.gradients(net, distinct_ids(), embgrad.Logit(0))
 
 
@@ -243,7 +238,7 @@ def test_a_numpy_that_mxnet_cannot_be_imported_with(monkeypatch: pytest.MonkeyPa
         rf"MXNet cannot be imported with NumPy {version}, which lacks np\.PZERO and other names that it reads\. "
         r"Run pip install 'numpy>=1\.24,<2', and restart Python"
     )
-    with pytest.raises(embgrad.errors.BackendError, match=message):
+    with pytest.raises(BackendError, match=message):
         import_mxnet()
     assert "mxnet" not in sys.modules
 
@@ -256,7 +251,7 @@ def test_missing_modules_of_setuptools_are_explained(missing: str, monkeypatch: 
     monkeypatch.delitem(sys.modules, "mxnet")
     monkeypatch.setattr(importlib, "import_module", without)
     said = rf"mxnet cannot be imported without {missing}, which Python 3\.12 and .* Run pip install 'setuptools<81', and restart"
-    with pytest.raises(embgrad.errors.BackendError, match=said):
+    with pytest.raises(BackendError, match=said):
         import_mxnet()
     missing = "graphviz"
     with pytest.raises(ModuleNotFoundError, match="No module named 'graphviz'"):

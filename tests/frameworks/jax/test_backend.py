@@ -17,6 +17,7 @@ import pytest
 from flax import linen, nnx
 
 import embgrad
+from embgrad.errors import BatchError, NoGradientError, PointError, PointNotReachedError, UnsupportedError
 
 IDS = np.array([[5, 7, 9], [3, 2, 7]])
 
@@ -218,7 +219,7 @@ def test_no_way_is_not_zero() -> None:
     """An output that does not depend on the lookup, beside one that does and one whose gradient is zero."""
     model = TwoHeads()
     assert (embgrad.gradients(model, IDS, embgrad.Sum(output="of_words")).values == 1).all()
-    with pytest.raises(embgrad.errors.NoGradientError, match="does not depend on the point 'word'"):
+    with pytest.raises(NoGradientError, match="does not depend on the point 'word'"):
         embgrad.gradients(model, IDS, embgrad.Sum(output="of_bias"))
     model.bias.set_value(jnp.zeros(4))
     assert not embgrad.gradients(model, IDS, embgrad.Sum(output="of_both")).values.any()
@@ -236,7 +237,7 @@ def test_a_call_of_the_model_itself_has_lookups_but_no_modules() -> None:
     result = embgrad.gradients(model, IDS, embgrad.Sum(), call=lambda _, inputs: model(inputs))
     np.testing.assert_array_equal(result.values, expected.values)
     assert result.provenance["point"] == expected.provenance["point"]
-    with pytest.raises(embgrad.errors.PointError):
+    with pytest.raises(PointError):
         embgrad.gradients(model, IDS, embgrad.Sum(), at="embed:output#0", call=lambda _, inputs: model(inputs))
     assert vars(model.embed) == before
 
@@ -244,9 +245,7 @@ def test_a_call_of_the_model_itself_has_lookups_but_no_modules() -> None:
 def test_a_compiled_call_of_the_model_itself_is_refused() -> None:
     model, own = Tied(), nnx.jit(lambda model, ids: model(ids))
     before = dict(vars(model.embed))
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"Flax refused the call: .* let it call that, not the model itself"
-    ):
+    with pytest.raises(UnsupportedError, match=r"Flax refused the call: .* let it call that, not the model itself"):
         embgrad.gradients(model, IDS, embgrad.Sum(), call=lambda _, inputs: own(model, inputs))
     assert vars(model.embed) == before
     assert own(model, jnp.asarray(IDS)).shape == (2, 3, 11)
@@ -256,13 +255,13 @@ def test_an_id_outside_the_table_is_an_error_where_jax_gives_nan() -> None:
     """Or, of an id beyond 32 bits, another row."""
     model = Tied()
     assert jnp.isnan(model.embed(jnp.array([11]))).all()
-    with pytest.raises(embgrad.errors.BatchError, match=r"id 11 at example 0, position 1 .*11 rows: expected 0 to 10"):
+    with pytest.raises(BatchError, match=r"id 11 at example 0, position 1 .*11 rows: expected 0 to 10"):
         embgrad.gradients(model, [[1, 11]], embgrad.Sum())
-    with pytest.raises(embgrad.errors.BatchError, match=r"id 4294967301 at example 0, position 1 is outside the table"):
+    with pytest.raises(BatchError, match=r"id 4294967301 at example 0, position 1 is outside the table"):
         embgrad.gradients(model, [[1, 2**32 + 5]], embgrad.Sum())
     with (
         jax.enable_x64(False),
-        pytest.raises(embgrad.errors.BatchError, match="holds 4294967301, which JAX would hold as int32"),
+        pytest.raises(BatchError, match="holds 4294967301, which JAX would hold as int32"),
     ):
         embgrad.gradients(model, [[1, 2**32 + 5]], embgrad.Sum())
 
@@ -271,7 +270,7 @@ def test_an_id_outside_the_table_is_an_error_where_the_model_takes_the_last_row(
     def call(parameters: Any, ids: Any) -> Any:
         return parameters["table"][jnp.clip(ids, 0, 10)].sum(1)
 
-    with pytest.raises(embgrad.errors.BatchError, match=r"id 11 at example 0, position 1 .*11 rows: expected 0 to 10"):
+    with pytest.raises(BatchError, match=r"id 11 at example 0, position 1 .*11 rows: expected 0 to 10"):
         embgrad.gradients({"table": jnp.ones((11, 4))}, [[1, 11]], embgrad.Sum(), call=call)
 
 
@@ -348,19 +347,17 @@ def test_a_module_without_arrays_is_a_model_without_a_lookup(base: type) -> None
         def __call__(self, ids: Any) -> Any:
             return ids * 2.0
 
-    with pytest.raises(embgrad.errors.PointNotReachedError, match="lookups seen: none"):
+    with pytest.raises(PointNotReachedError, match="lookups seen: none"):
         embgrad.gradients(Hollow(), IDS, embgrad.Logit(0))
 
 
 def test_parts_without_a_call_are_refused_with_what_to_pass() -> None:
     module = linen.Embed(11, 4)
     variables = module.init(jax.random.key(0), jnp.asarray(IDS))
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"a Flax Linen module with its variables.*parts\[0\]\.apply"
-    ):
+    with pytest.raises(UnsupportedError, match=r"a Flax Linen module with its variables.*parts\[0\]\.apply"):
         embgrad.gradients((module, variables), IDS, embgrad.Sum())
     with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"the model is a dict of arrays, which cannot be called.*forward\(params"
+        UnsupportedError, match=r"the model is a dict of arrays, which cannot be called.*forward\(params"
     ):
         embgrad.gradients(variables, IDS, embgrad.Sum())
 
@@ -374,7 +371,7 @@ def test_a_model_that_reads_the_values_of_arrays_is_refused() -> None:
             return rows if rows.sum() > 0 else -rows
 
     with pytest.raises(
-        embgrad.errors.UnsupportedError,
+        UnsupportedError,
         match=r"the model's Python reads the values of arrays, which jax\.jit does not allow either \(.+\)\. Write it with",
     ):
         embgrad.gradients(Deciding(), IDS, embgrad.Sum())
@@ -390,9 +387,7 @@ def test_a_keras_model_that_was_never_called_is_refused() -> None:
             return self.words(ids)
 
     model = Unbuilt()
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"the Keras model Unbuilt has no weights yet, .* Call it once on a"
-    ):
+    with pytest.raises(UnsupportedError, match=r"the Keras model Unbuilt has no weights yet, .* Call it once on a"):
         embgrad.gradients(model, IDS, embgrad.Sum())
     assert not model.weights
     model(jnp.asarray(IDS))

@@ -11,6 +11,7 @@ import pytest
 from flax import linen as nn
 
 import embgrad
+from embgrad.errors import UnsupportedError
 
 IDS = np.array([[4, 5, 6], [7, 8, 0]])
 MASK = np.array([[1, 1, 1], [1, 1, 0]])
@@ -84,9 +85,7 @@ def test_a_model_is_taken_with_its_parameters() -> None:
 
 def test_training_needs_a_key_and_so_a_call() -> None:
     model = Model()
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"whose dropout needs a key: pass call=lambda model, inputs"
-    ):
+    with pytest.raises(UnsupportedError, match=r"whose dropout needs a key: pass call=lambda model, inputs"):
         embgrad.gradients(model, BATCH, embgrad.Logit(1), training=True)
 
     def call(model: Any, inputs: Any) -> Any:
@@ -99,7 +98,5 @@ def test_training_needs_a_key_and_so_a_call() -> None:
 
 def test_a_model_without_parameters_is_refused() -> None:
     model = Model(initialised=False)
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match="is a Model without parameters, as _do_init=False makes it"
-    ):
+    with pytest.raises(UnsupportedError, match="is a Model without parameters, as _do_init=False makes it"):
         embgrad.gradients(model, BATCH, embgrad.Logit(1))

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import embgrad
+from embgrad.errors import BatchError, PointNotReachedError
 from tests.frameworks.tensorflow.helpers import own_table_gradient
 from tests.frameworks.tensorflow.savedmodels import SMALL, TOTAL, close, saved, weighed, weighed_gradient
 
@@ -103,15 +104,13 @@ def test_other_products_are_no_lookups(way: str) -> None:
     sliced = (
         r"rows#0 \(12 rows × 4, indices of shape \(4,\)\)"  # rows 0 to 3 of the table, as many as there are positions
     )
-    with pytest.raises(embgrad.errors.PointNotReachedError, match=rf"made no lookup .*lookups seen: ({seen}|{sliced})"):
+    with pytest.raises(PointNotReachedError, match=rf"made no lookup .*lookups seen: ({seen}|{sliced})"):
         embgrad.gradients(model, SMALL, TOTAL)
 
 
 def test_an_id_beyond_the_one_hot_rows_is_refused(tmp_path: Any) -> None:
     model = saved(Net(lambda table, ids: tf.reduce_sum(tf.one_hot(ids, 12) @ table)), tmp_path)
-    with pytest.raises(
-        embgrad.errors.BatchError, match=r"id 12 at example 0, position 1 is outside the table.*12 rows"
-    ):
+    with pytest.raises(BatchError, match=r"id 12 at example 0, position 1 is outside the table.*12 rows"):
         embgrad.gradients(model, [[1, 12]], TOTAL)
 
 
@@ -142,9 +141,7 @@ NO_WAY_IN: dict[str, tuple[Callable[[Any, Any], Any], np.ndarray, bool, str]] = 
 def test_other_uses_of_the_ids_are_named(way: str, is_saved: bool, tmp_path: Any) -> None:
     forward, table, trainable, message = NO_WAY_IN[way]
     model = loaded(Net(lambda table, ids: weighed(forward(table, ids)), table, trainable), tmp_path, is_saved)
-    with pytest.raises(
-        embgrad.errors.PointNotReachedError, match=rf"made no lookup .* The ids were used otherwise: {message}"
-    ):
+    with pytest.raises(PointNotReachedError, match=rf"made no lookup .* The ids were used otherwise: {message}"):
         embgrad.gradients(model, SMALL, TOTAL)
 
 

@@ -16,6 +16,7 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import Concr
 from tensorflow.python.framework import op_callbacks
 
 import embgrad
+from embgrad.errors import BatchError, UnsupportedError
 from tests.frameworks.tensorflow.helpers import make_model, own_table_gradient
 from tests.frameworks.tensorflow.savedmodels import (
     PREPROCESS,
@@ -294,9 +295,7 @@ def saved_call(function: Any, signature: Any, folder: Any) -> Any:
 class TestErrors:
     def test_another_length_than_the_saved_one(self, tmp_path: Any) -> None:
         model = Net(lambda rows, ids: weighed(tf.gather(rows, ids)), (2, 4)).saved(tmp_path)
-        with pytest.raises(
-            embgrad.errors.BatchError, match=r"input 'ids' is of shape \(2, 4\), and the batch gives \(1, 3\).*Pad"
-        ):
+        with pytest.raises(BatchError, match=r"input 'ids' is of shape \(2, 4\), and the batch gives \(1, 3\).*Pad"):
             embgrad.gradients(model.run, [[1, 2, 3]], TOTAL)
 
     def test_a_mode_that_the_model_was_not_saved_for(self, tmp_path: Any) -> None:
@@ -308,9 +307,7 @@ class TestErrors:
         model.__call__.get_concrete_function(IDS_SPEC, training=False)
         model = saved(model, tmp_path)
         np.testing.assert_array_equal(embgrad.gradients(model, SMALL, TOTAL).values, np.ones((2, 4, 4)))
-        with pytest.raises(
-            embgrad.errors.UnsupportedError, match=r"saved for training=False alone.*embgrad with training=False"
-        ):
+        with pytest.raises(UnsupportedError, match=r"saved for training=False alone.*embgrad with training=False"):
             embgrad.gradients(model, SMALL, TOTAL, training=True)
 
     def test_a_model_without_a_call(self, tmp_path: Any) -> None:
@@ -318,19 +315,17 @@ class TestErrors:
         model.encode = tf.function(lambda ids: tf.cast(ids, tf.float32), input_signature=[IDS_SPEC])
         model = saved(model, tmp_path)
         model.signatures = {}
-        with pytest.raises(
-            embgrad.errors.UnsupportedError, match=r"cannot be called.*its functions are 'encode'.*call="
-        ):
+        with pytest.raises(UnsupportedError, match=r"cannot be called.*its functions are 'encode'.*call="):
             embgrad.gradients(model, SMALL, TOTAL)
 
     def test_a_function_without_inputs(self, tmp_path: Any) -> None:
         message = r"the saved function '\w+' takes no tensors. Give a function that takes token ids"
-        with pytest.raises(embgrad.errors.UnsupportedError, match=message):
+        with pytest.raises(UnsupportedError, match=message):
             embgrad.gradients(saved_call(constant, [], tmp_path), SMALL, TOTAL)
 
     def test_a_ragged_input(self, tmp_path: Any) -> None:
         model = saved_call(ragged, [tf.RaggedTensorSpec([None, None], tf.int32)], tmp_path)
-        with pytest.raises(embgrad.errors.UnsupportedError, match=r"declared as a RaggedTensorSpec.*call="):
+        with pytest.raises(UnsupportedError, match=r"declared as a RaggedTensorSpec.*call="):
             embgrad.gradients(model, SMALL, embgrad.Sum())
         by_call = embgrad.gradients(
             model, SMALL, embgrad.Sum(), call=lambda m, ids: m(tf.RaggedTensor.from_tensor(ids))
@@ -342,9 +337,7 @@ class TestErrors:
         holder.model = Net(lambda rows, ids: weighed(tf.gather(rows, ids)))
         function = holder.model.run.get_concrete_function()
         loaded = saved(holder, tmp_path, signatures={"one": function, "two": function})
-        with pytest.raises(
-            embgrad.errors.UnsupportedError, match=r"2 signatures, 'one', 'two'.*'serving_default'.*call="
-        ):
+        with pytest.raises(UnsupportedError, match=r"2 signatures, 'one', 'two'.*'serving_default'.*call="):
             embgrad.gradients(loaded, SMALL, TOTAL)
 
 

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 import embgrad
+from embgrad.errors import AmbiguousPointError, PointError, UnsupportedError
 from tests.decoders.architectures import DECODERS, MODES
 from tests.decoders.cells import measure, own_gradients
 from tests.decoders.inputs import Inputs, padded, relative
@@ -54,9 +55,7 @@ def values(model: Any, inputs: Inputs, **options: Any) -> Any:
 
 def test_adapted_tables_are_ambiguous() -> None:
     model, inputs = lora(target_modules=["embed_tokens", "q_proj"]), padded("right")
-    with pytest.raises(
-        embgrad.errors.AmbiguousPointError, match=r"word#0 = .*embed_tokens\.base_layer#0 \(320 rows × 64"
-    ):
+    with pytest.raises(AmbiguousPointError, match=r"word#0 = .*embed_tokens\.base_layer#0 \(320 rows × 64"):
         values(model, inputs)
     path = "base_model.model.model.embed_tokens"
     kept: list[torch.Tensor] = []
@@ -136,13 +135,13 @@ def test_calls_on_offloaded_weights(mode: str, tmp_path: Path) -> None:
     )
     assert embgrad.gradients(model, inputs.batch, objective, check=True).certificate is not None
     with pytest.raises(
-        embgrad.errors.UnsupportedError,
+        UnsupportedError,
         match=r"the trainable parameter 'transformer\..*' is on the device 'meta', so that its gradient cannot be read: a "
         r"device_map that offloads weights loads them anew for each pass\. Load the model without offloading",
     ):
         embgrad.tables.parameter_gradients(model, inputs.batch, objective)
     if mode.startswith("all"):
-        with pytest.raises(embgrad.errors.PointError, match=r"is no parameter of the model: it is .* or loaded for it"):
+        with pytest.raises(PointError, match=r"is no parameter of the model: it is .* or loaded for it"):
             embgrad.tables.table_gradients(model, inputs.batch, objective)
         return
     ledger = embgrad.tables.table_gradients(model, inputs.batch, objective)
@@ -159,9 +158,7 @@ def test_quantised_weights_are_read_as_the_numbers_that_they_stand_for(mode: str
     quantised, plain = weights[name].get(), DECODERS["Llama"].build().get_parameter(name).detach().numpy()
     assert 0 < relative(quantised, plain) < 0.2
     with (
-        pytest.raises(
-            embgrad.errors.UnsupportedError, match=r"of shape \(64, 64\) is a quantised .*Tensor, which holds no other"
-        ),
+        pytest.raises(UnsupportedError, match=r"of shape \(64, 64\) is a quantised .*Tensor, which holds no other"),
         substitute(model, {name: plain}),
     ):
         pass
@@ -178,7 +175,5 @@ def test_a_quantised_table_is_refused(kind: str) -> None:
     else:
         table.load_state_dict({"weight": rows})
     model.model.embed_tokens = table.to("cpu")
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"holds torch\.u?int8, and gradients exist only for real floating"
-    ):
+    with pytest.raises(UnsupportedError, match=r"holds torch\.u?int8, and gradients exist only for real floating"):
         values(model.eval(), inputs)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import embgrad
+from embgrad.errors import BatchError, ObjectiveError, OutputError, PointNotReachedError, UnsupportedError
 from tests.frameworks.torch.checks import IDS, VOCAB
 
 
@@ -46,7 +47,7 @@ class Integers(Net):
     ],
 )
 def test_a_native_objective_of_another_shape_or_type_is_refused(objective: Any, message: str) -> None:
-    with pytest.raises(embgrad.errors.ObjectiveError, match=message):
+    with pytest.raises(ObjectiveError, match=message):
         embgrad.gradients(Net(), IDS, objective)
 
 
@@ -113,28 +114,24 @@ UNSUPPORTED: dict[str, tuple[Any, str]] = {
 def test_what_pytorch_cannot_differentiate_is_refused(case: str) -> None:
     build, message = UNSUPPORTED[case]
     model = build()
-    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
+    with pytest.raises(UnsupportedError, match=message):
         embgrad.gradients(model, IDS, embgrad.Logit(0))
     assert case != "weights that do not exist yet" or model.head.has_uninitialized_params()
 
 
 def test_an_output_without_values_is_refused() -> None:
-    with pytest.raises(
-        embgrad.errors.OutputError, match=r"the output of shape \(2, 3\) is on the device 'meta', which holds no"
-    ):
+    with pytest.raises(OutputError, match=r"the output of shape \(2, 3\) is on the device 'meta', which holds no"):
         embgrad.gradients(Moved(), IDS, embgrad.Sum())
 
 
 def test_a_loader_of_batches_is_refused() -> None:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.tensor(IDS)))
-    with pytest.raises(
-        embgrad.errors.BatchError, match=r"the batch is a DataLoader: expected one batch, as next\(iter\(...\)\)"
-    ):
+    with pytest.raises(BatchError, match=r"the batch is a DataLoader: expected one batch, as next\(iter\(...\)\)"):
         embgrad.gradients(Net(), loader, embgrad.Sum())
 
 
 def test_an_output_of_integers_is_refused() -> None:
-    with pytest.raises(embgrad.errors.OutputError, match=r"'labels' is of dtype int64: expected floating point"):
+    with pytest.raises(OutputError, match=r"'labels' is of dtype int64: expected floating point"):
         embgrad.gradients(Integers(), IDS, embgrad.Sum(output="labels"))
 
 
@@ -149,9 +146,7 @@ def test_a_call_inside_a_transform_is_refused(call: Any) -> None:
         return given.sum()
 
     for transform in (torch.vmap, torch.func.grad):
-        with pytest.raises(
-            embgrad.errors.UnsupportedError, match=r"embgrad is called inside torch\.vmap.*\. Call it outside"
-        ):
+        with pytest.raises(UnsupportedError, match=r"embgrad is called inside torch\.vmap.*\. Call it outside"):
             transform(inside)(torch.ones(2))
 
 
@@ -168,7 +163,7 @@ def test_a_loss_of_pytorch_is_refused(loss: Any) -> None:
         r"a loss of the framework's own, which needs a target beside the output: expected embgrad\.CrossEntropy\(labels\) for a "
         "cross-entropy, or a function of the model's output alone"
     )
-    with pytest.raises(embgrad.errors.ObjectiveError, match=message):
+    with pytest.raises(ObjectiveError, match=message):
         embgrad.gradients(Net(), IDS, loss)
 
 
@@ -189,9 +184,9 @@ def test_a_model_without_embeddings_is_refused() -> None:
     message = (
         "before any lookup, and none of its modules, 'Sequential', 'Linear', is an embedding: expected a text model"
     )
-    with pytest.raises(embgrad.errors.PointNotReachedError, match=message):
+    with pytest.raises(PointNotReachedError, match=message):
         embgrad.gradients(model, IDS, embgrad.Sum())
-    with pytest.raises(embgrad.errors.PointNotReachedError, match=message):
+    with pytest.raises(PointNotReachedError, match=message):
         embgrad.points(model, IDS)
 
 
@@ -202,7 +197,7 @@ def test_a_module_without_a_forward_is_refused() -> None:
             self.model, self.head = Net(), nn.Linear(3, 2)
 
     message = r"Wrapper defines no forward, so .*\. Give one of its children \(model, head\), or pass call=lambda"
-    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
+    with pytest.raises(UnsupportedError, match=message):
         embgrad.gradients(Wrapper(), IDS, embgrad.Sum())
     result = embgrad.gradients(Wrapper(), IDS, embgrad.Sum(), call=lambda w, inputs: w.head(w.model(inputs)))
     assert result.provenance["path"] == "model.table#0"
@@ -223,7 +218,7 @@ def test_an_evaluation_mode_without_a_backward_pass_is_explained() -> None:
 
     ids = np.array([[1, 2], [3, 4]])
     with pytest.raises(
-        embgrad.errors.UnsupportedError, match="Net runs in evaluation mode without gradients, and raised RuntimeError"
+        UnsupportedError, match="Net runs in evaluation mode without gradients, and raised RuntimeError"
     ):
         embgrad.gradients(Net().eval(), ids, embgrad.Logit(1))
     model = Net().eval()

@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 
 import embgrad
+from embgrad.errors import BatchError, ObjectiveError, UnsupportedError
 from embgrad.inputs.special_tokens import id_of_special, special_ids
 from embgrad.testing.reference import ReferenceModel, lookup
 from tests.unit.attribution.models import BATCH, IDS, Tokenizer, curved
@@ -87,11 +88,11 @@ def test_an_unknown_method_is_refused(method: Any, message: str) -> None:
     [
         (embgrad.methods.IntegratedGradients(baseline=np.zeros(5)), embgrad.EmbgradError,
             "baseline has the shape (5,)"),
-        (embgrad.methods.Occlusion("mask"), embgrad.errors.BatchError,
+        (embgrad.methods.Occlusion("mask"), BatchError,
             "the id of the mask is not known, which 'mask' puts in place of"),
-        (embgrad.methods.Occlusion(99), embgrad.errors.BatchError,
+        (embgrad.methods.Occlusion(99), BatchError,
             "id 99 at example 0, position 0 is outside the table"),
-        (embgrad.methods.Occlusion("zero", keep_special=True), embgrad.errors.BatchError,
+        (embgrad.methods.Occlusion("zero", keep_special=True), BatchError,
             "keep_special=True, and neither the batch's"),
     ],
 )  # fmt: skip
@@ -106,7 +107,7 @@ def test_the_id_of_the_padding_is_read_from_the_batch() -> None:
     by_batch = embgrad.attribute(curved(), batch, LOGIT, embgrad.methods.Occlusion("pad"))
     by_tokenizer = embgrad.attribute(curved(), batch, LOGIT, embgrad.methods.Occlusion("pad"), tokenizer=Tokenizer())
     np.testing.assert_array_equal(by_batch.scores, by_tokenizer.scores)
-    with pytest.raises(embgrad.errors.BatchError, match="the id of the padding is not known"):
+    with pytest.raises(BatchError, match="the id of the padding is not known"):
         embgrad.attribute(curved(), [[1, 2]], LOGIT, embgrad.methods.Occlusion("pad"))
 
 
@@ -137,9 +138,7 @@ def test_an_id_is_no_baseline_of_another_lookup_than_that_of_the_ids() -> None:
     weights = {"E": random.normal(size=(12, 3)), "T": random.normal(size=(2, 3)), "W": random.normal(size=(3, 2))}
     model = ReferenceModel(typed, weights)
     batch = embgrad.TokenBatch(IDS, types=[[0, 0, 1, 1], [0, 1, 1, 1]])
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match="the lookup at 'T' does not read the batch's ids, so that 1 is no"
-    ):
+    with pytest.raises(UnsupportedError, match="the lookup at 'T' does not read the batch's ids, so that 1 is no"):
         embgrad.attribute(model, batch, LOGIT, embgrad.methods.IntegratedGradients(3, baseline=1), at="T")
     found = embgrad.attribute(model, batch, LOGIT, embgrad.methods.IntegratedGradients(3), at="T")
     np.testing.assert_allclose(found.scores, weights["T"][batch.types] @ weights["W"][:, 0], rtol=1e-12)
@@ -154,19 +153,15 @@ def test_a_point_without_positions_is_refused() -> None:
     pooled = ReferenceModel(
         pooling, {name: tensor.value for name, tensor in model.parameters.items()}, modules=["pool"]
     )
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=re.escape("the point 'pool' has the shape (2, 3): expected (example")
-    ):
+    with pytest.raises(UnsupportedError, match=re.escape("the point 'pool' has the shape (2, 3): expected (example")):
         embgrad.attribute(pooled, IDS, LOGIT, "saliency", at="pool")
 
 
 def test_paths_along_rows_need_the_table_of_the_ids() -> None:
     method = embgrad.methods.DiscretizedIntegratedGradients(3, baseline=1)
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match="the point 'block' has no table of the batch's ids, along whose"
-    ):
+    with pytest.raises(UnsupportedError, match="the point 'block' has no table of the batch's ids, along whose"):
         embgrad.attribute(curved(), BATCH, LOGIT, method, at="block")
-    with pytest.raises(embgrad.errors.BatchError, match="baseline is the id 99: expected a row of the table of 12"):
+    with pytest.raises(BatchError, match="baseline is the id 99: expected a row of the table of 12"):
         embgrad.attribute(curved(), BATCH, LOGIT, embgrad.methods.DiscretizedIntegratedGradients(baseline=99))
 
 
@@ -179,15 +174,13 @@ def test_the_points_of_a_decoder_are_refused() -> None:
     model = ReferenceModel(translating, {"E": random.normal(size=(12, 3)), "W": random.normal(size=(3, 2))})
     batch = embgrad.TokenBatch(IDS, extras={"decoder_input_ids": np.array([[0, 5, 6, 8], [0, 4, 3, 7]])})
     assert embgrad.attribute(model, batch, LOGIT, embgrad.methods.Occlusion("zero")).scores.all()
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match="the point 'E#1' is of the decoder's positions, and an attribution is"
-    ):
+    with pytest.raises(UnsupportedError, match="the point 'E#1' is of the decoder's positions, and an attribution is"):
         embgrad.attribute(model, batch, LOGIT, "saliency", at="E#1")
 
 
 def test_values_that_are_no_rows_have_no_paths_along_rows() -> None:
     method = embgrad.methods.DiscretizedIntegratedGradients(3, baseline=1)
-    with pytest.raises(embgrad.errors.UnsupportedError, match="the values at 'word' were changed, and Discretized"):
+    with pytest.raises(UnsupportedError, match="the values at 'word' were changed, and Discretized"):
         embgrad.metrics.sensitivity(curved(), BATCH, LOGIT, method)
 
 
@@ -203,9 +196,7 @@ def test_an_objective_of_your_own_with_a_value_for_each_example_has_to_say_how_i
             cotangent[np.arange(len(columns)), columns] = 1
             return rows.values[np.arange(len(columns)), columns], cotangent
 
-    with pytest.raises(
-        embgrad.errors.ObjectiveError, match="Own has the attribute 'labels' with 2 entries, as many as the batch has"
-    ):
+    with pytest.raises(ObjectiveError, match="Own has the attribute 'labels' with 2 entries, as many as the batch has"):
         embgrad.gradients(curved(), BATCH, Own([0, 1]), batch_size=1)
 
     class Cut(Own):
@@ -217,7 +208,7 @@ def test_an_objective_of_your_own_with_a_value_for_each_example_has_to_say_how_i
 
 
 def test_an_objective_of_the_whole_batch_is_refused() -> None:
-    with pytest.raises(embgrad.errors.UnsupportedError, match="a Scalar objective reduces over the batch"):
+    with pytest.raises(UnsupportedError, match="a Scalar objective reduces over the batch"):
         embgrad.attribute(curved(), BATCH, embgrad.Scalar(lambda output: output.sum()), "saliency")
 
 
@@ -227,7 +218,5 @@ def test_an_objective_that_is_not_finite_on_the_path_is_named() -> None:
             with np.errstate(all="ignore"):
                 return np.log(np.abs(rows.values[:, 0])), np.zeros_like(rows.values)
 
-    with pytest.raises(
-        embgrad.errors.ObjectiveError, match="at values that the method puts in place of those at 'word', for"
-    ):
+    with pytest.raises(ObjectiveError, match="at values that the method puts in place of those at 'word', for"):
         embgrad.attribute(curved(), BATCH, Logarithm(), embgrad.methods.IntegratedGradients(3, baseline="zero"))

@@ -12,6 +12,7 @@ import pytest
 
 import embgrad
 from embgrad.attribution.faithfulness import kendall
+from embgrad.errors import BatchError, UnsupportedError
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.attribution.models import CLASSES, DIM, VOCAB, Tokenizer, curved, linear
 
@@ -190,13 +191,9 @@ def test_special_tokens_can_be_removed_as_well() -> None:
     found = measured(scores(), remove="zero", keep_special=False, batch=BATCH.replace(tokens=None))
     np.testing.assert_array_equal(found.tokens, [8, 5])
     np.testing.assert_array_equal(found.leave_one_out == 0, MASK == 0)
-    with pytest.raises(
-        embgrad.errors.BatchError, match="neither the batch's tokens nor a tokenizer show which tokens are special"
-    ):
+    with pytest.raises(BatchError, match="neither the batch's tokens nor a tokenizer show which tokens are special"):
         measured(scores(), batch=BATCH.replace(tokens=None))
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=re.escape("no token of example 0 stays where all that can be")
-    ):
+    with pytest.raises(UnsupportedError, match=re.escape("no token of example 0 stays where all that can be")):
         measured(scores(), keep_special=False)
 
 

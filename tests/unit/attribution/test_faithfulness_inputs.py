@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import ObjectiveError, OutputError, UnsupportedError
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.attribution.models import CLASSES, DIM, VOCAB, curved
 from tests.unit.attribution.test_faithfulness import BATCH, IDS, LOGIT, TOKENS, measured, scores, tagger
@@ -45,7 +46,7 @@ def test_inputs_of_examples_follow_and_positions_are_counted_anew(whole: bool) -
     ],
 )  # fmt: skip
 def test_a_further_input_that_cannot_be_cut_is_refused(extras: Any, message: str) -> None:
-    with pytest.raises(embgrad.errors.UnsupportedError, match=re.escape(message)):
+    with pytest.raises(UnsupportedError, match=re.escape(message)):
         measured(scores(), batch=BATCH.replace(extras=extras), call=lambda model, inputs: model(inputs["input_ids"]))
 
 
@@ -87,26 +88,20 @@ def test_a_function_as_objective_takes_replaced_tokens_alone() -> None:
 
     by_function, by_objective = (measured(scores(), objective=entry, remove="zero") for entry in (function, LOGIT))
     np.testing.assert_allclose(by_function.deletion, by_objective.deletion)
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match="the objective is a function, which may know the whole batch in order"
-    ):
+    with pytest.raises(UnsupportedError, match="the objective is a function, which may know the whole batch in order"):
         measured(scores(), objective=function)
 
 
 def test_labels_of_positions_cannot_follow_deleted_tokens() -> None:
     labels = embgrad.CrossEntropy(np.ones(IDS.shape, int))
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=re.escape("the objective has a label for each position, (2, 8)")
-    ):
+    with pytest.raises(UnsupportedError, match=re.escape("the objective has a label for each position, (2, 8)")):
         measured(scores(), tagger(), labels)
     assert measured(scores(), tagger(), labels, remove="zero").deletion.shape == (1, 2, 7)
 
 
 def test_chosen_positions_cannot_follow_deleted_tokens() -> None:
     objective = embgrad.Probability([2, 2], output="start_logits")
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match="the objective chooses positions of 'start_logits', which would have"
-    ):
+    with pytest.raises(UnsupportedError, match="the objective chooses positions of 'start_logits', which would have"):
         measured(scores(), tagger(), objective)
 
 
@@ -115,7 +110,7 @@ def test_chosen_positions_of_an_output_without_a_name_cannot_follow_either() -> 
         return model(inputs["input_ids"], inputs["attention_mask"])[:, :, 0]
 
     message = "entries in a row, and 8 for the whole text: they follow its positions"
-    with pytest.raises(embgrad.errors.ObjectiveError, match=message):
+    with pytest.raises(ObjectiveError, match=message):
         measured(scores(), tagger(), embgrad.Logit([1, 1]), call=scored)
     assert measured(scores(), tagger(), embgrad.Sum(), call=scored).deletion.shape == (1, 2, 7)
 
@@ -126,7 +121,7 @@ def test_a_model_of_one_shape_takes_no_shorter_text() -> None:
         return model(inputs["input_ids"], inputs["attention_mask"])
 
     with pytest.raises(
-        embgrad.errors.UnsupportedError,
+        UnsupportedError,
         match=r"the model takes 8 positions, and raised AssertionError for \d texts of 2, from which",
     ):
         measured(scores(), call=fixed)
@@ -139,17 +134,15 @@ def test_an_objective_that_is_not_finite_without_some_tokens_names_the_examples(
             return np.where(rows.values[:, 0] == whole[: len(rows.values)], 1.0, np.nan), np.zeros_like(rows.values)
 
     whole = embgrad.gradients(curved(), BATCH, LOGIT).objective
-    with pytest.raises(
-        embgrad.errors.ObjectiveError, match=r"with tokens deleted from the examples \[0, 1\], numbered in the pass"
-    ):
+    with pytest.raises(ObjectiveError, match=r"with tokens deleted from the examples \[0, 1\], numbered in the pass"):
         measured(scores(), objective=Short())
 
 
 def test_an_input_of_which_the_embgrad_error_is_kept() -> None:
     def picky(model: Any, inputs: Any) -> Any:
         if np.asarray(inputs["input_ids"]).shape[1] < 8:
-            raise embgrad.errors.OutputError("no output")
+            raise OutputError("no output")
         return model(inputs["input_ids"], inputs["attention_mask"])
 
-    with pytest.raises(embgrad.errors.OutputError, match="no output"):
+    with pytest.raises(OutputError, match="no output"):
         measured(scores(), call=picky)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import UnsupportedError
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 
 VOCAB, DIM = 9, 4
@@ -78,19 +79,15 @@ def test_a_position_of_the_text_is_refused_with_what_to_do() -> None:
     given = batch(entity=np.array([1, 2]))
     search = embgrad.methods.HotFlip(steps=1, delete=True)
     with pytest.raises(
-        embgrad.errors.UnsupportedError,
+        UnsupportedError,
         match=r"'entity' is \[1, 2\], which may count or name positions .*: give insert=False and delete=False",
     ):
         embgrad.search(model(), given, LOGIT, search, call=call_with("entity"))
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"'entity' is \[1, 2\].*: give remove='mask', 'pad' or 'zero'"
-    ):
+    with pytest.raises(UnsupportedError, match=r"'entity' is \[1, 2\].*: give remove='mask', 'pad' or 'zero'"):
         embgrad.metrics.faithfulness(
             model(), given, LOGIT, np.zeros((2, 4)), call=call_with("entity"), keep_special=False
         )
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"'entity' is \[1, 2\].*: search each text by itself, by HotFlip"
-    ):
+    with pytest.raises(UnsupportedError, match=r"'entity' is \[1, 2\].*: search each text by itself, by HotFlip"):
         embgrad.search(model(), given, LOGIT, embgrad.methods.UniversalTrigger(1), call=call_with("entity"))
     kept = embgrad.search(model(), given, LOGIT, embgrad.methods.HotFlip(steps=1), call=call_with("entity"))
     assert kept.batch.extras["entity"].tolist() == [1, 2]
@@ -114,9 +111,7 @@ def scored_by_labels(own: Any, inputs: Any) -> Tensor:
 def test_labels_that_are_the_ids_are_refused_where_a_search_replaces_tokens() -> None:
     given = embgrad.TokenBatch(IDS, extras={"labels": IDS})
     for method in (embgrad.methods.HotFlip(steps=1), embgrad.methods.GCG(steps=1)):
-        with pytest.raises(
-            embgrad.errors.UnsupportedError, match="the further input 'labels' holds the batch's ids, and whether"
-        ):
+        with pytest.raises(UnsupportedError, match="the further input 'labels' holds the batch's ids, and whether"):
             embgrad.search(model(), given, LOGIT, method, call=scored_by_labels)
     for labels in (np.minimum(IDS + 1, 8), IDS[:, ::-1]):  # other labels are no copy, and stay
         found = embgrad.search(
@@ -145,7 +140,7 @@ def test_a_model_that_takes_no_longer_text_is_named_with_what_to_do() -> None:
         "the model takes 4 positions, and raised ValueError for texts of 2 in place of example 0, in which tokens were inserted "
         "or deleted: give insert=False and delete=False"
     )
-    with pytest.raises(embgrad.errors.UnsupportedError, match=re.escape(message)):
+    with pytest.raises(UnsupportedError, match=re.escape(message)):
         embgrad.search(model(), batch(), LOGIT, embgrad.methods.HotFlip(steps=2, delete=True), call=call)
     with pytest.raises(ValueError, match="always"):
         embgrad.search(model(), batch(), LOGIT, embgrad.methods.HotFlip(steps=2), call=raising)

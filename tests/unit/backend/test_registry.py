@@ -11,6 +11,7 @@ import pytest
 
 import embgrad
 from embgrad.backend import registry
+from embgrad.errors import BackendError
 from embgrad.testing.reference import ReferenceBackend, ReferenceModel
 from tests.unit.refusals import refused
 
@@ -111,13 +112,11 @@ def test_backends_are_cached_until_refreshed(installed: list[Any]) -> None:
 def test_a_backend_by_name(installed: list[Any]) -> None:
     installed += [FakeEntryPoint("a", backend("a")), FakeEntryPoint("broken", RuntimeError("at import"))]
     assert registry.backend_named("a").name == "a"
-    with refused(embgrad.errors.BackendError, "'broken' cannot be used: some-package 1.2 ", "RuntimeError: at import"):
+    with refused(BackendError, "'broken' cannot be used: some-package 1.2 ", "RuntimeError: at import"):
         registry.backend_named("broken")
-    with refused(embgrad.errors.BackendError, "no backend 'brokn': expected one of 'a', 'broken'. Did you mean 'brok"):
+    with refused(BackendError, "no backend 'brokn': expected one of 'a', 'broken'. Did you mean 'brok"):
         registry.backend_named("brokn")
-    with pytest.raises(
-        embgrad.errors.BackendError, match="the framework is None: expected the name of a backend, one of 'a'"
-    ):
+    with pytest.raises(BackendError, match="the framework is None: expected the name of a backend, one of 'a'"):
         registry.backend_named(None)
 
 
@@ -125,7 +124,7 @@ def test_a_backend_by_name(installed: list[Any]) -> None:
 def test_a_backend_whose_framework_is_missing(installed: list[Any], extra: str | None, hint: str) -> None:
     installed.append(FakeEntryPoint("a", backend("a", package="no_such_framework", extra=extra)))
     message = rf"'a' needs the package 'no_such_framework', which is not installed: pip install {hint}\n"
-    with pytest.raises(embgrad.errors.BackendError, match=message):
+    with pytest.raises(BackendError, match=message):
         registry.backend_named("a")
 
 
@@ -133,15 +132,13 @@ def test_an_empty_folder_is_not_installed(installed: list[Any], tmp_path: Any, m
     (tmp_path / "empty_folder").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     installed.append(FakeEntryPoint("a", backend("a", package="empty_folder")))
-    with pytest.raises(embgrad.errors.BackendError, match="'empty_folder', which is not installed"):
+    with pytest.raises(BackendError, match="'empty_folder', which is not installed"):
         registry.backend_named("a")
 
 
 def test_nothing_is_registered(installed: list[Any]) -> None:
     for call in (lambda: registry.backend_named("torch"), lambda: registry.backend_for(Model())):
-        with pytest.raises(
-            embgrad.errors.BackendError, match="No backend is registered at all: install embgrad itself"
-        ):
+        with pytest.raises(BackendError, match="No backend is registered at all: install embgrad itself"):
             call()
 
 
@@ -175,17 +172,13 @@ def test_ownership_is_decided_for_each_model(installed: list[Any]) -> None:
     installed += [FakeEntryPoint("a", backend("a", **owns)), FakeEntryPoint("b", backend("b", Model))]
     for _ in range(2):
         assert registry.backend_for({"weights": 1}).name == "a"
-        with pytest.raises(
-            embgrad.errors.BackendError, match=r"no installed backend takes a model of type builtins\.dict"
-        ):
+        with pytest.raises(BackendError, match=r"no installed backend takes a model of type builtins\.dict"):
             registry.backend_for({})
 
 
 def test_two_claimants(installed: list[Any]) -> None:
     installed += [FakeEntryPoint(name, backend(name, Model)) for name in ("a", "b")]
-    with refused(
-        embgrad.errors.BackendError, "'a', 'b' all claim a model of type ", "Model: expected only one to. Uninstall"
-    ):
+    with refused(BackendError, "'a', 'b' all claim a model of type ", "Model: expected only one to. Uninstall"):
         registry.backend_for(Model())
 
 
@@ -200,7 +193,7 @@ def test_broken_backends_do_not_hide_the_others(installed: list[Any]) -> None:
     ]
     assert registry.backend_for(Model()).name == "a"
     with refused(
-        embgrad.errors.BackendError,
+        BackendError,
         "Backends: 'a'",
         "broken: some-package",
         "unsure: its owns() raised RuntimeError: cannot tell",
@@ -210,7 +203,7 @@ def test_broken_backends_do_not_hide_the_others(installed: list[Any]) -> None:
 
 @pytest.mark.parametrize("model", [None, "bert-base-uncased", 3, {"model": 1}, np.zeros(3), object(), print])
 def test_anything_but_a_model_is_refused(model: Any) -> None:
-    with pytest.raises(embgrad.errors.BackendError) as caught:
+    with pytest.raises(BackendError) as caught:
         embgrad.gradients(model, [[1]], embgrad.Sum())
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     for fragment in (f"takes a model of type {kind}", "expected a model of one of the frameworks", "torch.nn.Module"):
@@ -263,7 +256,7 @@ def of_package(package: str, name: str = "Model") -> Any:
 )
 def test_models_without_a_backend(installed: list[Any], model: Any, installed_too: str, message: str) -> None:
     installed.append(FakeEntryPoint(installed_too, backend(installed_too)))
-    with refused(embgrad.errors.BackendError, message):
+    with refused(BackendError, message):
         registry.backend_for(model)
 
 
@@ -282,25 +275,21 @@ def test_a_keras_model_on_a_backend_of_keras_without_gradients(installed: list[A
         r"support\. Set KERAS_BACKEND to 'tensorflow', 'torch' or 'jax' before keras is imported, and load the model there\n"
     )
     for model in (keras_model(name), [keras_model("jax"), keras_model(name)]):
-        with pytest.raises(
-            embgrad.errors.BackendError, match=message.replace("a model of type __main__.Mine", "a model .*")
-        ):
+        with pytest.raises(BackendError, match=message.replace("a model of type __main__.Mine", "a model .*")):
             registry.backend_for(model)
 
 
 @pytest.mark.parametrize("name", ["tensorflow", "torch", "jax"])
 def test_a_keras_model_whose_backend_of_embgrad_is_missing(installed: list[Any], name: str) -> None:
     installed.append(FakeEntryPoint("reference", backend("reference")))
-    with refused(
-        embgrad.errors.BackendError, f"looks like a Keras model on {name}, install the extra '{name}': pip install 'emb"
-    ):
+    with refused(BackendError, f"looks like a Keras model on {name}, install the extra '{name}': pip install 'emb"):
         registry.backend_for(keras_model(name))
 
 
 def test_an_optimizer_of_keras_is_no_model(installed: list[Any]) -> None:
     installed.append(FakeEntryPoint("tensorflow", backend("tensorflow")))
     base = type("JaxOptimizer", (), {"__module__": "keras.src.backend.jax.optimizer"})
-    with refused(embgrad.errors.BackendError, "from the same package as a Keras model, but is not one"):
+    with refused(BackendError, "from the same package as a Keras model, but is not one"):
         registry.backend_for(type("Adam", (base,), {"__module__": "keras.src.optimizers.adam"})())
 
 
@@ -335,7 +324,7 @@ AS_TREE = "call=lambda parameters, inputs: function(parameters, inputs)"
 )
 def test_what_is_a_model_in_jax_only_with_more_beside_it(installed: list[Any], model: Any, message: str) -> None:
     installed.append(FakeEntryPoint("jax", backend("jax")))
-    with refused(embgrad.errors.BackendError, message):
+    with refused(BackendError, message):
         registry.backend_for(model)
 
 
@@ -358,13 +347,13 @@ def test_what_is_a_model_in_jax_only_with_more_beside_it(installed: list[Any], m
 )
 def test_what_mxnet_has_beside_blocks(installed: list[Any], model: Any, message: str) -> None:
     installed.append(FakeEntryPoint("gluon", backend("gluon")))
-    with refused(embgrad.errors.BackendError, message):
+    with refused(BackendError, message):
         registry.backend_for(model)
 
 
 def test_a_function_is_no_model() -> None:
     with refused(
-        embgrad.errors.BackendError,
+        BackendError,
         "takes a model of type builtins.function: expected a model of one of the frameworks",
         "in place of a function that builds a model, pass what it returns, and in place of a function of JAX its parameters, "
         f"with {AS_TREE}",
@@ -378,7 +367,7 @@ def test_a_function_that_torch_compile_made_is_no_model() -> None:
 
     function._torchdynamo_orig_callable = of_class  # type: ignore[attr-defined]
     with refused(
-        embgrad.errors.BackendError,
+        BackendError,
         "in place of a function that torch.compile made, pass the torch.nn.Module whose weights it uses, compiled or not, and "
         "the function as call=...",
     ):
@@ -393,25 +382,23 @@ def test_a_backend_may_own_objects_that_are_a_model_only_together(installed: lis
     assert registry.backend_for([set(), set()]).name == "b"
     for alone in ({}, len, (set(), {})):
         assert not registry.is_model(alone)
-        with pytest.raises(embgrad.errors.BackendError, match="no installed backend takes a model"):
+        with pytest.raises(BackendError, match="no installed backend takes a model"):
             registry.backend_for(alone)
 
 
 def test_the_part_that_is_no_model_is_named(installed: list[Any]) -> None:
     installed.append(FakeEntryPoint("torch", backend("torch", Model)))
-    with refused(
-        embgrad.errors.BackendError, "the part of type Tensor is from the same package as a PyTorch module, but is"
-    ):
+    with refused(BackendError, "the part of type Tensor is from the same package as a PyTorch module, but is"):
         registry.backend_for([Model(), of_package("torch", "Tensor")])
-    with refused(embgrad.errors.BackendError, "; in place of a name, pass the model that from_pretrained(...)"):
+    with refused(BackendError, "; in place of a name, pass the model that from_pretrained(...)"):
         registry.backend_for([Model(), "head"])
 
 
 def test_parts_that_are_not_all_models() -> None:
     model = ReferenceModel(lambda model, input_ids: None, {})
-    with refused(embgrad.errors.BackendError, "takes a model of parts of the types ", "ReferenceModel, builtins.str"):
+    with refused(BackendError, "takes a model of parts of the types ", "ReferenceModel, builtins.str"):
         registry.backend_for([model, "head"])
-    with refused(embgrad.errors.BackendError, "the model is the class Model: expected an instance; write Model("):
+    with refused(BackendError, "the model is the class Model: expected an instance; write Model("):
         registry.backend_for([model, Model])
-    with pytest.raises(embgrad.errors.BackendError, match="an empty sequence of parts: expected at least one part"):
+    with pytest.raises(BackendError, match="an empty sequence of parts: expected at least one part"):
         registry.backend_for([])

@@ -22,6 +22,7 @@ from embgrad.backend import registry
 from embgrad.checkpoints.bert_config import DEFAULTS, bert_config, expect_fitting
 from embgrad.checkpoints.load_bert import bert_names
 from embgrad.common.files import MOST_JSON
+from embgrad.errors import FileFormatError, UnsupportedError
 from tests.unit.checkpoints.test_load_bert import CONFIG, example_weights, shape_of, write
 from tests.unit.hostile import ASIDE, CONFIGURATIONS, NESTED
 from tests.unit.refusals import refused
@@ -78,7 +79,7 @@ def test_omitted_settings_have_the_defaults_of_hugging_face(tmp_path: Path, name
             assert name not in handed_on(tmp_path)
             continue
         said = r"expected a multiple" if name == "num_attention_heads" else r"lacks|requires"
-        with pytest.raises(embgrad.errors.FileFormatError, match=said):
+        with pytest.raises(FileFormatError, match=said):
             embgrad.zoo.load_bert(tmp_path, "fake")
     sizes = {**DEFAULTS, name: DEFAULTS[name]}
     assert bert_config_of(tmp_path, {}) == {"model_type": "bert"}
@@ -105,7 +106,7 @@ def test_a_bert_of_the_usual_size_fits_its_configuration(tmp_path: Path) -> None
     assert sum(int(np.prod(shape)) for shape in shapes.values()) == 109_482_240
     expect_fitting({}, shapes, tmp_path)
     for name, shape in shapes.items():
-        with pytest.raises(embgrad.errors.FileFormatError, match=f"holds '{name}' of shape"):
+        with pytest.raises(FileFormatError, match=f"holds '{name}' of shape"):
             expect_fitting({}, {**shapes, name: (*shape, 1)}, tmp_path)
 
 
@@ -123,7 +124,7 @@ def test_fields_that_no_bert_has_are_ignored(tmp_path: Path) -> None:
 def test_positions_that_are_no_tables_are_refused_in_every_framework(tmp_path: Path, kind: str) -> None:
     write(tmp_path, example_weights(), {**CONFIG, "position_embedding_type": kind})
     message = f"says position_embedding_type '{kind}': load_bert expects 'absolute', a table of positions. Build the model with"
-    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
+    with pytest.raises(UnsupportedError, match=message):
         embgrad.zoo.load_bert(tmp_path, "fake")
     write(tmp_path, example_weights(), {**CONFIG, "position_embedding_type": "absolute"})
     assert handed_on(tmp_path)["position_embedding_type"] == "absolute"
@@ -140,7 +141,7 @@ def test_changed_configurations(tmp_path_factory: pytest.TempPathFactory, change
     (folder / "config.json").write_bytes(
         changed(b"\0" * 8 + text, [(kind, at, what) for kind, at, what in changes], repaired=False)[8:]
     )
-    expected = (BuiltError, embgrad.errors.FileFormatError, embgrad.errors.UnsupportedError)
+    expected = (BuiltError, FileFormatError, UnsupportedError)
     with pytest.raises(expected) as caught:
         embgrad.zoo.load_bert(folder, "fake")
     if isinstance(caught.value, BuiltError):
@@ -159,13 +160,13 @@ def test_configurations_that_are_too_long_or_too_deep(tmp_path: Path) -> None:
     ):
         (tmp_path / "config.json").write_bytes(content)
         message = f"cannot be read as JSON: .*{said}.*expected a model's configuration"
-        with pytest.raises(embgrad.errors.FileFormatError, match=message):
+        with pytest.raises(FileFormatError, match=message):
             embgrad.zoo.load_bert(tmp_path, "fake")
     os.truncate(tmp_path / "config.json", 2**30)  # a gigabyte, of which nothing is on the disk
     message = f"it is 1073741824 bytes long, more than the limit of {MOST_JSON}"
     assert memory_of_a_refusal(lambda: embgrad.zoo.load_bert(tmp_path, "fake"), message) < 2**20
     write(tmp_path, example_weights(), {**CONFIG, "model_type": NESTED})
-    with pytest.raises(embgrad.errors.UnsupportedError, match=r"says model_type .*: load_bert expects 'bert'"):
+    with pytest.raises(UnsupportedError, match=r"says model_type .*: load_bert expects 'bert'"):
         embgrad.zoo.load_bert(tmp_path, "fake")
 
 
@@ -177,7 +178,7 @@ def test_folders_without_regular_files_are_refused(tmp_path: Path, name: str, ma
     (tmp_path / name).unlink(missing_ok=True)
     make(tmp_path / name)
     message = r"not a regular file|Too many levels of symbolic links|is missing"
-    with pytest.raises(embgrad.errors.FileFormatError, match=message):
+    with pytest.raises(FileFormatError, match=message):
         at_once(lambda: embgrad.zoo.load_bert(tmp_path, "fake"))
 
 
@@ -191,11 +192,11 @@ def test_symbolic_links_in_a_folder_are_followed(tmp_path: Path) -> None:
     index = tmp_path / "snapshot" / "model.safetensors.index.json"
     index.symlink_to("nowhere")
     message = r"index\.json is a symbolic link to a file that does not exist: expected an index"
-    with pytest.raises(embgrad.errors.FileFormatError, match=message):
+    with pytest.raises(FileFormatError, match=message):
         embgrad.zoo.load_bert(tmp_path / "snapshot", "fake")
     index.unlink()
     (tmp_path / "blobs" / "config.json").unlink()
-    with pytest.raises(embgrad.errors.FileFormatError, match=r"holds no config\.json"):
+    with pytest.raises(FileFormatError, match=r"holds no config\.json"):
         embgrad.zoo.load_bert(tmp_path / "snapshot", "fake")
 
 
@@ -208,9 +209,7 @@ def test_an_index_names_files_of_its_folder_alone(tmp_path: Path, shard: Any) ->
     safetensors.numpy.save_file(example_weights(), tmp_path / "w.safetensors")
     index = {"weight_map": dict.fromkeys(bert_names(2), shard)}
     (tmp_path / "here" / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(
-        embgrad.errors.FileFormatError, match=r"names the shard .*: expected a file in|not a regular file"
-    ) as caught:
+    with pytest.raises(FileFormatError, match=r"names the shard .*: expected a file in|not a regular file") as caught:
         embgrad.zoo.load_bert(tmp_path / "here", "fake")
     assert caught.value.message.isprintable()
 
@@ -222,14 +221,14 @@ def test_a_weight_in_two_shards_is_refused(tmp_path: Path) -> None:
     index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     message = r"b\.safetensors holds the weight .* which another file .* each weight once"
-    with pytest.raises(embgrad.errors.FileFormatError, match=message):
+    with pytest.raises(FileFormatError, match=message):
         embgrad.zoo.load_bert(tmp_path, "fake")
 
 
 def test_weights_of_many_names(tmp_path: Path) -> None:
     write(tmp_path, {f"encoder.layer.{number}.wieght": np.zeros(1, np.float32) for number in range(20_000)})
     began = time.process_time()
-    with pytest.raises(embgrad.errors.FileFormatError, match="lacks 39 of the model's weights"):
+    with pytest.raises(FileFormatError, match="lacks 39 of the model's weights"):
         embgrad.zoo.load_bert(tmp_path, "fake")
     assert time.process_time() - began < 20
 
@@ -266,12 +265,10 @@ def test_pickles_are_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     original = os.open
     monkeypatch.setattr(os, "open", lambda path, *rest, **more: read.append(str(path)) or original(path, *rest, **more))
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    with refused(
-        embgrad.errors.FileFormatError, "model.safetensors is missing", "'model.ckpt', 'model.pt'", " is not read"
-    ):
+    with refused(FileFormatError, "model.safetensors is missing", "'model.ckpt', 'model.pt'", " is not read"):
         embgrad.zoo.load_bert(tmp_path, "fake")
     (tmp_path / "model.safetensors").write_bytes(pickle.dumps(Unpickled(marker)))
-    with pytest.raises(embgrad.errors.FileFormatError, match="not a complete safetensors file"):
+    with pytest.raises(FileFormatError, match="not a complete safetensors file"):
         embgrad.zoo.load_bert(tmp_path, "fake")
     write(tmp_path, example_weights())
     assert handed_on(tmp_path) == CONFIG

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import embgrad
 from embgrad.common import files
 from embgrad.common.safetensors import write_tensors
+from embgrad.errors import FileFormatError
 from embgrad.report import write_page
 from embgrad.streaming.manifest import MOST_MANIFEST
 from tests.unit.refusals import refused
@@ -193,9 +194,9 @@ def test_streams_without_regular_files_are_refused(tmp_path: Path, make: Callabl
         kept = path.read_bytes()
         path.unlink()
         make(path)
-        with pytest.raises(embgrad.errors.FileFormatError, match=said):
+        with pytest.raises(FileFormatError, match=said):
             at_once(lambda: list(embgrad.open_stream(tmp_path / "s")))
-        with pytest.raises(embgrad.errors.FileFormatError, match=said):
+        with pytest.raises(FileFormatError, match=said):
             at_once(lambda: list(streamed(tmp_path / "s")))
         path.rmdir() if path.is_dir() else path.unlink()
         path.write_bytes(kept)
@@ -207,9 +208,7 @@ def test_streams_without_regular_files_are_refused(tmp_path: Path, make: Callabl
 def test_a_lock_that_is_no_regular_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     (tmp_path / "s").mkdir()
     make(tmp_path / "s" / ".lock")
-    with refused(
-        embgrad.errors.FileFormatError, ".lock is not a regular file: expected the one that embgrad.stream makes"
-    ):
+    with refused(FileFormatError, ".lock is not a regular file: expected the one that embgrad.stream makes"):
         at_once(lambda: streamed(tmp_path / "s").finish())
     assert [path.name for path in tmp_path.iterdir()] == ["s"], "nothing is made where the link leads"
 
@@ -219,9 +218,7 @@ def test_shards_are_not_written_through_links(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"someone's")
     for name in ("shard-00000000-000002.safetensors", "shard-00000001-000001.safetensors"):
         (tmp_path / "s" / name).symlink_to("../other")
-    with pytest.raises(
-        embgrad.errors.FileFormatError, match=r"'shard-00000001-000001\.safetensors' and no manifest\.json"
-    ):
+    with pytest.raises(FileFormatError, match=r"'shard-00000001-000001\.safetensors' and no manifest\.json"):
         streamed(tmp_path / "s").finish()
     (tmp_path / "s" / name).unlink()
     streamed(tmp_path / "s").finish()
@@ -234,7 +231,7 @@ def test_a_manifest_that_is_too_long(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").touch()
     os.truncate(tmp_path / "manifest.json", MOST_MANIFEST + 1)
     message = rf"it is {MOST_MANIFEST + 1} bytes long, more than the limit of {MOST_MANIFEST}"
-    with pytest.raises(embgrad.errors.FileFormatError, match=message):
+    with pytest.raises(FileFormatError, match=message):
         embgrad.open_stream(tmp_path)
 
 
@@ -271,7 +268,7 @@ def test_changed_shards_with_a_manifest_that_vouches_for_them(tmp_path: Path, ke
         try:
             actual = embgrad.open_stream(folder)
             assert list(actual) if keep != "table" else actual.table().values.size
-        except embgrad.errors.FileFormatError:
+        except FileFormatError:
             pass
 
     check()

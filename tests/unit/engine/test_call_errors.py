@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import BatchError, UnsupportedError
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.refusals import refused
 from tests.unit.streams import Pieces
@@ -59,7 +60,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("forward", [by_table, by_buffer])
 @pytest.mark.parametrize("call", CALLS)
 def test_an_example_that_is_too_long_is_named(call: str, forward: Any) -> None:
-    with pytest.raises(embgrad.errors.BatchError) as caught:
+    with pytest.raises(BatchError) as caught:
         CALLS[call](model(forward), {"input_ids": IDS, "attention_mask": MASK})
     assert caught.value.message == TOO_LONG
     assert caught.value.__cause__ is not None
@@ -71,7 +72,7 @@ def test_an_example_that_is_too_long_is_named_where_there_are_further_inputs() -
         return (rows + lookup(model["P"], np.arange(input_ids.shape[1])[None])).tanh().mean(1) @ model["W"]
 
     batch = {"input_ids": IDS, "attention_mask": MASK, "factor": np.ones(len(IDS))}
-    with pytest.raises(embgrad.errors.BatchError) as caught:
+    with pytest.raises(BatchError) as caught:
         embgrad.gradients(model(weighted), batch, SUM)
     assert caught.value.message == TOO_LONG
 
@@ -82,13 +83,13 @@ def test_the_longest_example_is_tried_where_the_positions_are_those_of_real_ids(
         rows = lookup(model["E"], input_ids) + lookup(model["P"], (input_ids > 0).cumsum(1) - 1)
         return rows.tanh().mean(1) @ model["W"]
 
-    with refused(embgrad.errors.BatchError, TOO_LONG):
+    with refused(BatchError, TOO_LONG):
         embgrad.gradients(model(counted), {"input_ids": (IDS * MASK)[:, ::-1], "attention_mask": MASK[:, ::-1]}, SUM)
 
 
 def test_padding_that_is_too_long_has_its_own_message() -> None:
     mask = (np.arange(10) < np.array([[5], [4], [2]])).astype(int)
-    with pytest.raises(embgrad.errors.BatchError) as caught:
+    with pytest.raises(BatchError) as caught:
         embgrad.gradients(model(by_table), {"input_ids": IDS, "attention_mask": mask}, SUM)
     assert caught.value.message == (
         "the batch has 10 positions, padding included, and the model accepts at most 6: pad only to the longest example, "
@@ -118,7 +119,7 @@ def test_other_errors_of_the_model_propagate() -> None:
 def test_an_id_outside_the_table_is_reported_before_the_length() -> None:
     ids = IDS[:, :5].copy()
     ids[1, 3] = 30
-    with pytest.raises(embgrad.errors.BatchError, match="id 30 at example 1, position 3 is outside the table"):
+    with pytest.raises(BatchError, match="id 30 at example 1, position 3 is outside the table"):
         embgrad.gradients(model(by_table), ids, SUM)
 
 
@@ -128,13 +129,11 @@ TEXTS = ["one two three four five six seven", "one two"]
 
 @pytest.mark.parametrize("call", CALLS)
 def test_texts_are_cut_wherever_a_tokenizer_is_taken(call: str) -> None:
-    with pytest.raises(
-        embgrad.errors.BatchError, match="example 0 has 9 tokens, and the model takes 6 positions at most"
-    ):
+    with pytest.raises(BatchError, match="example 0 has 9 tokens, and the model takes 6 positions at most"):
         CALLS[call](model(by_table), TEXTS, tokenizer=PIECES)
     CALLS[call](model(by_table), TEXTS, tokenizer=PIECES, max_length=6)
     with refused(
-        embgrad.errors.BatchError,
+        BatchError,
         "max_length=6 cuts texts, and the batch holds ids: expected ids of that length, ids[:, :6]",
     ):
         CALLS[call](model(by_table), IDS, max_length=6)
@@ -180,9 +179,7 @@ def encoder_decoder(*, strict: bool) -> ReferenceModel:
 
 
 def test_an_encoder_decoder_without_decoder_ids_is_named() -> None:
-    with pytest.raises(
-        embgrad.errors.BatchError, match="is an encoder-decoder, and raised RuntimeError without decoder ids"
-    ):
+    with pytest.raises(BatchError, match="is an encoder-decoder, and raised RuntimeError without decoder ids"):
         embgrad.gradients(encoder_decoder(strict=True), IDS[:, :4], SUM)
     for batch, call in ((IDS[:, :4], lambda model, ids: model(ids)), ({"input_ids": IDS[:, :4], "labels": IDS}, None)):
         with pytest.raises((RuntimeError, TypeError)):
@@ -190,9 +187,7 @@ def test_an_encoder_decoder_without_decoder_ids_is_named() -> None:
 
 
 def test_an_encoder_decoder_reports_the_length_first() -> None:
-    with pytest.raises(
-        embgrad.errors.BatchError, match="example 0 has 10 tokens, and the model takes 6 positions at most"
-    ):
+    with pytest.raises(BatchError, match="example 0 has 10 tokens, and the model takes 6 positions at most"):
         embgrad.gradients(encoder_decoder(strict=False), IDS, SUM)
 
 
@@ -231,7 +226,7 @@ def test_a_model_that_takes_one_dict(batch: Any) -> None:
         "dict, {'input_ids': ids}, and pass call=lambda model, inputs: model(inputs)"
     )
     for call in (embgrad.gradients, embgrad.evaluate):
-        with refused(embgrad.errors.BatchError, expected):
+        with refused(BatchError, expected):
             call(model(of_dict), batch, SUM)
     result = embgrad.gradients(model(of_dict), GIVEN[1], SUM, call=lambda model, inputs: model(inputs))
     np.testing.assert_array_equal(result.values, embgrad.gradients(model(plain), IDS, SUM).values)
@@ -239,17 +234,17 @@ def test_a_model_that_takes_one_dict(batch: Any) -> None:
 
 def test_a_call_that_reads_another_form() -> None:
     with refused(
-        embgrad.errors.BatchError,
+        BatchError,
         "call=... raised IndexError for the ids alone, as the batch was given, and takes a dict, {'input_ids': ids}: give the",
     ):
         embgrad.gradients(model(plain), IDS, SUM, call=lambda model, inputs: model(inputs["input_ids"]))
     with refused(
-        embgrad.errors.BatchError,
+        BatchError,
         "for a dict, as the batch was given, and takes the ids alone: give the batch so, or change",
     ):
         embgrad.gradients(model(plain), GIVEN[1], SUM, call=lambda model, inputs: model(inputs))
     with refused(
-        embgrad.errors.BatchError,
+        BatchError,
         "call=... reads the input 'tokens', and the batch's inputs are 'input_ids': expected one",
     ):
         embgrad.gradients(model(plain), GIVEN[1], SUM, call=lambda model, inputs: model(inputs["tokens"]))
@@ -266,7 +261,7 @@ def test_a_function_that_holds_labels_of_all_examples() -> None:
 
     for call in (embgrad.gradients, embgrad.evaluate):
         with refused(
-            embgrad.errors.BatchError,
+            BatchError,
             "the objective is a function that takes the outputs of all 3 examples, and raised ValueError for those of 2: what it "
             "holds of each example, such as labels, is not sliced with the batch. Give an objective of embgrad's",
         ):
@@ -286,7 +281,7 @@ def test_a_model_that_takes_no_sub_batch(call: Any, count: int, options: Any) ->
         return by_table(model, input_ids)
 
     with refused(
-        embgrad.errors.BatchError,
+        BatchError,
         f"the model takes all 3 examples at once, and raised ValueError for {count} of them: batch_size=... and split=... need",
     ):
         call(model(fixed), IDS[:, :4], SUM, **options)
@@ -330,7 +325,7 @@ def test_an_evaluation_mode_without_a_backward_pass_is_explained() -> None:
     ids, objective = np.array([[1, 2, 3], [4, 5, 6]]), embgrad.Logit(1)
     for call in (embgrad.gradients, lambda *given: embgrad.attribute(*given, embgrad.methods.IntegratedGradients(2))):
         with pytest.raises(
-            embgrad.errors.UnsupportedError,
+            UnsupportedError,
             match="runs in evaluation mode without gradients, and raised RuntimeError in the pass with them: 'this path is",
         ) as error:
             call(model, ids, objective)

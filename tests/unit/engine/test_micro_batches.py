@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import ObjectiveError, UnsupportedError
 from embgrad.testing.reference import Tensor, lookup
 from tests.unit.engine.test_gradients import CLASSES, DIM, IDS, RIGHT, VOCAB, gradients, masked, mean
 from tests.unit.refusals import refused
@@ -75,7 +76,7 @@ def test_micro_batches_in_which_a_point_has_other_shapes() -> None:
         r"the point 'packed' has the shapes \(1, 3, 4\) and \(1, 2, 4\) in two sub-batches: expected examples on its first "
         "axis; omit batch_size"
     )
-    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
+    with pytest.raises(UnsupportedError, match=message):
         gradients(packed, batch, at="packed", batch_size=1)
 
 
@@ -109,15 +110,13 @@ def test_micro_batches_of_native_objectives() -> None:
     pieces = gradients(mean, objective=lambda logits: logits.column(1), batch_size=1)
     np.testing.assert_allclose(pieces.values, whole.values)
     scalar = embgrad.Scalar(lambda logits: logits.column(1).sum(0))
-    with refused(
-        embgrad.errors.UnsupportedError, "batch_size=1 splits the batch of 2, and a Scalar ", "omit batch_size"
-    ):
+    with refused(UnsupportedError, "batch_size=1 splits the batch of 2, and a Scalar ", "omit batch_size"):
         gradients(mean, objective=scalar, batch_size=1)
     assert gradients(mean, objective=scalar, batch_size=2).objective.shape == ()
 
 
 def test_labels_of_the_wrong_length_are_refused_in_sub_batches_too() -> None:
-    with pytest.raises(embgrad.errors.ObjectiveError, match="labels has 3 entries: expected 2, one for each example"):
+    with pytest.raises(ObjectiveError, match="labels has 3 entries: expected 2, one for each example"):
         gradients(objective=embgrad.CrossEntropy([0, 1, 2]), batch_size=1)
 
 
@@ -132,7 +131,5 @@ def test_split_with_a_native_objective() -> None:
 
 
 def test_split_needs_an_objective_of_each_example() -> None:
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"split=True pulls .* Scalar objective has one for the whole"
-    ):
+    with pytest.raises(UnsupportedError, match=r"split=True pulls .* Scalar objective has one for the whole"):
         gradients(centred, objective=embgrad.Scalar(lambda logits: logits.column(0).sum(0)), split=True)

@@ -11,6 +11,7 @@ import pytest
 
 import embgrad
 from embgrad.engine.input_warnings import _rows
+from embgrad.errors import AmbiguousPointError, BatchError, ObjectiveError, PointNotReachedError, UnsupportedError
 from embgrad.model_points.points import Lookup, Point
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.refusals import refused
@@ -189,24 +190,18 @@ def test_what_follows_in_another_order_has_no_tokens(prepare: Prepare, count: in
     objective = embgrad.Logit(1)
     result = embgrad.gradients(model, batch, objective, at="layers.0")
     assert (result.tokens, result.mask) == (None, None)
-    with refused(
-        embgrad.errors.UnsupportedError, "nothing shows that the entries at the point 'layers.0'", "output of a module"
-    ):
+    with refused(UnsupportedError, "nothing shows that the entries at the point 'layers.0'", "output of a module"):
         embgrad.attribute(model, batch, objective, "saliency", at="layers.0")
-    with refused(
-        embgrad.errors.UnsupportedError, "'layers.0' has its examples in an order of the model's own", "Omit them"
-    ):
+    with refused(UnsupportedError, "'layers.0' has its examples in an order of the model's own", "Omit them"):
         embgrad.gradients(model, batch, objective, at="layers.0", split=True)
-    with refused(
-        embgrad.errors.UnsupportedError, "the point 'layer.0' is", "an order of its own", "name the point by its path"
-    ):
+    with refused(UnsupportedError, "the point 'layer.0' is", "an order of its own", "name the point by its path"):
         embgrad.gradients(model, batch, objective, at="layer.0")
 
 
 def test_sub_batches_of_which_one_is_in_another_order() -> None:
     model = built(by_length)
     batch = embgrad.TokenBatch(IDS[[1, 0, 0, 1]], MASK[[1, 0, 0, 1]])  # the first two are in order
-    with refused(embgrad.errors.UnsupportedError, "'layers.0' has its examples in an order of the model's own"):
+    with refused(UnsupportedError, "'layers.0' has its examples in an order of the model's own"):
         embgrad.gradients(model, batch, embgrad.Logit(1), at="layers.0", batch_size=2)
 
 
@@ -229,14 +224,12 @@ def test_what_follows_in_the_batchs_order_has_its_tokens() -> None:
 def test_ids_that_are_dropped_or_changed_leave_the_table_without_tokens() -> None:
     for prepare in (shifted, sharing):
         model = built(prepare)
-        with refused(
-            embgrad.errors.PointNotReachedError, "no lookup whose indices are the batch's ids", "'table' for the rows"
-        ):
+        with refused(PointNotReachedError, "no lookup whose indices are the batch's ids", "'table' for the rows"):
             embgrad.gradients(model, BATCH, OBJECTIVE)
         result = embgrad.gradients(model, BATCH, OBJECTIVE, at="table")
         assert (result.tokens, result.mask, result.words_of) == (None, None, None)
         assert result.ids.tolist() == prepare(IDS, MASK)[0].tolist()
-        with refused(embgrad.errors.UnsupportedError, "nothing shows that the entries at the point 'table'"):
+        with refused(UnsupportedError, "nothing shows that the entries at the point 'table'"):
             embgrad.attribute(model, BATCH, OBJECTIVE, "saliency", at="table")
     assert embgrad.gradients(built(shifted), BATCH, OBJECTIVE, at="layers.0").tokens is None
 
@@ -246,7 +239,7 @@ def test_an_order_that_no_probe_shows_is_refused() -> None:
         return np.sort(ids, 1), mask, np.arange(len(ids))
 
     with refused(
-        embgrad.errors.PointNotReachedError,
+        PointNotReachedError,
         "the indices of table#0 (12 rows × 3, indices of shape (3, 4)) hold the batch's ids, of shape (3, 4)",
         "did not show",
         "name the table with at=...",
@@ -341,14 +334,14 @@ def test_the_only_lookup_that_holds_the_ids_is_word_though_its_order_is_unknown(
     )  # which sums over the lookup, in any order
     rows = embgrad.gradients(built(by_content), BATCH, OBJECTIVE, at="table")
     np.testing.assert_allclose(table.total.sum(0), rows.values.sum((0, 1)), atol=1e-14)
-    with refused(embgrad.errors.PointNotReachedError, "the indices of table#0", "in an order that", "did not show"):
+    with refused(PointNotReachedError, "the indices of table#0", "in an order that", "did not show"):
         embgrad.gradients(built(by_content), BATCH, OBJECTIVE, at=["word", "layers.0"])
 
     def twice(model: Any, input_ids: np.ndarray) -> Tensor:
         first = lookup(model["table"], np.sort(input_ids, 1)).sum(1)
         return (first + lookup(model["table"], np.sort(input_ids, 1)[:, ::-1]).tanh().sum(1)) @ model["W"]
 
-    with refused(embgrad.errors.AmbiguousPointError, "'word' fits 2 lookups", "table#0", "table#1", "name one of them"):
+    with refused(AmbiguousPointError, "'word' fits 2 lookups", "table#0", "table#1", "name one of them"):
         embgrad.gradients(ReferenceModel(twice, dict(WEIGHTS)), IDS, OBJECTIVE)
 
 
@@ -381,7 +374,7 @@ def test_outputs_at_virtual_tokens_that_nothing_tells_apart_are_cut_off_by_the_u
     model, batch = ReferenceModel(mixed, dict(WEIGHTS)), embgrad.TokenBatch([[3, 4, 5], [6, 7, 8]])
     for objective in (embgrad.Logit(1, position=-1), embgrad.Logit(1)):
         with refused(
-            embgrad.errors.ObjectiveError,
+            ObjectiveError,
             "(2, 5, 2)",
             "cut off the 2 that the model adds",
             "model(**inputs)[:, 2:]",
@@ -400,7 +393,7 @@ def test_an_input_that_the_model_reads_and_the_batch_has_not_is_named() -> None:
 
     model, batch = ReferenceModel(packed, dict(WEIGHTS)), {"input_ids": IDS, "attention_mask": MASK}
     with refused(
-        embgrad.errors.BatchError,
+        BatchError,
         "reads the input 'weights'",
         "'input_ids', 'attention_mask': give it in the batch's dict",
     ):
@@ -422,7 +415,7 @@ def test_searches_name_what_they_cannot_score() -> None:
         ("embgrad.substitutions", lambda: embgrad.substitutions(model, batch, embgrad.Logit(1))),
     ):
         with refused(
-            embgrad.errors.AmbiguousPointError,
+            AmbiguousPointError,
             f"{name} scores tokens",
             "several times: table#0",
             "at=['word#0', 'word#1']",
@@ -446,7 +439,7 @@ def test_positions_of_examples_in_an_order_of_their_own_are_refused_by_role() ->
 
     model, padded = ReferenceModel(forward, dict(WEIGHTS)), BATCH.take([0, 2]).replace(tokens=None)
     message = "in an order of its own, so that nothing shows which of them each row belongs to"
-    with refused(embgrad.errors.UnsupportedError, "the point 'position' is place#0", message):
+    with refused(UnsupportedError, "the point 'position' is place#0", message):
         embgrad.gradients(model, padded, embgrad.Logit([0, 1]), at="position")
     assert embgrad.gradients(model, padded, embgrad.Logit([0, 1]), at="place").mask is None
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import BatchError
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.refusals import refused
 
@@ -108,13 +109,11 @@ def test_further_inputs_pass_through() -> None:
 def test_what_is_no_packed_batch_is_said() -> None:
     model = ReferenceModel(bag, WEIGHTS)
     for offsets in ([0, 2, 2], [1, 3], [0, 3, 6], [0, 4, 2], []):
-        with refused(
-            embgrad.errors.BatchError, "for 6 ids in one row: expected the index at which each example begins"
-        ):
+        with refused(BatchError, "for 6 ids in one row: expected the index at which each example begins"):
             embgrad.gradients(model, {"text": IDS, "offsets": np.array(offsets, int)}, LOGIT)
-    with refused(embgrad.errors.BatchError, "expected two axes, (example, position)"):
+    with refused(BatchError, "expected two axes, (example, position)"):
         embgrad.gradients(model, {"input_ids": IDS}, LOGIT)
-    with refused(embgrad.errors.BatchError, "none of them holds the token ids"):
+    with refused(BatchError, "none of them holds the token ids"):
         embgrad.gradients(model, {"offsets": OFFSETS}, LOGIT)
     whole = {"input_ids": ROWS, "offsets": OFFSETS}  # a further input of this name
 
@@ -126,7 +125,7 @@ def test_what_is_no_packed_batch_is_said() -> None:
     def alone(model: Any, text: np.ndarray) -> Tensor:
         return lookup(model["E"], text) @ model["W"]
 
-    with refused(embgrad.errors.BatchError, "ids in one row with 'offsets', and the model takes no input of that name"):
+    with refused(BatchError, "ids in one row with 'offsets', and the model takes no input of that name"):
         embgrad.gradients(ReferenceModel(alone, WEIGHTS), {"text": IDS, "offsets": OFFSETS}, embgrad.Sum())
 
 
@@ -163,11 +162,9 @@ def test_a_sentence_encoder_makes_its_own_inputs() -> None:
     np.testing.assert_allclose(result.objective, model.encode(texts)[:, 1])
     assert result.tokens == (("a", "film", ""), ("the", "plot", "plot"), ("thin", "", ""))
     assert embgrad.gradients(model, "a film", LOGIT).ids.tolist() == [[1, 2]]
-    with refused(
-        embgrad.errors.BatchError, "max_length is 2, and Encoder makes ids of texts by its own method 'preprocess'"
-    ):
+    with refused(BatchError, "max_length is 2, and Encoder makes ids of texts by its own method 'preprocess'"):
         embgrad.gradients(model, texts, LOGIT, max_length=2)
-    with refused(embgrad.errors.BatchError, "Encoder raised ValueError for these texts in its own method 'preprocess'"):
+    with refused(BatchError, "Encoder raised ValueError for these texts in its own method 'preprocess'"):
         embgrad.gradients(model, ["unknown"], LOGIT)
 
 

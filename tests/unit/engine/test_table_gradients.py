@@ -10,6 +10,7 @@ import pytest
 
 import embgrad
 from embgrad.engine.table_gradients import _find_taken
+from embgrad.errors import NoGradientError, PointError, UnknownPointError
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.numerics import differences
 from tests.unit.refusals import refused
@@ -142,13 +143,13 @@ def test_training_mode_draws_random_numbers_once() -> None:
 @pytest.mark.parametrize(
     ("forward", "options", "kind", "message"),
     [
-        (computed, {}, embgrad.errors.PointError,
+        (computed, {}, PointError,
             "the table of 'word', 'lookup', is no parameter .*parameter_gradients"),
-        (tied, {"at": "F"}, embgrad.errors.UnknownPointError, "no point 'F'"),
-        (tied, {"at": "wrod"}, embgrad.errors.UnknownPointError, "Did you mean 'word'"),
-        (tied, {"at": ["word"]}, embgrad.errors.PointError,
+        (tied, {"at": "F"}, UnknownPointError, "no point 'F'"),
+        (tied, {"at": "wrod"}, UnknownPointError, "Did you mean 'word'"),
+        (tied, {"at": ["word"]}, PointError,
             r"at is \['word'\]: expected the name of a point.*for each table"),
-        (tied, {"at": None}, embgrad.errors.PointError, "at is None: expected the name of a point, such as 'word'"),
+        (tied, {"at": None}, PointError, "at is None: expected the name of a point, such as 'word'"),
     ],
 )  # fmt: skip
 def test_anything_but_a_table_is_refused(forward: Any, options: Any, kind: type[Exception], message: str) -> None:
@@ -160,9 +161,7 @@ def test_a_module_has_no_table() -> None:
     def moduled(model: Any, input_ids: np.ndarray) -> Tensor:
         return model.module("layer", lambda x: x.tanh(), lookup(model["E"], input_ids)).mean(1)
 
-    with refused(
-        embgrad.errors.PointError, "the point 'layer' is layer#0 (shape ", " expected a lookup, such as 'word'"
-    ):
+    with refused(PointError, "the point 'layer' is layer#0 (shape ", " expected a lookup, such as 'word'"):
         embgrad.tables.table_gradients(model(moduled), IDS, embgrad.Sum(), at="layer")
 
 
@@ -170,9 +169,7 @@ def test_an_objective_that_does_not_depend_on_the_table() -> None:
     def detached(model: Any, input_ids: np.ndarray) -> Tensor:
         return hidden(model, lookup(model["E"], input_ids).detach()) @ model["F"].swap(0, 1)
 
-    with pytest.raises(
-        embgrad.errors.NoGradientError, match="does not depend on the table 'E': no path in the graph leads"
-    ):
+    with pytest.raises(NoGradientError, match="does not depend on the table 'E': no path in the graph leads"):
         embgrad.tables.table_gradients(model(detached), IDS, embgrad.Sum())
 
 
@@ -185,7 +182,7 @@ def test_a_gradient_that_is_not_finite(way: str) -> None:
         return rows.mean(1) + (spiked.mean(1) if way == "lookups" else spiked.sum(0))
 
     message = rf"of the table 'E' through its {way} is nan at row \d, and in \d+ of 28"
-    with pytest.raises(embgrad.errors.NoGradientError, match=message):
+    with pytest.raises(NoGradientError, match=message):
         embgrad.tables.table_gradients(model(steep), IDS, embgrad.Sum())
 
 

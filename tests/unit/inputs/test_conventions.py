@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import embgrad
+from embgrad.errors import BatchError
 from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.conventions import as_batch, batch_of
 from embgrad.inputs.decoder import decoder_by_labels, positions_of
@@ -63,17 +64,13 @@ def test_gluonnlp_takes_valid_lengths() -> None:
 
 @pytest.mark.parametrize("mask", [LEFT, [[1, 0, 1], [1, 1, 1]]])
 def test_gluonnlp_cannot_say_where_other_padding_is(mask: Any) -> None:
-    with pytest.raises(
-        embgrad.errors.BatchError, match=r"example \d is not padded on the right only.*padding_side='right'"
-    ):
+    with pytest.raises(BatchError, match=r"example \d is not padded on the right only.*padding_side='right'"):
         embgrad.TokenBatch(IDS, mask).to_gluonnlp()
 
 
 @pytest.mark.parametrize("method", ["to_tfhub", "to_keras_hub", "to_gluonnlp"])
 def test_an_id_that_int32_cannot_hold_is_refused(method: str) -> None:
-    with pytest.raises(
-        embgrad.errors.BatchError, match=r"holds 4294967301, which int32 cannot hold: expected numbers up to"
-    ):
+    with pytest.raises(BatchError, match=r"holds 4294967301, which int32 cannot hold: expected numbers up to"):
         getattr(embgrad.TokenBatch([[2**32 + 5]]), method)()
     getattr(embgrad.TokenBatch([[2**31 - 1]]), method)()
 
@@ -163,7 +160,7 @@ def test_encodings_beside_the_ids_give_tokens_and_words() -> None:
     ],
 )
 def test_batches_that_are_refused(given_as: Any, fragments: list[str]) -> None:
-    with refused(embgrad.errors.BatchError, *fragments):
+    with refused(BatchError, *fragments):
         as_batch(given_as)
 
 
@@ -216,7 +213,7 @@ def test_a_dict_with_a_models_own_names(model: Any, ids: str) -> None:
     ],
 )
 def test_a_dict_without_known_ids_is_refused(model: Any, mapping: Any) -> None:
-    with pytest.raises(embgrad.errors.BatchError, match="and none of them holds the token ids"):
+    with pytest.raises(BatchError, match="and none of them holds the token ids"):
         batch_of(mapping, None, model=model)
 
 
@@ -247,7 +244,5 @@ def test_ids_in_one_row_are_cut_at_the_offsets(key: str) -> None:
     assert batch.ids.tolist() == [[4, 5, 6], [7, 8, 0]]
     assert batch.mask.tolist() == [[1, 1, 1], [1, 1, 0]]
     assert (batch.convention, list(batch.extras)) == ("packed", ["weights"])
-    with refused(
-        embgrad.errors.BatchError, "offsets is [0, 5] for 5 ids in one row", "5 is the end of the row: omit it"
-    ):
+    with refused(BatchError, "offsets is [0, 5] for 5 ids in one row", "5 is the end of the row: omit it"):
         as_batch({key: [4, 5, 6, 7, 8], "offsets": [0, 5]})

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import BatchError
 from embgrad.inputs.conventions import tokenizer_of
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.refusals import refused
@@ -126,21 +127,13 @@ def test_a_preprocessor_names_ids_and_knows_the_mask() -> None:
 
 
 def test_what_a_tokenizer_or_a_preprocessor_does_not_do_is_said() -> None:
-    with refused(
-        embgrad.errors.BatchError, "example 0 is a pair of texts, and Tokenizer splits single ones", "the preprocessor"
-    ):
+    with refused(BatchError, "example 0 is a pair of texts, and Tokenizer splits single ones", "the preprocessor"):
         embgrad.encode([("a", "the")], Tokenizer())
-    with refused(
-        embgrad.errors.BatchError, "max_length is 5, and Preprocessor cuts texts itself, to its sequence_length of 8"
-    ):
+    with refused(BatchError, "max_length is 5, and Preprocessor cuts texts itself, to its sequence_length of 8"):
         embgrad.encode(TEXTS, Preprocessor(), max_length=5)
-    with refused(
-        embgrad.errors.BatchError, "Preprocessor puts the mask in place of random tokens", "give ids as the batch"
-    ):
+    with refused(BatchError, "Preprocessor puts the mask in place of random tokens", "give ids as the batch"):
         embgrad.encode(TEXTS, Preprocessor(mask_positions=np.zeros((2, 2))))
-    with refused(
-        embgrad.errors.BatchError, "Preprocessor made 2 tokens of ('a film', 'the plot'), which has 4", "give ids"
-    ):
+    with refused(BatchError, "Preprocessor made 2 tokens of ('a film', 'the plot'), which has 4", "give ids"):
         embgrad.encode([("a film", "the plot")], Preprocessor(drops=True))
 
     class Failing(Preprocessor):
@@ -150,7 +143,7 @@ def test_what_a_tokenizer_or_a_preprocessor_does_not_do_is_said() -> None:
             raise TypeError("a dict is expected")
 
     for texts, what in ((TEXTS, "texts"), ([("a", "the")], "pairs of texts")):
-        with refused(embgrad.errors.BatchError, f"Failing raised TypeError for {what}: give ids as the batch"):
+        with refused(BatchError, f"Failing raised TypeError for {what}: give ids as the batch"):
             embgrad.encode(texts, Failing())
 
     class Other(Preprocessor):
@@ -159,9 +152,7 @@ def test_what_a_tokenizer_or_a_preprocessor_does_not_do_is_said() -> None:
         def __call__(self, x: Any, y: Any = None) -> Any:
             return {"images": np.zeros(3)}
 
-    with refused(
-        embgrad.errors.BatchError, "Other returned {'images': ", "expected a dict with 'token_ids' and 'padding_mask'"
-    ):
+    with refused(BatchError, "Other returned {'images': ", "expected a dict with 'token_ids' and 'padding_mask'"):
         embgrad.encode(TEXTS, Other())
 
 

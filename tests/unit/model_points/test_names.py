@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError, UnknownPointError
 from embgrad.model_points.names import _blocks_away, needs_added, needs_layers, point_of
 from embgrad.model_points.points import Point
 from tests.unit.refusals import refused
@@ -99,13 +100,9 @@ def test_the_occurrences_of_a_module_called_repeatedly() -> None:
     assert named(trace, "shared#1")[0].key == "shared:output#1"
     assert named(trace, "shared:input#2")[0].key == "shared:input#2"
     assert named(trace, "layer.1")[0].key == "shared:output#1"
-    with pytest.raises(
-        embgrad.errors.AmbiguousPointError, match=r"'shared' fits 3 points: shared#0 \(shape .* shared#2"
-    ):
+    with pytest.raises(AmbiguousPointError, match=r"'shared' fits 3 points: shared#0 \(shape .* shared#2"):
         named(trace, "shared")
-    with pytest.raises(
-        embgrad.errors.UnknownPointError, match=r"'shared#3': 'shared' was reached 3 time\(s\).*from 0 to 2"
-    ):
+    with pytest.raises(UnknownPointError, match=r"'shared#3': 'shared' was reached 3 time\(s\).*from 0 to 2"):
         named(trace, "shared#3")
 
 
@@ -115,9 +112,7 @@ def test_a_tables_name_prefers_the_lookup_of_the_ids() -> None:
     assert named(trace, "table")[0].key == "table#0"
     assert named(trace, "table#1")[0].key == "table#1"
     trace.lookup("table", IDS)
-    with pytest.raises(
-        embgrad.errors.AmbiguousPointError, match=r"'table' fits 2 points: table#0 .* table#2"
-    ) as caught:
+    with pytest.raises(AmbiguousPointError, match=r"'table' fits 2 points: table#0 .* table#2") as caught:
         named(trace, "table")
     assert [lookup.key for lookup in caught.value.lookups] == ["table#0", "table#2"]
 
@@ -133,14 +128,10 @@ def test_further_names_of_a_module() -> None:
 
 def test_several_lookups_of_the_ids() -> None:
     trace = simple("a", "b")
-    with pytest.raises(
-        embgrad.errors.AmbiguousPointError, match=r"'word' fits 2 lookups: word#0 = a#0 .*, word#1 = b#0"
-    ):
+    with pytest.raises(AmbiguousPointError, match=r"'word' fits 2 lookups: word#0 = a#0 .*, word#1 = b#0"):
         named(trace, "word")
     assert [named(trace, f"word#{number}")[0].key for number in range(2)] == ["a#0", "b#0"]
-    with pytest.raises(
-        embgrad.errors.PointError, match=r"no point 'word#2': the ids are looked up 2 time\(s\): word#0 = a#0"
-    ):
+    with pytest.raises(PointError, match=r"no point 'word#2': the ids are looked up 2 time\(s\): word#0 = a#0"):
         named(trace, "word#2")
 
 
@@ -168,7 +159,7 @@ def test_several_lookups_of_the_ids() -> None:
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:
-    with pytest.raises(embgrad.errors.UnknownPointError, match=message):
+    with pytest.raises(UnknownPointError, match=message):
         named(simple(), name)
 
 
@@ -180,9 +171,9 @@ def test_blocks_that_run_at_other_positions_are_named(role: str) -> None:
     if role == "position":
         assert named(trace, role)[0].path == "positions"
         return
-    with pytest.raises(embgrad.errors.UnknownPointError, match=rf"no point '{role}': the model has blocks, {named_so}"):
+    with pytest.raises(UnknownPointError, match=rf"no point '{role}': the model has blocks, {named_so}"):
         named(trace, role)
-    with pytest.raises(embgrad.errors.UnknownPointError, match="no point 'type': the model makes no lookup by type"):
+    with pytest.raises(UnknownPointError, match="no point 'type': the model makes no lookup by type"):
         named(trace, "type")
 
 
@@ -197,7 +188,7 @@ def test_a_model_that_pads_the_ids_takes_them_padded(before: int, after: int, ad
     trace = Trace(BATCH)
     rows = trace.table("table", np.pad(IDS, ((0, 0), (before, after)), constant_values=1))
     stack(trace, "layers", rows, 2)
-    with pytest.raises(embgrad.errors.UnknownPointError, match=rf"at 8 positions, where the batch has 5.*: {advice}"):
+    with pytest.raises(UnknownPointError, match=rf"at 8 positions, where the batch has 5.*: {advice}"):
         named(trace, "layer.0")
 
 
@@ -213,7 +204,7 @@ def test_blocks_at_other_positions_are_no_reason_in_a_model_with_layers() -> Non
     stack(trace, "pooled.layers", trace.hidden(2, 8, 8), 3)
     stack(trace, "layers", trace.table("table", IDS), 2)
     assert named(trace, "layer.1")[0].path == "layers.1"
-    with pytest.raises(embgrad.errors.UnknownPointError, match="no point 'position': the model makes no lookup by"):
+    with pytest.raises(UnknownPointError, match="no point 'position': the model makes no lookup by"):
         named(trace, "position")
 
 
@@ -247,14 +238,14 @@ def test_blocks_that_are_no_layers_are_named() -> None:
         for half in ("attentions", "ffns"):
             encoder_layer(trace, f"{half}.{number}", trace.hidden(), half)
     message = r"has no repeated block .*found 'attentions\.0' to 'attentions\.1', 'ffns\.0' to 'ffns\.1', but these do not follow"
-    with pytest.raises(embgrad.errors.UnknownPointError, match=message):
+    with pytest.raises(UnknownPointError, match=message):
         named(trace, "layer.0")
 
 
 @pytest.mark.parametrize("number", [3, 4, 10, -4, -5, -40])
 def test_a_layer_out_of_range(number: int) -> None:
     message = rf"no point 'layer.{number}': the model has 3 layers: expected layer.0 to layer.2, or layer.-1"
-    with pytest.raises(embgrad.errors.UnknownPointError, match=re.escape(message)):
+    with pytest.raises(UnknownPointError, match=re.escape(message)):
         named(bert(BATCH), f"layer.{number}")
 
 
@@ -269,14 +260,14 @@ def test_roles_have_no_sides_and_no_occurrences(name: str, path: str) -> None:
         message = "'embeddings' was reached 1 time"  # it is the module's own path, too
     else:
         message = rf"no point '{name}': .* is a role and means a single tensor, here '{path}#0'.* or a native path, .*'{path}'"
-    with pytest.raises(embgrad.errors.UnknownPointError, match=message):
+    with pytest.raises(UnknownPointError, match=message):
         named(trace, name)
 
 
 def test_a_near_name_of_a_layer_and_of_a_module() -> None:
-    with pytest.raises(embgrad.errors.UnknownPointError, match=r"Did you mean 'layer\.-1'\?"):
+    with pytest.raises(UnknownPointError, match=r"Did you mean 'layer\.-1'\?"):
         named(bert(BATCH), "layers.-1")
-    with pytest.raises(embgrad.errors.UnknownPointError, match=r"Did you mean 'encoder\.layer\.1'\?"):
+    with pytest.raises(UnknownPointError, match=r"Did you mean 'encoder\.layer\.1'\?"):
         named(bert(BATCH), "encoder.layers.1")
 
 
@@ -286,7 +277,7 @@ def test_roles_that_cannot_be_identified_in_a_batch_of_one_position(role: str) -
     trace.lookup("table", IDS[:, :1])
     trace.lookup("second", np.zeros((1, 1), int))
     message = rf"'{role}': in a batch with one position, only a table's name can identify.*native path of a lookup, of 'second'"
-    with pytest.raises(embgrad.errors.UnknownPointError, match=message):
+    with pytest.raises(UnknownPointError, match=message):
         named(trace, role)
     assert named(trace, "second")[0].path == "second"
 
@@ -295,5 +286,5 @@ def test_roles_that_cannot_be_identified_in_a_batch_of_one_position(role: str) -
 def test_no_lookup_of_the_ids(name: str) -> None:
     trace = Trace(BATCH)
     trace.lookup("table", IDS + 1)
-    with refused(embgrad.errors.PointNotReachedError, "no lookup whose indices are the batch's ids", "table#0 (1000"):
+    with refused(PointNotReachedError, "no lookup whose indices are the batch's ids", "table#0 (1000"):
         named(trace, name)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import BatchError, PointNotReachedError
 from embgrad.model_points.recorder import PassRecorder
 from tests.unit.model_points.test_layouts import arrangements
 from tests.unit.refusals import refused
@@ -33,7 +34,7 @@ def run_modules(watch: PassRecorder, *calls: tuple[str, str]) -> list[tuple[str 
 
 def test_nothing_looked_up() -> None:
     with refused(
-        embgrad.errors.PointNotReachedError,
+        PointNotReachedError,
         "no lookup whose indices are the batch's ids, of shape (2, 3)",
         "seen: none",
         "at=... The hint.",
@@ -58,9 +59,7 @@ def test_a_lookup_belongs_to_the_innermost_call_that_is_open() -> None:
 def test_other_indices_looked_up() -> None:
     watch = PassRecorder(BATCH, ["word"])
     watch.see("table", IDS + 1, 10, 4)
-    with pytest.raises(
-        embgrad.errors.PointNotReachedError, match=r"seen: table#0 \(10 rows.*changed ones, or name a point"
-    ):
+    with pytest.raises(PointNotReachedError, match=r"seen: table#0 \(10 rows.*changed ones, or name a point"):
         watch.resolve()
 
 
@@ -72,29 +71,27 @@ def test_an_id_outside_the_table_is_named(arrange: int, wrong: int) -> None:
     batch = embgrad.TokenBatch(np.abs(ids)) if wrong > 0 else BATCH
     indices, _ = arrangements(ids)[arrange]
     if wrong < 0:
-        with pytest.raises(
-            embgrad.errors.BatchError, match=r"index -1.* is outside the table: .* 10 rows: expected 0 to 9"
-        ):
+        with pytest.raises(BatchError, match=r"index -1.* is outside the table: .* 10 rows: expected 0 to 9"):
             PassRecorder(batch, ["word"]).see("table", indices, 10, 4)
         return
     expected = float(np.float32(wrong)) if indices.dtype.kind == "f" else wrong
     message = rf"id {expected} at example 1, position 2 is outside the table: .* 10 rows: expected 0 to 9"
-    with pytest.raises(embgrad.errors.BatchError, match=message):
+    with pytest.raises(BatchError, match=message):
         PassRecorder(batch, ["word"]).see("table", indices, 10, 4)
 
 
 def test_several_ids_outside_the_table_are_counted() -> None:
     message = r"id 4 at example 1, position 0 .*\(3 such in all\).* belongs to this"
     for names in (["word"], [], None):  # whoever asks, and whatever for
-        with pytest.raises(embgrad.errors.BatchError, match=message):
+        with pytest.raises(BatchError, match=message):
             PassRecorder(BATCH, names).see("small", IDS, 4, 2)
 
 
 def test_an_index_of_the_models_own_outside_the_table() -> None:
     message = r"index 2 \(at \(0, 2\) of indices of shape \(1, 3\)\).*'positions' has 2 rows.*longer than the model"
-    with pytest.raises(embgrad.errors.BatchError, match=message):
+    with pytest.raises(BatchError, match=message):
         PassRecorder(BATCH, ["word"]).see("positions", POSITIONS, 2, 4)
-    with pytest.raises(embgrad.errors.BatchError, match="index nan"):
+    with pytest.raises(BatchError, match="index nan"):
         PassRecorder(BATCH, ["word"]).see("table", np.array([0.0, np.nan]), 2, 4)
 
 
@@ -108,7 +105,7 @@ def test_a_pass_with_another_number_of_calls_is_an_error() -> None:
         r"the forward pass reached 'layer' 1 time\(s\), but an earlier pass reached it 2 time\(s\): expected a model that "
         "makes the same calls each time"
     )
-    with pytest.raises(embgrad.errors.PointNotReachedError, match=message):
+    with pytest.raises(PointNotReachedError, match=message):
         other.resolve()
 
 
@@ -126,7 +123,7 @@ def test_a_pass_that_calls_modules_in_another_order_is_an_error() -> None:
     message = (
         "the forward pass called the model's modules in another order than an earlier pass: expected a model that makes"
     )
-    with pytest.raises(embgrad.errors.PointNotReachedError, match=message):
+    with pytest.raises(PointNotReachedError, match=message):
         resolved("a", "b")
     assert resolved("a", "b", in_order=False), "the order of the calls is not known"
 
@@ -154,11 +151,11 @@ def test_a_pass_that_broke_off_before_any_lookup_of_a_model_without_embeddings()
     batch = embgrad.TokenBatch([[1, 2]])
     failure = RuntimeError("of the framework's")
     message = "the model raised RuntimeError before any lookup, and none of its modules, 'Net', 'Linear', is an"
-    with pytest.raises(embgrad.errors.PointNotReachedError, match=message) as caught:
+    with pytest.raises(PointNotReachedError, match=message) as caught:
         PassRecorder(batch, ("word",)).expect_some(["Net", "Linear", "Linear"], failure)
     assert caught.value.__cause__ is failure
     PassRecorder(batch, ("word",)).expect_some(["Net", "ScaledWordEmbedding"], failure)
-    PassRecorder(batch, ("word",)).expect_some(["Net", "Linear"], embgrad.errors.BatchError("embgrad's own"))
+    PassRecorder(batch, ("word",)).expect_some(["Net", "Linear"], BatchError("embgrad's own"))
     watch = PassRecorder(batch, ("word",))
     watch.see("table", np.array([[1, 2]]), 3, 4)
     watch.expect_some(["Net", "Linear"], failure)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import BatchError, UnsupportedError
 from tests.unit.token_search.models import (
     BATCH,
     CLASSES,
@@ -153,11 +154,9 @@ def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
 def test_what_is_bound_to_positions_is_refused_where_tokens_move() -> None:
     method = embgrad.methods.HotFlip(steps=1, insert=True)
     left = embgrad.TokenBatch([[0, 2, 3]], [[0, 1, 1]])
-    with pytest.raises(embgrad.errors.BatchError, match="not padded on the right"):
+    with pytest.raises(BatchError, match="not padded on the right"):
         embgrad.search(curved(), left, embgrad.Logit(0), method)
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"the objective is a function.*give insert=False and delete=False"
-    ):
+    with pytest.raises(UnsupportedError, match=r"the objective is a function.*give insert=False and delete=False"):
         embgrad.search(curved(), BATCH, lambda outputs: outputs.sum(1), method)
 
 
@@ -166,7 +165,7 @@ def test_positions_that_would_move_are_refused_and_those_before_are_not() -> Non
     ids = [[1, 2, 3, 4]]
     for searched in (None, [1, 2]):
         with pytest.raises(
-            embgrad.errors.UnsupportedError, match=r"reads position 2 of example 0, whose token would move.*position=-1"
+            UnsupportedError, match=r"reads position 2 of example 0, whose token would move.*position=-1"
         ):
             embgrad.search(model, ids, embgrad.Logit(0, position=2), method, positions=searched)
     for position, positions in ((-1, None), (0, [1, 2])):
@@ -175,7 +174,7 @@ def test_positions_that_would_move_are_refused_and_those_before_are_not() -> Non
         np.testing.assert_allclose(embgrad.evaluate(model, found.batch, objective), found.objective, atol=1e-12)
     numbered = embgrad.TokenBatch(ids, extras={"position_ids": np.array([[3, 1, 2, 0]])})
     with pytest.raises(
-        embgrad.errors.UnsupportedError,
+        UnsupportedError,
         match=r"position_ids of example 0 are \[3, 1, 2, 0\].*give insert=False and delete",
     ):
         embgrad.search(model, numbered, embgrad.Logit(0, position=-1), method)
@@ -184,7 +183,7 @@ def test_positions_that_would_move_are_refused_and_those_before_are_not() -> Non
 def test_texts_at_the_models_limit_are_refused_before_the_search() -> None:
     model = per_position(most=5)
     method, objective = embgrad.methods.HotFlip(steps=2, insert=True), embgrad.Logit(0, position=-1)
-    with pytest.raises(embgrad.errors.BatchError) as raised:
+    with pytest.raises(BatchError) as raised:
         embgrad.search(model, [[1, 2, 3, 4]], objective, method)
     assert "example 0 has 4 tokens, and the model does not accept 2 more: pass insert=False, fewer steps, or" in str(
         raised.value
@@ -212,9 +211,7 @@ def test_a_function_and_texts_of_several_lengths_make_no_batch() -> None:
         def start(self, problem: Any) -> Any:
             return super(embgrad.methods.HotFlip, self).start(problem)
 
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"texts of several lengths make no batch: give an objective of embgrad"
-    ):
+    with pytest.raises(UnsupportedError, match=r"texts of several lengths make no batch: give an objective of embgrad"):
         embgrad.search(curved(), BATCH, lambda outputs: outputs.sum(1), Deleting(steps=1, delete=True))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import BatchError, UnsupportedError
 from embgrad.testing.reference import ReferenceModel, lookup
 
 WORDS = "<pad> a good bad film ##s [CLS] [SEP] [PAD] spare".split()  # noqa: SIM905
@@ -86,9 +87,7 @@ def test_what_cannot_decode_is_named_and_the_advice_works(tokenizer: Any) -> Non
     message = (
         f"the tokenizer is a {type(tokenizer).__name__} without a method decode(ids), so that it cannot be checked"
     )
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=re.escape(message) + ".*: pass stable=False, which keeps any ids"
-    ):
+    with pytest.raises(UnsupportedError, match=re.escape(message) + ".*: pass stable=False, which keeps any ids"):
         embgrad.search(*arguments, tokenizer=tokenizer)
     found = embgrad.search(*arguments, tokenizer=tokenizer, stable=False)
     np.testing.assert_allclose(embgrad.evaluate(model(), found.batch, LOGIT), found.objective, atol=1e-12)
@@ -101,9 +100,7 @@ def test_a_batch_that_does_not_come_back_is_refused() -> None:
         def decode(self, ids: Sequence[int]) -> str:
             raise KeyError("no such token")
 
-    with pytest.raises(
-        embgrad.errors.BatchError, match=re.escape("holds the ids [1, 2, 4], and its text tokenises to []")
-    ):
+    with pytest.raises(BatchError, match=re.escape("holds the ids [1, 2, 4], and its text tokenises to []")):
         embgrad.search(model(), ["a good film"], LOGIT, embgrad.methods.HotFlip(steps=1), tokenizer=Forgetful())
 
 
@@ -137,9 +134,7 @@ def test_the_tokens_that_were_put_in_are_named_by_a_vocabulary(
 def test_a_vocabulary_names_ids_and_splits_no_texts() -> None:
     made = embgrad.attribute(model(), [encode("good film")], LOGIT, "saliency", tokenizer=WORDS)
     assert made.tokens == (("good", "film"),)
-    with pytest.raises(embgrad.errors.BatchError, match="has no token for the id 11: expected the tokenizer that made"):
+    with pytest.raises(BatchError, match="has no token for the id 11: expected the tokenizer that made"):
         embgrad.attribute(model(), [[11]], LOGIT, "saliency", tokenizer=WORDS)
-    with pytest.raises(
-        embgrad.errors.BatchError, match="the tokenizer is a vocabulary, a list, which names ids and does"
-    ):
+    with pytest.raises(BatchError, match="the tokenizer is a vocabulary, a list, which names ids and does"):
         embgrad.attribute(model(), ["good film"], LOGIT, "saliency", tokenizer=WORDS)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import BatchError, ObjectiveError, UnsupportedError
 from embgrad.token_search.stability import stability_of
 from tests.unit.token_search.models import BATCH, IDS, Letters, curved, linear, per_position
 
@@ -45,14 +46,12 @@ def test_wrong_arguments_are_named() -> None:
     refused("stable is 1: expected True or False", stable=1)
     refused("training is 1: expected True or False", training=1)
     refused("until is [0.0, inf]: expected the L", until=[0.0, float("inf")])
-    refused(
-        "a Scalar objective reduces over the batch", embgrad.errors.UnsupportedError, objective=embgrad.Scalar(np.sum)
-    )
+    refused("a Scalar objective reduces over the batch", UnsupportedError, objective=embgrad.Scalar(np.sum))
 
 
 def test_what_does_not_fit_the_model_is_refused_before_the_search() -> None:
-    refused("index 7", embgrad.errors.ObjectiveError, objective=embgrad.Logit(7))
-    with pytest.raises(embgrad.errors.BatchError, match="outside"):
+    refused("index 7", ObjectiveError, objective=embgrad.Logit(7))
+    with pytest.raises(BatchError, match="outside"):
         embgrad.search(curved(), [[1, 99]], LOGIT, "hotflip")
 
 
@@ -61,11 +60,9 @@ def test_a_text_that_the_search_tried_is_named_as_such() -> None:
     model = linear()
     model["W"].value[0, 1] = 4.0
     model["E"].value[6] = [4e307, 0.0, 0.0]  # the logit of a text that holds it twice is infinite
-    with pytest.raises(
-        embgrad.errors.ObjectiveError, match="at a text that the search tried in place of one of the examples 0 to 1"
-    ):
+    with pytest.raises(ObjectiveError, match="at a text that the search tried in place of one of the examples 0 to 1"):
         embgrad.search(model, BATCH, LOGIT, embgrad.methods.GCG(steps=2, candidates=99))
-    with pytest.raises(embgrad.errors.ObjectiveError, match="at a text that the search tried in place of example 0"):
+    with pytest.raises(ObjectiveError, match="at a text that the search tried in place of example 0"):
         embgrad.search(model, BATCH, LOGIT, embgrad.methods.GCG(steps=2, candidates=99), batch_size=1)
 
 
@@ -131,7 +128,7 @@ class TestStability:
     def test_a_batch_whose_own_ids_do_not_come_back_is_refused(self) -> None:
         refused(
             "example 1 holds the ids [0, 1], and its text tokenises to [11]",
-            embgrad.errors.BatchError,
+            BatchError,
             batch=[[2, 3], [0, 1]],
             tokenizer=Letters(),
         )
@@ -166,5 +163,5 @@ class TestStability:
             def get_vocab(self) -> dict[str, int]:
                 return {f"t{number}": number for number in range(12)}
 
-        refused("a Names without a method decode(ids)", embgrad.errors.UnsupportedError, tokenizer=Names())
+        refused("a Names without a method decode(ids)", UnsupportedError, tokenizer=Names())
         assert embgrad.search(curved(), BATCH, LOGIT, "hotflip", tokenizer=Names(), stable=False).texts is None
