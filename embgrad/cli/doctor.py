@@ -53,7 +53,7 @@ def doctor(
             "executable": sys.executable,
             "works": any(health.works for health in backends),
             "core": [asdict(part) for part in core],
-            "backends": {health.name: health.to_dict() for health in backends},
+            "backends": {health.name: asdict(health) for health in backends},
             "broken": broken,
         }
     )

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -91,10 +91,6 @@ class Health:
     install: str = ""
     parts: tuple[Part, ...] = ()
     classes: dict[str, str] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the state as a dictionary for JSON."""
-        return asdict(self)
 
 
 #: An undeclared requirement of packages from 2022, which pip therefore does not install.
@@ -237,15 +233,13 @@ def _part(need: Need) -> Part:
         standing = Standing()
     else:
         standing = need.supported.standing(version, name if name in need.distributions else "")
-    trouble, note, mend = standing.trouble, standing.note, standing.mend
-    return Part(need.distributions[0], need.what, version, trouble, mend, need.optional, note)
+    return Part(need.distributions[0], need.what, version, **vars(standing), optional=need.optional)
 
 
 def _python(group: str, what: str) -> Part:
     """Return the state of the Python version for embgrad or a framework."""
     version = platform.python_version()
-    standing = SUPPORTED[group]["python"].standing(version)
-    return Part("python", what, version, standing.trouble, standing.mend, note=standing.note)
+    return Part("python", what, version, **vars(SUPPORTED[group]["python"].standing(version)))
 
 
 def _keras_of(parts: Sequence[Part]) -> list[Part]:

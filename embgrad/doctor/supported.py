@@ -146,23 +146,11 @@ def table() -> str:
     lines = ["| | oldest tested | newest tested |", "|---|---|---|"]
     for group, title in _ROWS.items():
         packages = SUPPORTED[group].values()
-        oldest, newest = (
-            ", ".join(_label(package.name, version(package)) for package in packages) for version in (_oldest, _newest)
-        )
+        labels = [each.name.capitalize() if each.name in ("python", "keras") else each.name for each in packages]
+        oldest = ", ".join(f"{label} {each.oldest}" for label, each in zip(labels, packages, strict=True))
+        newest = ", ".join(f"{label} {each.newest}" for label, each in zip(labels, packages, strict=True))
         lines.append(f"| {title} | {oldest} | {newest} |")
     return "\n".join(lines)
-
-
-def _label(name: str, version: str) -> str:
-    return f"{name.capitalize() if name in ('python', 'keras') else name} {version}"
-
-
-def _oldest(package: Supported) -> str:
-    return package.oldest
-
-
-def _newest(package: Supported) -> str:
-    return package.newest
 
 
 def numbers(version: str) -> tuple[int, ...]:
