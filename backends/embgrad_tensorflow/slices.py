@@ -18,9 +18,6 @@ RESHAPING: Final = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
 def first_row(operation: str, operands: Sequence[Any], attrs: Sequence[Any], result: Any) -> Any:
     """Return the number of the first row of a slice of a matrix; None unless it takes whole consecutive rows.
 
-    Args:
-        operands: its operands, eager or symbolic; the first is the matrix.
-
     Returns:
         An integer tensor without axes.
     """

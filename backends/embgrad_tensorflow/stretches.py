@@ -42,7 +42,6 @@ class Stretch:
     Attributes:
         inputs: the tensors that they take, each with its version.
         outputs: the tensors that they give to others.
-        fetched: the outputs' names in it.
         captured: by the place of an input the value that the function has captured.
     """
 

@@ -269,7 +269,6 @@ class Visible:
 
     Attributes:
         values: its values at the point, (example, position, dim).
-        of: what it is, in words.
     """
 
     baseline: str | int

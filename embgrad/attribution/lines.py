@@ -95,11 +95,7 @@ class Along:
     objectives: np.ndarray
 
     def take_from(self, other: Along, examples: np.ndarray) -> None:
-        """Take some examples' contributions from others.
-
-        Args:
-            examples: which, bool, (example,).
-        """
+        """Take some examples' contributions from others."""
         for name in ("baseline", "values", "before", "delta", "error"):
             own, theirs = getattr(self, name), getattr(other, name)
             setattr(self, name, np.where(examples.reshape(-1, *[1] * (own.ndim - 1)), theirs, own))

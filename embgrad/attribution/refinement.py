@@ -74,7 +74,6 @@ class Refined:
     Attributes:
         contributions: arrays of shape (example, …).
         error: the largest error of the sum on any stretch of the line, (example, output).
-        taken: the number of steps that each has taken in all.
     """
 
     examples: np.ndarray

@@ -76,9 +76,6 @@ class Health:
     """The state of one backend.
 
     Attributes:
-        version: the framework's version; empty if it is not installed.
-        works: whether the framework can be imported.
-        error: the reason why it does not work; empty if it works.
         parts: the states of the packages that the backend uses, the framework first.
         classes: for each class that `embgrad.zoo.load_bert` builds, the reason why it cannot be imported; empty if it can.
     """
@@ -176,11 +173,7 @@ def core_parts() -> tuple[Part, ...]:
 
 
 def examine(limit: float = LIMIT) -> list[Health]:
-    """Test each backend except the reference, and Keras 3, in a separate process, so that a crash or a hang is only reported.
-
-    Args:
-        limit: the time limit for each, in seconds.
-    """
+    """Test each backend except the reference, and Keras 3, in a separate process, so that a crash or a hang is only reported."""
     names = sorted({*list_backends(), KERAS} - {REFERENCE})
     with ThreadPoolExecutor(max_workers=len(names)) as pool:
         return list(pool.map(lambda name: _health(name, limit), names))

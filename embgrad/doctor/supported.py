@@ -12,13 +12,7 @@ __all__ = ["SETUPTOOLS", "SUPPORTED", "Standing", "Supported", "numbers", "table
 
 @dataclass(frozen=True)
 class Standing:
-    """The assessment of an installed version.
-
-    Attributes:
-        trouble: the problem with it; empty if none is known.
-        note: a remark on an untested version without known problems; else empty.
-        mend: the remedy for the trouble, or the advice that belongs to the note.
-    """
+    """The assessment of an installed version."""
 
     trouble: str = ""
     note: str = ""
@@ -48,7 +42,6 @@ class Supported:
         """Return the assessment of an installed version.
 
         Args:
-            version: the installed version, such as 2.13.0+cpu.
             name: the name on PyPI under which it is installed, if that differs from `self.name`.
         """
         installed = numbers(version)

@@ -23,12 +23,7 @@ CLASSES: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def main(framework: str, out: str) -> None:
-    """Import the framework and write the outcome as JSON.
-
-    Args:
-        framework: the name of a backend, or "keras".
-        out: the path of the file to write.
-    """
+    """Import the framework and write the outcome as JSON."""
     outcome: dict[str, Any] = {"works": False, "error": "", "seconds": 0.0, "versions": {}, "classes": {}}
     start = time.perf_counter()
     try:

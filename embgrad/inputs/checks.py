@@ -130,8 +130,6 @@ def check_offsets(
     Args:
         offsets: the start and end of each token in its text; equal or negative for none.
         parts: the index of that text in a pair, -1 for none; None where no example is a pair.
-        texts: the texts of the examples.
-        shape: the shape of the ids.
     """
     if texts is None:
         raise BatchError("offsets or parts are given without texts: expected the texts in which they count characters")

@@ -24,7 +24,6 @@ class Encoded:
             embedding of token 0 for them.
         tokens: the tokens' texts; None where the tokenizer returns none.
         words: the number of each token's word, -1 for none; None where the tokenizer returns none.
-        truncated: how many tokens were cut off.
         convention: the convention of the dict that the tokenizer returned; None where it returned no dict.
         texts: the user's text, or both texts of a pair; None where they are not known.
         offsets: the characters of each token in its text, from `start` up to `end`, equal for none, (token, 2); None where the

@@ -28,7 +28,6 @@ class KerasChoice:
     """Keras's choice of a backend.
 
     Attributes:
-        name: its name, such as "jax".
         source: what determined it, as the end of a sentence.
     """
 

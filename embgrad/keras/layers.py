@@ -213,9 +213,6 @@ def find_loose(nodes: Iterable[Node]) -> dict[int, str]:
     """Return by identity the paths of the matrices that products are points by: those of no module of their own.
 
     Such are the matrices of what is never called, and of modules with several. A layer with one is a point itself.
-
-    Args:
-        nodes: the variables.
     """
     held = [node for node in nodes if len(node.value.shape) > 1 and not is_of_library(node.owner)]
     counts = Counter(id(node.owner) for node in held)
