@@ -13,10 +13,9 @@ __all__ = ["OF_KERAS", "conformance_checks", "passed"]
 ROOT = Path(__file__).parents[2]
 
 #: All checks but those of what is the framework's part, or the same for each, which run with the framework's own models:
-#: what a call leaves behind, slopes, several objectives, perturbed passes, threads and messages.
-OF_KERAS = (
-    "not (no_trace_of_a_call or finite_diff or several or perturb or objective or has_one_message or threads or zeros)"
-)
+#: what a call leaves behind, slopes, certificates, several objectives, perturbed passes, threads and messages.
+_OF_ALL = "no_trace_of_a_call finite_diff certificate several perturb objective has_one_message threads zeros"
+OF_KERAS = f"not ({' or '.join(_OF_ALL.split())})"
 
 #: The longest that such a process may take, in seconds.
 LONGEST = 900
