@@ -16,6 +16,7 @@ import tensorflow as tf
 import embgrad
 from tests.frameworks.tensorflow.helpers import own_table_gradient
 from tests.support import keras_hub_zoo as zoo
+from tests.support.sampling import slow
 
 
 def total_of(name: str, mask: np.ndarray) -> Callable[[Any], Any]:
@@ -140,8 +141,11 @@ def test_the_ledger_of_a_table_that_is_the_head_too(name: str) -> None:
         close(head, own_table_gradient(layer.reverse_embeddings, lambda: total(model(batch, training=False))))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("name", ["BertBackbone", "RobertaBackbone", "GPT2CausalLM"])
+@pytest.mark.parametrize(
+    ("name", "compiled"),
+    [("BertBackbone", False), ("RobertaBackbone", False), ("GPT2CausalLM", False), ("GPT2CausalLM", True)]
+    + [slow((name, True)) for name in ("BertBackbone", "RobertaBackbone")],
+)
 def test_positions_are_changed_like_any_other_point(name: str, compiled: bool) -> None:
     """The table of positions is not looked up by indices but sliced."""
     model = build(name)
