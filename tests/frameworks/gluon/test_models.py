@@ -281,9 +281,9 @@ def test_ids_are_floats_of_the_models_dtype_and_large_ids_integers() -> None:
         embgrad.gradients(net, {"input_ids": np.array([[1, 8]]), "extra": np.ones((1, 2))}, embgrad.Sum())
     assert kinds == [("float32", "float32"), ("float64", "float64"), ("float32", "float16")]
     kinds.clear()
-    large = Seen(2**24 + 2, 1)  # a pass with other ids shows that L follows its only numbers
+    large = Seen(2**24 + 2, 1)
     large.initialize(mx.init.Zero())
-    found = embgrad.gradients(large, np.array([[2**24 + 1, 3]]), embgrad.Sum())
+    found = embgrad.gradients(large, np.array([[2**24 + 1, 3]]), embgrad.Sum(), at="embedding")
     assert set(kinds) == {("int32", None)}
     assert found.ids.tolist() == [[2**24 + 1, 3]]
 
