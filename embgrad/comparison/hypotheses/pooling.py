@@ -10,10 +10,9 @@ from typing import Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.site import Explanation, Site, Values
-from embgrad.comparison.hypotheses.skipped import calls_as_often
+from embgrad.comparison.hypotheses.skipped import calls_as_often, modules_between
 from embgrad.comparison.hypotheses.sources import Source, most_off, skipped_norms, sources, unit
-from embgrad.comparison.sites import difference, name_of
-from embgrad.model_points.points import OUTPUT
+from embgrad.comparison.sites import difference
 
 __all__ = ["POOLS", "Pooling"]
 
@@ -105,19 +104,11 @@ class Pooling:
             if np.array_equal(given.values, other.values) and first == second:
                 found = _explanation(other, "applied", "missing", function)
                 return [replace(found, cause="missing-norm", setting="the norm", sentence=f"b lacks the norm {norm}")]
-        products = _products_between(site, source.name, other.name)
+        matrices = {weight.module for weight in site.recordings[0].weights if len(weight.shape) > 1}
+        products = matrices & modules_between(site, source.name, other.name)
         if products and not calls_as_often(site, products):  # b lacks a layer, and pools what it returns last
             return []
         return [_explanation(other, f"{first} of {source.name}", f"{second} of {other.name}", function)]
-
-
-def _products_between(site: Site, first: str, second: str) -> set[str]:
-    """Return the paths of the modules with matrices that a calls between two tensors, by their names."""
-    recording = site.recordings[0]
-    times = sorted(tensor.time for tensor in recording.tensors.values() if name_of(tensor) in (first, second))
-    matrices = {weight.module for weight in recording.weights if len(weight.shape) > 1}
-    products = (it for it in recording.tensors.values() if it.side == OUTPUT and it.path in matrices)
-    return {it.path for it in products if len(times) > 1 and times[0] < it.time < times[-1]}
 
 
 #: A tensor, the way in which its vectors are pooled, in words, and the function.

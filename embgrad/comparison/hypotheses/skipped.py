@@ -12,7 +12,7 @@ from embgrad.comparison.sites import count_layers, name_of
 from embgrad.model_points.points import INPUT, OUTPUT
 from embgrad.model_points.roles import LAYER
 
-__all__ = ["Skipped", "calls_as_often"]
+__all__ = ["Skipped", "calls_as_often", "modules_between"]
 
 
 class Skipped:
@@ -36,7 +36,7 @@ class Skipped:
             for before in site.before:
                 if before.values.shape != site.a.shape or site.off(computed.apply(before.values)) > most_off(site):
                     continue
-                between = _modules_between(site, before)
+                between = modules_between(site, before.name, name_of(site.recordings[0].tensors[site.pair.a]))
                 of_part = [left_out[module] for module in between & left_out.keys()]
                 lacks_matrices = bool(of_part) and all(of_part)
                 lacks_calls = is_pooled and not calls_as_often(site, between)
@@ -45,13 +45,15 @@ class Skipped:
         return []
 
 
-def _modules_between(site: Site, before: Before) -> set[str]:
-    """Return the paths of the modules that a calls between a tensor and the site."""
-    recording = site.recordings[0]
-    tensors = {name_of(tensor): tensor for tensor in recording.tensors.values()}
-    start = tensors[before.name].time if before.name in tensors else -np.inf
-    end = recording.tensors[site.pair.a].time
-    return {tensor.path for tensor in tensors.values() if tensor.side == OUTPUT and start < tensor.time <= end}
+def modules_between(site: Site, first: str, second: str) -> set[str]:
+    """Return the paths of the modules that a calls between two tensors, by their names in either order, with the later one's.
+
+    They are all that it calls before the later one where there is no tensor of the other name.
+    """
+    tensors = [tensor for tensor in site.recordings[0].tensors.values() if tensor.side == OUTPUT]
+    times = {name_of(tensor): tensor.time for tensor in site.recordings[0].tensors.values()}
+    start, end = sorted(times.get(name, -np.inf) for name in (first, second))
+    return {tensor.path for tensor in tensors if start < tensor.time <= end}
 
 
 def calls_as_often(site: Site, modules: set[str]) -> bool:

@@ -73,6 +73,14 @@ def test_features_that_a_gain_hides_do_not_count() -> None:
     assert explained(behind(a, b, gain=gain)).cause == cause
 
 
+def test_most_terms_before_a_norm_are_unchanged_up_to_rounding() -> None:
+    a, b = WHOLE, WORD + 2.5 * PLACE + KIND
+    at = behind(a, b, floor=0.016)
+    noise = 0.01 * np.random.default_rng(4).normal(size=at.b.shape)
+    texts = [found.text for found in OtherTerm().explain(replace(at, b=at.b * (1 + noise)))]
+    assert texts == ["places is multiplied by 1 in a and 2.5 in b"]
+
+
 @pytest.mark.parametrize("name", ["later positions", "second type", "other words"])
 def test_other_rows_of_a_term_of_a_plain_sum_are_named(name: str) -> None:
     a, b, cause, text = CHANGED[name]
