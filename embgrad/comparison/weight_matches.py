@@ -11,7 +11,7 @@ import numpy as np
 
 from embgrad.comparison.weight_values import Part, bits_of, distance_of, rounded
 
-__all__ = ["EQUAL", "Match", "Matching", "NamedArray", "Summary", "described", "kind_of", "summaries_of"]
+__all__ = ["EQUAL", "NUMBER", "Match", "Matching", "NamedArray", "Summary", "described", "kind_of", "summaries_of"]
 
 #: The number of a layer in a name, not that of one of its parts such as "norm1".
 NUMBER: Final = re.compile(r"(?<![A-Za-z\d])\d+")

@@ -11,10 +11,10 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.weight_matches import EQUAL, Match, NamedArray, Summary, described, kind_of
-from embgrad.comparison.weight_values import distance_of, layouts
+from embgrad.comparison.weight_matches import EQUAL, NUMBER, Match, NamedArray, Summary, described, kind_of
+from embgrad.comparison.weight_values import Part, distance_of, layouts
 
-__all__ = ["at_one_place", "by_place", "moved", "with_crossed_in_place"]
+__all__ = ["at_one_place", "by_place", "moved", "parts_in_place", "with_crossed_in_place"]
 
 #: The last parts of the names of what is added and of what is multiplied, which are never partners by their places.
 KINDS: Final = {"bias": ("bias", "beta", "b"), "weight": ("weight", "gamma", "gain", "scale", "kernel", "w")}
@@ -134,7 +134,7 @@ def by_place(
     for size in sorted({summary.size for summary in left}, reverse=True):
         place = _Places(matches, a, b)
         costs = sorted(
-            (not _is_alike(summary, holder.get(other.weight.name)), cost, summary.number, other.number)
+            (_unlikeness(summary.weight.name, holder.get(other.weight.name)), cost, summary.number, other.number)
             for summary in left
             for other in others
             if summary.size == other.size == size and (cost := place.distance(summary.weight, other.weight)) is not None
@@ -150,9 +150,40 @@ def by_place(
     )
 
 
-def _is_alike(summary: Summary, name: str | None) -> bool:
-    """Return whether a weight has this name in another layer."""
-    return name is not None and kind_of(name) == kind_of(summary.weight.name)
+def _unlikeness(name: str, other: str | None) -> int:
+    """Return how many numbers differ of a name and of one that differs in numbers alone; more for any other.
+
+    Names differ in one number where they are those of one weight in two layers, and in two for another part of the module too.
+    """
+    if other is None or kind_of(name) != kind_of(other):
+        return len(name)
+    return sum(mine != its for mine, its in zip(NUMBER.findall(name), NUMBER.findall(other), strict=True))
+
+
+def parts_in_place(
+    parts: Mapping[str, tuple[Part, ...]], matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedArray]
+) -> dict[str, tuple[Part, ...]]:
+    """Return the parts of fused and split weights, those that lie in another layer of b with the parts at their place.
+
+    Those are the parts of the weight of the same name in the layer of a whose weights b has there.
+
+    Args:
+        parts: by weight of a, found by value.
+        matches: the pairs of other weights, at their places.
+        a: the weights of a.
+        b: the weights of b.
+    """
+    layers_a, layers_b = ({weight.name: weight.layer for weight in side} for side in (a, b))
+    pairs = ((layers_a[match.a], layers_b[match.b]) for match in matches)
+    partners = _most_frequent((mine, its) for mine, its in pairs if mine is not None and its is not None)
+    holders = {name: {layers_b[part.name] for part in found} for name, found in parts.items()}
+    placed = dict(parts)
+    for name in parts:
+        own = partners.get(-1 if (layer := layers_a[name]) is None else layer)
+        if own is not None and own not in holders[name]:
+            there = (other for other in parts if holders[other] == {own} and _unlikeness(name, other) == 1)
+            placed[name] = parts[next(there, name)]
+    return placed
 
 
 def _end_of(weight: NamedArray) -> str:

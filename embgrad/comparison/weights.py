@@ -20,7 +20,7 @@ from embgrad.comparison.weight_matches import (
     kind_of,
     summaries_of,
 )
-from embgrad.comparison.weight_places import by_place, moved, with_crossed_in_place
+from embgrad.comparison.weight_places import by_place, moved, parts_in_place, with_crossed_in_place
 from embgrad.comparison.weight_values import (
     ALIKE,
     LEAST_ROW,
@@ -76,6 +76,7 @@ def match_weights(a: Sequence[NamedArray], b: Sequence[NamedArray]) -> Matching:
     left, others = _matched(left, others, _version, matches)
     left, others = _matched(left, others, _mostly_equal, matches)
     parts, left, others = _by_rows(left, others)
+    parts = parts_in_place(parts, matches, a, b) if strays else parts
     left, others = _merged(left, others, matches)
     left, others = by_place(left, others, matches, a, b, _repeated(others, summaries_a))
     order = {weight.name: number for number, weight in enumerate(a)}

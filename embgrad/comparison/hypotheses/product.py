@@ -235,8 +235,8 @@ def _turned(site: Site, factors: Factors, other: HeldWeight) -> np.ndarray | Non
 
 
 def _of_other_layers(site: Site, factors: Factors) -> Iterator[Explanation]:
-    """Yield the explanation that b multiplies by the matrix of another layer, though it holds a's own."""
-    if factors.match is None or not factors.match.is_equal:
+    """Yield the explanation that b multiplies by the matrix of another layer, though it holds a's own, or by a part of it."""
+    if factors.match is not None and not factors.match.is_equal:
         return
     kind, x, b = kind_of(factors.weight.name), site.rows(factors.entry.values), site.rows(site.b)
     for weight in site.recordings[0].weights:

@@ -82,3 +82,37 @@ def test_layers_in_another_order_are_moved_though_they_are_most() -> None:
     found = {match.a: (match.b, match.relation) for match in matched(a, b).matches}
     assert found["layers.0.up.W"] == ("layers.0.up.W", "equal to layers.1.up.W")
     assert found["layers.2.up.W"] == ("layers.2.up.W", "equal")
+
+
+def test_equal_shapes_of_a_module_stay_apart_where_layers_are_in_another_order() -> None:
+    """The first layer's first matrix is called after its second one, as where a framework sorts by names."""
+    kinds = ["wi.0", "wi.1"]
+    layers = [{kind: numbers(6, 5) for kind in kinds} for _ in range(3)]
+    a = {f"layers.{number}.{kind}.W": layer[kind] for number, layer in enumerate(layers) for kind in kinds}
+    turned = [(0, 1), (1, 0), (2, 2)]
+    b = {f"layers.{at}.{kind}.V": layers[held][kind] for at, held in turned for kind in reversed(kinds)}
+    found = {match.a: (match.b, match.relation) for match in matched(a, b).matches}
+    for at, held in turned:
+        for kind in kinds:
+            relation = "equal" if at == held else f"equal to layers.{held}.{kind}.W"
+            assert found[f"layers.{at}.{kind}.W"] == (f"layers.{at}.{kind}.V", relation)
+
+
+@pytest.mark.parametrize("is_fused_in_b", [True, False])
+def test_parts_of_layers_in_another_order_are_those_at_their_place(is_fused_in_b: bool) -> None:
+    layers = [{name: numbers(8, 6) for name in ("up", "part.0", "part.1")} for _ in range(4)]
+    order = [0, 2, 1, 3]
+    split = {f"layers.{at}.{name}.W": values for at, layer in enumerate(layers) for name, values in layer.items()}
+    fused: dict[str, np.ndarray] = {}
+    for at, layer in enumerate(layers[held] for held in order):
+        fused[f"layers.{at}.up.W"] = layer["up"]
+        fused[f"layers.{at}.both.W"] = np.concatenate([layer["part.0"], layer["part.1"]])
+    matching = matched(*((split, fused) if is_fused_in_b else (fused, split)))
+    for at in range(4):
+        if is_fused_in_b:
+            (part,) = matching.parts[f"layers.{at}.part.1.W"]
+            assert (part.name, part.others.tolist()) == (f"layers.{at}.both.W", list(range(8, 16)))
+        else:
+            parts = matching.parts[f"layers.{at}.both.W"]
+            assert [part.name for part in parts] == [f"layers.{at}.part.0.W", f"layers.{at}.part.1.W"]
+    assert (matching.alone_a, matching.alone_b) == ((), ())

@@ -163,6 +163,10 @@ def test_a_matrix_of_another_layer_that_b_uses_is_named_though_b_holds_the_same_
     found = explained(at)
     text = f"b has layers.1.up.W equal to a's layers.{other}.up.W"
     assert (found.cause, found.text) == ("swapped-weights", text)
+    parts = {f"layers.{n}.all.W": np.concatenate([LAYERS[f"layers.{n}.up.W"], SQUARE + n]) for n in range(3)}
+    at = module_site(computed(1), computed(other), {"layers.1.up:input": X}, **options, held_b=parts)
+    assert not at.matching.matches
+    assert explained(at).text == text, "a part of a fused matrix"
     at = module_site(computed(1), X @ SQUARE.T, {"layers.1.up:input": X}, **options)
     assert not any("equal to" in each.text for each in Product().explain(at)), "a weight of another kind"
 
