@@ -118,8 +118,8 @@ def by_place(
 ) -> tuple[list[Summary], list[Summary]]:
     """Append the pairs of equally large weights at the same place of both passes; return the summaries without a partner.
 
-    The largest come first, so that the vectors of a module are paired with those of its partner; and a weight that holds what
-    another layer's should, with the one of the same name in its own layer.
+    The largest come first, so that the vectors of a module are paired with those of its partner; a weight that holds what
+    another layer's should, with the one of the same name in its own layer; and names that are partners in other layers.
 
     Args:
         left: the weights of a without a partner.
@@ -130,11 +130,18 @@ def by_place(
         holder: for weights of b the name of the equal weight of a, which stands at another place.
     """
     taken: tuple[set[int], set[int]] = (set(), set())
+    kinds = {(kind_of(match.a), kind_of(match.b)) for match in matches}
     by_number = {summary.number: summary for summary in left}, {other.number: other for other in others}
     for size in sorted({summary.size for summary in left}, reverse=True):
         place = _Places(matches, a, b)
         costs = sorted(
-            (_unlikeness(summary.weight.name, holder.get(other.weight.name)), cost, summary.number, other.number)
+            (
+                _unlikeness(summary.weight.name, holder.get(other.weight.name)),
+                (kind_of(summary.weight.name), kind_of(other.weight.name)) not in kinds,
+                cost,
+                summary.number,
+                other.number,
+            )
             for summary in left
             for other in others
             if summary.size == other.size == size and (cost := place.distance(summary.weight, other.weight)) is not None
@@ -150,13 +157,13 @@ def by_place(
     )
 
 
-def _unlikeness(name: str, other: str | None) -> int:
-    """Return how many numbers differ of a name and of one that differs in numbers alone; more for any other.
+def _unlikeness(name: str, other: str | None) -> float:
+    """Return how many numbers differ of a name and of one that differs in numbers alone; infinity for any other.
 
     Names differ in one number where they are those of one weight in two layers, and in two for another part of the module too.
     """
     if other is None or kind_of(name) != kind_of(other):
-        return len(name)
+        return np.inf
     return sum(mine != its for mine, its in zip(NUMBER.findall(name), NUMBER.findall(other), strict=True))
 
 

@@ -292,8 +292,11 @@ def _of_sources(site: Site, core: Core, rare: bool) -> Iterator[Core]:
         if (query, key, value) != roles and _is_possible(core, query, key, value):
             yield replace(core, query=query, key=key, value=value)
     values = {before.name: before.values for before in site.before}
-    for name, source in zip(("query", "key", "value"), roles, strict=True):
-        yield from (replace(core, **{name: other}) for other in with_weights_of_b(site, source))  # type: ignore[arg-type]
+    names = ("query", "key", "value")
+    others = [[source, *with_weights_of_b(site, source)] for source in roles]  # several, as of another checkpoint
+    for chosen in itertools.islice(itertools.product(*others), 1, None):
+        yield replace(core, **dict(zip(names, chosen, strict=True)))  # type: ignore[arg-type]
+    for name, source in zip(names, roles, strict=True):
         matrix, bias = source.matrix, source.bias
         if matrix is not None and matrix.shape[0] == matrix.shape[1]:
             product = values[source.name] @ matrix.T + (0.0 if bias is None else bias)

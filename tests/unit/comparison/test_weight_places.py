@@ -62,6 +62,15 @@ def test_norms_that_b_applies_before_the_parts_that_a_applies_them_behind_are_pa
     assert all(match.is_equal for match in matching.matches)
 
 
+def test_other_values_of_a_layer_have_the_partners_of_other_layers() -> None:
+    """A tree of JAX lists its weights by their names, and not in the order in which they are used."""
+    values = {(layer, name): numbers(6) for layer in range(3) for name in ("query", "key")}
+    a = {f"layers.{layer}.{name}.W": it for (layer, name), it in values.items()}
+    b = {f"layers.{layer}.{name[0]}.W": values[layer, name] for layer in range(3) for name in ("key", "query")}
+    b |= {f"layers.1.{name}.W": numbers(6) for name in "kq"}
+    assert names(matched(a, b)) == {name: name.replace("query", "q").replace("key", "k") for name in a}
+
+
 def test_a_bias_is_no_partner_of_a_gain_at_its_place() -> None:
     a = {"q.W": numbers(4, 6), "q.bias": numbers(4)}
     for name, paired in (("norm.weight", False), ("norm_gain", False), ("q/beta:0", True), ("q.it", True)):

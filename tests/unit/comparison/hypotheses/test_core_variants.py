@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from embgrad.comparison.hypotheses import core_variants
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_difference import differences
 from embgrad.comparison.hypotheses.core_parts import INTERLEAVED, ROUNDED, HeadNorm, Mask, PositionBias, Rotary, Scaling
 from embgrad.comparison.hypotheses.core_variants import variants, with_settings_of
+from embgrad.comparison.hypotheses.other_weights import OtherWeights
+from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Source
 from embgrad.comparison.weights import Matching
 from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, KEY, OTHER, QUERY, REAL, SIZE, VALUE
@@ -349,6 +353,17 @@ def test_tensors_change_places_and_others_take_their_place() -> None:
         ("w", query, "k"),
         ("w", "k", query),
     ]
+
+
+def test_weights_of_b_are_tried_for_one_tensor_and_for_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_b(_: Site, source: Source) -> Iterator[OtherWeights]:
+        yield from [] if source is SOURCES[2] else [OtherWeights(source.name, source.values, cause=source.name[-1])]
+
+    monkeypatch.setattr(core_variants, "with_weights_of_b", of_b)
+    found = [
+        [found.cause for found in differences(CORE, core) if len(found.cause) == 1] for core in variants(SITE, CORE)
+    ]
+    assert sorted(filter(None, found)) == [["k"], ["q"], ["q", "k"]]
 
 
 def test_a_square_matrix_is_transposed() -> None:
