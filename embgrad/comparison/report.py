@@ -9,7 +9,14 @@ __all__ = ["port_weights"]
 
 
 def port_weights(matching: Matching) -> PortWeights:
-    """Return the partners of weights without their arrays, for a report."""
+    """Return the partners of weights without their arrays, for a report; parts whose values differ are among the pairs."""
+    unequal = [
+        WeightPair(name, part.name, part.distance, part.relation, False, False, False, True)
+        for name, parts in matching.parts.items()
+        for part in parts
+        if part.relation != "equal"
+    ]
+    names = {pair.a for pair in unequal}
     return PortWeights(
         matches=tuple(
             WeightPair(
@@ -23,8 +30,9 @@ def port_weights(matching: Matching) -> PortWeights:
                 match.by_value,
             )
             for match in matching.matches
-        ),
-        parts={name: tuple(part.name for part in parts) for name, parts in matching.parts.items()},
+        )
+        + tuple(unequal),
+        parts={name: tuple(part.name for part in parts) for name, parts in matching.parts.items() if name not in names},
         alone_a=matching.alone_a,
         alone_b=matching.alone_b,
     )

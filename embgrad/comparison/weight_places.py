@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 from embgrad.comparison.weight_matches import EQUAL, NUMBER, Match, NamedArray, Summary, described, kind_of
 from embgrad.comparison.weight_values import Part, distance_of, layouts
 
-__all__ = ["at_one_place", "by_place", "moved", "parts_in_place", "with_crossed_in_place"]
+__all__ = ["at_one_place", "by_place", "moved", "partner_layers", "parts_in_place", "with_crossed_in_place"]
 
 #: The last parts of the names of what is added and of what is multiplied, which are never partners by their places.
 KINDS: Final = {"bias": ("bias", "beta", "b"), "weight": ("weight", "gamma", "gain", "scale", "kernel", "w")}
@@ -163,12 +164,19 @@ def _unlikeness(name: str, other: str | None) -> float:
     Names differ in one number where they are those of one weight in two layers, and in two for another part of the module too.
     """
     if other is None or kind_of(name) != kind_of(other):
-        return np.inf
-    return sum(mine != its for mine, its in zip(NUMBER.findall(name), NUMBER.findall(other), strict=True))
+        return math.inf
+    return float(sum(mine != its for mine, its in zip(NUMBER.findall(name), NUMBER.findall(other), strict=True)))
+
+
+def partner_layers(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedArray]) -> dict[int, int]:
+    """Return by each layer of a the layer of b with most of its weights."""
+    layers_a, layers_b = ({weight.name: weight.layer for weight in side} for side in (a, b))
+    pairs = ((layers_a[match.a], layers_b[match.b]) for match in matches)
+    return _most_frequent((mine, its) for mine, its in pairs if mine is not None and its is not None)
 
 
 def parts_in_place(
-    parts: Mapping[str, tuple[Part, ...]], matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedArray]
+    parts: Mapping[str, tuple[Part, ...]], partners: Mapping[int, int], a: Sequence[NamedArray], b: Sequence[NamedArray]
 ) -> dict[str, tuple[Part, ...]]:
     """Return the parts of fused and split weights, those that lie in another layer of b with the parts at their place.
 
@@ -176,13 +184,11 @@ def parts_in_place(
 
     Args:
         parts: by weight of a, found by value.
-        matches: the pairs of other weights, at their places.
+        partners: the layers of b at the places of the layers of a.
         a: the weights of a.
         b: the weights of b.
     """
     layers_a, layers_b = ({weight.name: weight.layer for weight in side} for side in (a, b))
-    pairs = ((layers_a[match.a], layers_b[match.b]) for match in matches)
-    partners = _most_frequent((mine, its) for mine, its in pairs if mine is not None and its is not None)
     holders = {name: {layers_b[part.name] for part in found} for name, found in parts.items()}
     placed = dict(parts)
     for name in parts:
@@ -214,8 +220,7 @@ class _Places:
         times = sorted((first.time, second.time) for first, second in known)
         self._times = [0.0, *(first for first, _ in times), 1.0], [0.0, *(second for _, second in times), 1.0]
         self._modules = {first.module: second.module for first, second in known}
-        layers = ((first.layer, second.layer) for first, second in known)
-        self._layers = _most_frequent((mine, its) for mine, its in layers if mine is not None and its is not None)
+        self._layers = partner_layers(matches, a, b)
         self._others: dict[str, set[str]] = defaultdict(set)
         for mine, its in known:
             self._others[its.module].add(mine.module)

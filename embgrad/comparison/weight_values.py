@@ -36,17 +36,21 @@ LEAST_ROW: Final = 4
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Rows of one weight that equal rows of another, both seen as matrices.
+    """Rows of one weight that are rows of another, both seen as matrices.
 
     Attributes:
         name: the other weight's name.
         rows: the indices of the rows of the first weight.
-        others: the indices of the equal rows of the other weight.
+        others: the indices of these rows of the other weight.
+        relation: how the values relate, see `Match.relation`.
+        distance: the relative L2 of the other weight's rows.
     """
 
     name: str
     rows: np.ndarray
     others: np.ndarray
+    relation: str = "equal"
+    distance: float = 0.0
 
 
 def layouts(values: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[bool, np.ndarray, np.ndarray]]:

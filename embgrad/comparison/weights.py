@@ -20,7 +20,8 @@ from embgrad.comparison.weight_matches import (
     kind_of,
     summaries_of,
 )
-from embgrad.comparison.weight_places import by_place, moved, parts_in_place, with_crossed_in_place
+from embgrad.comparison.weight_places import by_place, moved, partner_layers, parts_in_place, with_crossed_in_place
+from embgrad.comparison.weight_rows import unequal_parts
 from embgrad.comparison.weight_values import (
     ALIKE,
     LEAST_ROW,
@@ -76,7 +77,12 @@ def match_weights(a: Sequence[NamedArray], b: Sequence[NamedArray]) -> Matching:
     left, others = _matched(left, others, _version, matches)
     left, others = _matched(left, others, _mostly_equal, matches)
     parts, left, others = _by_rows(left, others)
-    parts = parts_in_place(parts, matches, a, b) if strays else parts
+    layers = partner_layers(matches, a, b)
+    parts = parts_in_place(parts, layers, a, b) if strays else parts
+    unequal = unequal_parts(left, parts, a, b, layers)
+    left = [summary for summary in left if summary.weight.name not in unequal]
+    others = [other for other in others if other.weight.name not in {part.name for (part,) in unequal.values()}]
+    parts |= unequal
     left, others = _merged(left, others, matches)
     left, others = by_place(left, others, matches, a, b, _repeated(others, summaries_a))
     order = {weight.name: number for number, weight in enumerate(a)}

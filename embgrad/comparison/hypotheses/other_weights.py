@@ -12,6 +12,7 @@ from embgrad.comparison.hypotheses.product import cause_of
 from embgrad.comparison.hypotheses.products import projection_of
 from embgrad.comparison.hypotheses.site import Before, Site, Values
 from embgrad.comparison.hypotheses.sources import Source
+from embgrad.comparison.weight_values import oriented
 from embgrad.model_points.points import INPUT
 
 __all__ = ["OtherWeights", "with_weights_of_b"]
@@ -68,9 +69,13 @@ def _functions(site: Site, source: Source, entry: Before) -> Iterator[Callable[[
     if own is None:
         return
     matrices, bias = [own.matrix], own.bias
-    for _, other, _ in site.differing_by(source.name):
+    for weight, other, _ in site.differing_by(source.name):
         values = other.get().astype(np.float64)
-        if values.shape == bias.shape:
+        parts = site.matching.parts.get(weight.name)
+        if parts:
+            fused = (rows for rows in oriented(values) if rows.shape[1] == len(own.matrix))
+            matrices = [rows[parts[0].others].T for rows in fused if len(rows) > parts[0].others.max()]
+        elif values.shape == bias.shape:
             bias = values
         elif values.ndim == 2:
             matrices = [layout for layout in (values.T, values) if layout.shape == own.matrix.shape]

@@ -196,7 +196,13 @@ class Site:
     def partners(self) -> Mapping[str, tuple[HeldWeight, Match]]:
         """b's partners of a's weights, with how the two match, by a's names."""
         others = {weight.name: weight for weight in self.recordings[1].weights}
-        return {match.a: (others[match.b], match) for match in self.matching.matches}
+        unequal = {
+            name: (others[part.name], Match(name, part.name, part.distance, relation=part.relation))
+            for name, parts in self.matching.parts.items()
+            for part in parts
+            if part.relation != "equal"
+        }
+        return unequal | {match.a: (others[match.b], match) for match in self.matching.matches}
 
     def differing_by(self, path: str) -> list[tuple[HeldWeight, HeldWeight, Match]]:
         """Return the weights of a module of a that differ from their partners, with these and how the two match."""

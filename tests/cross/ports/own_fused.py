@@ -30,9 +30,14 @@ class Layer(nn.Module):
         self.heads, self.groups, self.s = config.num_attention_heads, config.num_key_value_heads, s
         self.size = config.hidden_size // self.heads
 
+        def held(part: str) -> np.ndarray:
+            values = state[f"{'layers.0' if s.held == 'again' else name}.{part}.weight"]
+            if s.held == "other keys" and part == "self_attn.k_proj":
+                return np.random.default_rng(0).normal(0, values.std(), values.shape).astype(values.dtype)
+            return values.astype(np.float16).astype(values.dtype) if s.held == "rounded" else values
+
         def weight(*names: str) -> nn.Parameter:
-            fused = np.concatenate([state[f"{name}.{part}.weight"] for part in names])
-            return nn.Parameter(torch.tensor(fused))
+            return nn.Parameter(torch.tensor(np.concatenate([held(part) for part in names])))
 
         self.qkv_w = weight(*(f"self_attn.{part}_proj" for part in s.order))
         self.out_w = weight("self_attn.o_proj")
@@ -92,7 +97,7 @@ class Layer(nn.Module):
 class Olmo2(nn.Module):
     usual: ClassVar[Mapping[str, Any]] = {
         **{"order": "qkv", "fused": ("gate", "up"), "eps": 1e-5, "half": False, "qk_norm": "all", "base": 1e4},
-        **{"tiled": False, "act": "silu", "norms": "behind", "depth": None},
+        **{"tiled": False, "act": "silu", "norms": "behind", "depth": None, "held": "own"},
     }
 
     def __init__(self, state: State, config: Any, settings: Settings) -> None:

@@ -126,9 +126,11 @@ def test_a_report_holds_how_each_weight_is_arranged() -> None:
         Match("a", "b", 0.0, transposed=True),
         Match("c", "d", 0.5, order=order, relation="different", by_value=False),
     )
-    held = port_weights(Matching(matches, {"e": (Part("f", order, order),)}, ("g",), ("h",)))
+    parts = {"e": (Part("f", order, order),), "i": (Part("j", order, order, "rounded to float16 in b", 0.01),)}
+    held = port_weights(Matching(matches, parts, ("g",), ("h",)))
     assert held.matches == (
         WeightPair("a", "b", 0.0, "equal", True, True, False, True),
         WeightPair("c", "d", 0.5, "different", False, False, True, False),
+        WeightPair("i", "j", 0.01, "rounded to float16 in b", False, False, False, True),
     )
     assert (held.parts, held.alone_a, held.alone_b) == ({"e": ("f",)}, ("g",), ("h",))

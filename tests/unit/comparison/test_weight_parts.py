@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
 
+from embgrad.comparison import weight_rows
+from embgrad.comparison.weight_values import rounded
 from tests.unit.comparison.test_weights import matched, names
 
 RANDOM = np.random.default_rng(0)
@@ -133,3 +135,76 @@ def test_matrices_of_zeros_or_ones_are_no_parts_of_each_other() -> None:
     assert matching.parts == {}
     assert all(match.a == match.b and match.relation == "equal" for match in matching.matches)
     assert len(matching.matches) == 12
+
+
+def layers_of(count: int = 3) -> list[dict[str, np.ndarray]]:
+    return [{name: numbers(8, 6) for name in ("up", "query", "key")} for _ in range(count)]
+
+
+def held_apart(layers: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {f"layers.{at}.{name}.W": values for at, layer in enumerate(layers) for name, values in layer.items()}
+
+
+def fused(layers: Sequence[Mapping[str, np.ndarray]], *, transposed: bool = False) -> dict[str, np.ndarray]:
+    """Return the weights of layers, which are counted from 1, queries and keys in turns in one."""
+    weights: dict[str, np.ndarray] = {}
+    for at, layer in enumerate(layers, 1):
+        both = np.stack([layer["query"], layer["key"]], 1).reshape(16, 6)
+        weights |= {f"layers.{at}.up.W": layer["up"], f"layers.{at}.both.W": both.T.copy() if transposed else both}
+    return weights
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("change", "relation"),
+    [
+        (lambda values: rounded(values, "float16"), "rounded to float16 in b"),
+        (lambda values: values + 0.03 * np.roll(values, 1, 0), "different"),
+    ],
+)
+def test_parts_of_a_fused_weight_that_are_nearly_equal_are_matched(
+    change: Callable[[np.ndarray], np.ndarray], relation: str, transposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_rows, "MOST_PRODUCTS", 48)  # three rows at once
+    layers = layers_of()
+    changed = [{**layer, "query": change(layer["query"]), "key": change(layer["key"])} for layer in layers]
+    matching = matched(held_apart(layers), fused(changed, transposed=transposed))
+    assert (matching.alone_a, matching.alone_b) == ((), ())
+    for at in range(3):
+        for number, name in enumerate(("query", "key")):
+            (part,) = matching.parts[f"layers.{at}.{name}.W"]
+            assert (part.name, part.relation) == (f"layers.{at + 1}.both.W", relation)
+            assert part.others[np.argsort(part.rows)].tolist() == list(range(number, 16, 2))
+            assert 1e-6 < part.distance < 0.2
+
+
+@pytest.mark.parametrize("held", [None, 0])
+def test_other_values_in_a_fused_weight_are_parts_as_in_other_layers(held: int | None) -> None:
+    """They are those of another layer, or of another checkpoint."""
+    layers = layers_of()
+    others = layers[held] if held is not None else layers_of(1)[0]
+    weights = {"layers.3.alike.W": numbers(16, 6), **fused([*layers[:2], {**others, "up": layers[2]["up"]}])}
+    matching = matched(held_apart(layers), weights)
+    assert (matching.alone_a, matching.alone_b) == ((), ("layers.3.alike.W",))
+    for number, name in enumerate(("query", "key")):
+        (part,) = matching.parts[f"layers.2.{name}.W"]
+        assert part.relation == ("different" if held is None else f"equal to layers.0.{name}.W")
+        assert (part.name, part.others.tolist()) == ("layers.3.both.W", list(range(number, 16, 2)))
+        assert [other.relation for other in matching.parts[f"layers.0.{name}.W"]] == ["equal"]
+
+
+def test_fused_weights_of_other_layers_or_lengths_hold_no_parts() -> None:
+    layers = layers_of(2)
+    changed = [{**layer, "key": numbers(8, 6), "query": numbers(8, 6)} for layer in layers]
+    matching = matched(held_apart(layers), fused(changed))
+    assert not matching.parts
+    assert len(matching.alone_a) == 4
+    for shape, left in (((16, 7), ("query", "key")), ((15, 6), ("key",))):
+        others = {**fused(layers[:1]), "layers.2.up.W": layers[1]["up"], "layers.2.both.W": numbers(*shape)}
+        assert matched(held_apart(layers), others).alone_a == tuple(f"layers.1.{name}.W" for name in left)
+
+
+def test_a_weight_of_the_same_size_is_no_part() -> None:
+    weight = numbers(8, 6)
+    matching = matched({"layers.0.up.W": weight}, {"layers.0.up.V": weight + 0.1 * numbers(8, 6)})
+    assert (names(matching), dict(matching.parts)) == ({"layers.0.up.W": "layers.0.up.V"}, {})

@@ -52,6 +52,16 @@ def test_a_projection_has_the_weights_of_b(changed: str) -> None:
     )
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_projection_has_the_rows_of_a_fused_weight_of_b(number: int) -> None:
+    returned, changed = X @ MATRIX.T, MATRIX + 0.02 * MATRIX_B
+    both = np.concatenate([changed, 2 * MATRIX_B] if number == 0 else [2 * MATRIX_B, changed])
+    at = site(returned, {"q.W": MATRIX}, {"both.W": both})
+    (found,) = with_weights_of_b(at, Source("q", returned))
+    np.testing.assert_allclose(found.values, X @ changed.T, atol=1e-6)
+    assert found.sentence.startswith("b has q.W with other values")
+
+
 def test_equal_weights_and_parts_of_tensors_have_no_others() -> None:
     returned = X @ MATRIX.T + BIAS
     same = {"q.W": MATRIX, "q.b": BIAS}
