@@ -1,4 +1,4 @@
-"""The weights of a graph: its initialisers and constants of real numbers."""
+"""The weights of a graph: its initialisers and constants of real numbers, and those of whole numbers that it scales."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from embgrad.backend import Weight
 from embgrad.errors import UnsupportedError
 from embgrad.toolkit import copy_owned
-from embgrad_onnx.graphs import size_of
+from embgrad_onnx.graphs import Node, size_of
 from embgrad_onnx.importing import import_onnx
 from embgrad_onnx.modules import PARTS, Modules, modules_of
 from embgrad_onnx.walk import FLOATING, Source, location_of, named_tensors, source_of
@@ -22,6 +22,7 @@ __all__ = ["weights"]
 def weights(model: Any) -> Sequence[Weight]:
     """Return the initialisers and the constants of several real numbers, each once, in the graph's order.
 
+    Quantised ones, from which the graph subtracts a zero point and which it multiplies by a scale, have the numbers that it uses.
     Exporters write vectors that are equal, such as the scales of norms that were not trained, once: these are the weights of
     each module that reads them.
     """
@@ -34,6 +35,12 @@ def weights(model: Any) -> Sequence[Weight]:
         if tensor.data_type in FLOATING and (name not in graph.makers or size_of(tensor) > 1)
     ]
     found = {name: _weight(source, modules, name, tensor) for name, tensor in floating}
+    quantised = [node for node in graph.nodes if node.op == "DequantizeLinear" and node.inputs[0] in graph.tensors]
+    found |= {
+        node.inputs[0]: _quantised_weight(source, modules, node) for node in quantised if node.outputs[0] in graph.fixed
+    }
+    order = {name: number for number, name in enumerate(graph.tensors)}
+    found = dict(sorted(found.items(), key=lambda entry: order[entry[0]]))
     for name, tensor in floating:
         is_vector = size_of(tensor) == max(tensor.dims, default=1) > 1
         for module in modules.owners.get(name, [])[1:] if is_vector else ():
@@ -71,6 +78,36 @@ def _weight(source: Source, modules: Modules, name: str, tensor: Any) -> Weight:
         FLOATING[tensor.data_type],
         lambda: copy_owned(read()),
         lambda indices: copy_owned(read()[indices]),
+        put,
+    )
+
+
+def _quantised_weight(source: Source, modules: Modules, node: Node) -> Weight:
+    """Return a weight of whole numbers with the real numbers that a step makes of it; it cannot be written."""
+    name, scale = node.inputs[0], modules.graph.tensors[node.inputs[1]]
+
+    def read() -> np.ndarray:
+        onnx, runtime = import_onnx()
+        held = [onnx.numpy_helper.from_array(_load(source, taken), taken) for taken in node.inputs]
+        output = onnx.helper.make_tensor_value_info(node.outputs[0], scale.data_type, None)
+        step = onnx.helper.make_graph([node.proto], "step", [], [output], held)
+        made = onnx.helper.make_model(step, opset_imports=source.proto.opset_import, ir_version=source.proto.ir_version)
+        session = runtime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+        return np.asarray(session.run(None, {})[0])
+
+    def put(value: np.ndarray) -> None:
+        raise UnsupportedError(
+            f"the weight {name!r} holds whole numbers that the graph scales: write the weight of the model that was quantised, "
+            "and quantise that anew"
+        )
+
+    return Weight(
+        name,
+        next(iter(modules.owners.get(name, ())), ""),
+        tuple(modules.graph.tensors[name].dims),
+        FLOATING[scale.data_type],
+        read,
+        lambda indices: read()[indices],
         put,
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 
 __all__ = [
     "ALIKE",
+    "BLOCKS",
     "bits_of",
     "distance_of",
     "is_distinct",
@@ -21,6 +22,7 @@ __all__ = [
     "nearest_of",
     "order_of_rows",
     "oriented",
+    "quantised",
     "rounded",
 ]
 
@@ -184,6 +186,13 @@ def bits_of(matrix: np.ndarray) -> int | None:
                 return bits
     is_stepped = (_are_multiples(groups[:1]) and _are_multiples(groups) for groups in groupings)
     return 8 if any(is_stepped) else None
+
+
+def quantised(values: np.ndarray, size: int) -> np.ndarray:
+    """Return values rounded to 8 bits, the largest of each block of so many features being 127 steps."""
+    blocks = values.reshape(*values.shape[:-1], -1, size)
+    steps = np.maximum(np.abs(blocks).max(-1, keepdims=True), 1e-30) / MULTIPLES[0]
+    return np.asarray((np.rint(blocks / steps) * steps).reshape(values.shape))
 
 
 def _has_few(group: np.ndarray, most: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -14,7 +15,7 @@ from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY, Activ
 from embgrad.comparison.hypotheses.site import NEAR, Before, Explanation, Site
 from embgrad.comparison.hypotheses.sources import relative, skipped_norms
 from embgrad.comparison.recording import HeldWeight
-from embgrad.comparison.weight_values import matrices_of, order_of_rows, rounded
+from embgrad.comparison.weight_values import BLOCKS, matrices_of, order_of_rows, quantised, rounded
 from embgrad.comparison.weights import Match, kind_of
 from embgrad.model_points.points import INPUT
 
@@ -220,9 +221,22 @@ def _of_weights(site: Site, factors: Factors) -> Iterator[Explanation]:
         yield _explanation(cause, factors.weight.name, ("a's own", relation), factors, function, sentence)
         return
     matrices = _oriented(other.get(), site, factors.matrix.shape[1], 1)
-    for matrix, bias in itertools.product(matrices, _biases_of(site, factors.weight.module, factors.bias)):
-        function = factors.affine(matrix, bias)
-        yield _explanation(cause, factors.weight.name, ("a's own", relation), factors, function, sentence)
+    width = factors.matrix.shape[1]
+    sizes = [size for size in dict.fromkeys((*BLOCKS, width)) if width % size == 0] if "bits" in relation else []
+    biases = _biases_of(site, factors.weight.module, factors.bias)
+    for matrix, bias, size in itertools.product(matrices, biases, (None, *sizes)):
+        function, further = factors.affine(matrix, bias), ""
+        if size is not None:
+            function = partial(_of_quantised, function, size)
+            blocks = "" if size == width else f" in blocks of {size}"
+            further = f", and rounds what it multiplies with to 8 bits{blocks}"
+        values = ("a's own", relation + further)
+        yield _explanation(cause, factors.weight.name, values, factors, function, sentence + further)
+
+
+def _of_quantised(function: Function, size: int, x: np.ndarray) -> np.ndarray:
+    """Return a function of inputs that are rounded to 8 bits, with a step for each block of so many features."""
+    return function(quantised(x, size))
 
 
 def _turned(site: Site, factors: Factors, other: HeldWeight) -> np.ndarray | None:

@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
+from onnx import helper, numpy_helper
 
 import embgrad
+from embgrad.engine.weights import weights_of
 from embgrad.testing.examples import example_batch, example_weights
 from tests.contract.conformance.harness_onnx import Harness
 from tests.contract.conformance.harness_reference import Harness as NumPyHarness
+from tests.unit.refusals import refused
 
 BATCH = example_batch()
 
@@ -50,3 +54,37 @@ def test_with_an_objective_the_values_are_compared_alone() -> None:
     assert report.agrees
     assert report.notes == ("b: the backend 'onnx' computes values only",)
     assert all(point.gradient is None for point in report.points)
+
+
+def with_quantised(model: Any, name: str, steps: np.ndarray, axis: int) -> Any:
+    """Return a graph that scales whole numbers in place of a weight."""
+    (weight,) = [it for it in model.graph.initializer if it.name == name]
+    scales = steps.reshape([-1 if each == axis else 1 for each in range(2)])
+    whole = np.rint(numpy_helper.to_array(weight) / scales).astype(np.int8)
+    model.graph.initializer.remove(weight)
+    held = {f"{name}_whole": whole + 3, f"{name}_steps": steps, f"{name}_zero": np.full(steps.shape, 3, np.int8)}
+    model.graph.initializer.extend(numpy_helper.from_array(values, key) for key, values in held.items())
+    model.graph.node.insert(0, helper.make_node("DequantizeLinear", [*held], [name], axis=axis))
+    return model
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_weight_of_whole_numbers_has_the_values_that_the_graph_makes_of_it(axis: int) -> None:
+    matrix = example_weights()["W1"]
+    steps = (np.abs(matrix).max(1 - axis) / 100).astype(np.float32)
+    model = with_quantised(Harness().build("hidden", example_weights(), dtype="float32"), "W1", steps, axis)
+    (weight,) = [it for it in weights_of(model) if it.name == "W1_whole"]
+    scales = steps[:, None] if axis == 0 else steps
+    np.testing.assert_allclose(weight.get(), np.rint(matrix / scales) * scales, rtol=1e-6)
+    np.testing.assert_array_equal(weight.rows([1, 0]), weight.get()[[1, 0]])
+    assert (weight.module, weight.dtype, weight.shape) == ("W1_whole", "float32", matrix.shape)
+    report = embgrad.check_port(graph(), model, BATCH)
+    assert [cause.cause for cause in report.causes] == ["different-weight"]
+    assert "W1" in report.causes[0].text
+
+
+def test_a_weight_of_whole_numbers_is_not_written() -> None:
+    model = with_quantised(graph(), "W1", np.full(5, 0.01), 0)
+    (weight,) = [it for it in weights_of(model) if it.name == "W1_whole"]
+    with refused(embgrad.errors.UnsupportedError, "the weight 'W1_whole' holds whole numbers that the graph scales: write the weight"):
+        weight.put(weight.get())

@@ -20,6 +20,7 @@ from embgrad.comparison.weight_values import (
     order_of_rows,
     oriented,
     parts_of,
+    quantised,
     rounded,
 )
 from embgrad.comparison.weights import Match, Matching, match_weights
@@ -342,3 +343,10 @@ WIDE = np.random.default_rng(4).normal(size=(6, 384)).astype(np.float32)
 )
 def test_the_bits_to_which_a_matrix_is_quantised(matrix: np.ndarray, wanted: int | None) -> None:
     assert bits_of(matrix) == wanted
+
+
+def test_numbers_are_quantised_by_blocks() -> None:
+    values = np.array([[127.0, 63.6, -2.2, 0.4, 0.254, -0.0031, 0.0, 0.0]])
+    np.testing.assert_allclose(quantised(values, 4), [[127, 64, -2, 0, 0.254, -0.004, 0, 0]])
+    np.testing.assert_allclose(quantised(values, 8), [[127, 64, -2, 0, 0, 0, 0, 0]])
+    assert not quantised(np.zeros((2, 4)), 2).any()

@@ -12,7 +12,7 @@ from embgrad.comparison.hypotheses.product import Product, _cap, _order_of_featu
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.recording import Tensor
 from embgrad.comparison.sites import Pair
-from embgrad.comparison.weight_values import rounded
+from embgrad.comparison.weight_values import quantised, rounded
 from embgrad.comparison.weights import Match, Matching
 from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
 
@@ -178,6 +178,24 @@ def test_a_matrix_of_another_layer_that_b_uses_is_named_though_b_holds_the_same_
 )  # fmt: skip
 def test_relations_of_weights_are_causes(relation: str, cause: str) -> None:
     assert cause_of(Match("a", "b", 1.0, relation=relation)) == cause
+
+
+@pytest.mark.parametrize(
+    ("size", "further"),
+    [
+        (None, ""),
+        (32, ", and rounds what it multiplies with to 8 bits in blocks of 32"),
+        (64, ", and rounds what it multiplies with to 8 bits"),
+    ],
+)
+def test_products_of_numbers_of_8_bits_are_named(size: int | None, further: str) -> None:
+    x, matrix = np.random.default_rng(1).normal(size=(2, 5, 64)), np.random.default_rng(2).normal(size=(6, 64))
+    held = quantised(matrix, 64)
+    b = (x if size is None else quantised(x, size)) @ held.T
+    at = module_site(x @ matrix.T, b, {"up:input": x}, held_a={"up.W": matrix}, held_b={"up.W": held})
+    match = Match("up.W", "up.W", 0.01, relation="rounded to 8 bits in b")
+    found = explained(replace(at, matching=Matching((match,), {}, (), ())))
+    assert (found.cause, found.text) == ("half-weights", f"b has up.W rounded to 8 bits{further}")
 
 
 def test_outputs_in_another_order_are_named() -> None:
