@@ -11,11 +11,14 @@ from typing import Any, Final
 from embgrad_onnx.importing import import_onnx
 from embgrad_onnx.walk import FLOATING, Source, location_of, named_tensors
 
-__all__ = ["FORMS", "Graph", "Node", "size_of"]
+__all__ = ["FORMS", "Graph", "Node", "Scale", "size_of"]
 
 #: Operators that keep a weight's shape, and those that compute its values in another form.
 KEEPING: Final = frozenset({"Cast", "DequantizeLinear", "Identity"})
 FORMS: Final = KEEPING | {"Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+
+#: The most steps between a product of whole numbers and that in which it is scaled.
+MOST_BEHIND: Final = 3
 
 #: The types of tensors that hold whole numbers.
 WHOLE: Final = frozenset({6, 7})
@@ -41,6 +44,21 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     proto: Any
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The numbers by which a graph scales a weight of whole numbers.
+
+    Attributes:
+        steps: the name of the tensor by which they are multiplied: one number, or one for each index along an axis.
+        zero: that of what is subtracted first; None for nothing.
+        axis: the axis.
+    """
+
+    steps: str
+    zero: str | None
+    axis: int = -1
 
 
 class Graph:
@@ -129,6 +147,42 @@ class Graph:
                 numbers.add(node.number)
                 waiting.extend(node.inputs)
         return [self.nodes[number] for number in sorted(numbers)]
+
+    @cached_property
+    def scales(self) -> dict[str, Scale]:
+        """The weights of whole numbers that the graph scales, before or behind a lookup in them or a product with them."""
+        found: dict[str, Scale] = {}
+        for node in self.nodes:
+            taken, inputs = node.proto.input, node.inputs
+            if node.op == "DequantizeLinear" and not any(
+                each.name == "block_size" and each.i for each in node.proto.attribute
+            ):
+                axis = next((each.i for each in node.proto.attribute if each.name == "axis"), 1)
+                maker = self.makers.get(inputs[0])
+                name = maker.inputs[0] if maker is not None and maker.op == "Gather" else inputs[0]
+                found[name] = Scale(inputs[1], inputs[2] if len(inputs) > 2 else None, axis)
+            elif node.op == "MatMulInteger":
+                steps = self._steps_behind(node)
+                zero = taken[3] if len(taken) > 3 and taken[3] else None
+                found |= {} if steps is None else {taken[1]: Scale(steps, zero)}
+        held = self.tensors
+        return {name: it for name, it in found.items() if {name, it.steps, it.zero or name} <= held.keys()}
+
+    def _steps_behind(self, product: Node) -> str | None:
+        """Return the weight by which a product of whole numbers is multiplied, with the steps of what depends on the inputs."""
+        name = product.outputs[0]
+        for _ in range(MOST_BEHIND):
+            users = self.users.get(name, [])
+            if len(users) != 1:
+                return None
+            (user,) = users
+            makers = [self.makers.get(other) for other in user.inputs if other != name]
+            factors = [other for maker in makers if maker is not None and maker.op == "Mul" for other in maker.inputs]
+            steps = [other for other in factors if other in self.tensors and self.is_floating(other)]
+            if user.op == "Mul" and steps:
+                return steps[0]
+            name = user.outputs[0]
+        return None
 
     # Lookups
 

@@ -11,7 +11,7 @@ import numpy as np
 from embgrad.backend import Weight
 from embgrad.errors import UnsupportedError
 from embgrad.toolkit import copy_owned
-from embgrad_onnx.graphs import Node, size_of
+from embgrad_onnx.graphs import Scale, size_of
 from embgrad_onnx.importing import import_onnx
 from embgrad_onnx.modules import PARTS, Modules, modules_of
 from embgrad_onnx.walk import FLOATING, Source, location_of, named_tensors, source_of
@@ -35,10 +35,7 @@ def weights(model: Any) -> Sequence[Weight]:
         if tensor.data_type in FLOATING and (name not in graph.makers or size_of(tensor) > 1)
     ]
     found = {name: _weight(source, modules, name, tensor) for name, tensor in floating}
-    quantised = [node for node in graph.nodes if node.op == "DequantizeLinear" and node.inputs[0] in graph.tensors]
-    found |= {
-        node.inputs[0]: _quantised_weight(source, modules, node) for node in quantised if node.outputs[0] in graph.fixed
-    }
+    found |= {name: _scaled_weight(source, modules, name, scale) for name, scale in graph.scales.items()}
     order = {name: number for number, name in enumerate(graph.tensors)}
     found = dict(sorted(found.items(), key=lambda entry: order[entry[0]]))
     for name, tensor in floating:
@@ -82,18 +79,18 @@ def _weight(source: Source, modules: Modules, name: str, tensor: Any) -> Weight:
     )
 
 
-def _quantised_weight(source: Source, modules: Modules, node: Node) -> Weight:
-    """Return a weight of whole numbers with the real numbers that a step makes of it; it cannot be written."""
-    name, scale = node.inputs[0], modules.graph.tensors[node.inputs[1]]
+def _scaled_weight(source: Source, modules: Modules, name: str, scale: Scale) -> Weight:
+    """Return a weight of whole numbers with the real numbers that the graph makes of it; it cannot be written."""
 
     def read() -> np.ndarray:
-        onnx, runtime = import_onnx()
-        held = [onnx.numpy_helper.from_array(_load(source, taken), taken) for taken in node.inputs]
-        output = onnx.helper.make_tensor_value_info(node.outputs[0], scale.data_type, None)
-        step = onnx.helper.make_graph([node.proto], "step", [], [output], held)
-        made = onnx.helper.make_model(step, opset_imports=source.proto.opset_import, ir_version=source.proto.ir_version)
-        session = runtime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
-        return np.asarray(session.run(None, {})[0])
+        whole = _load(source, name)
+        shape = [-1 if axis == scale.axis % whole.ndim else 1 for axis in range(whole.ndim)]
+        steps, zero = (
+            np.zeros(1) if part is None else _load(source, part).astype(np.float64)
+            for part in (scale.steps, scale.zero)
+        )
+        real = (whole.astype(np.float64) - zero.reshape(shape)) * steps.reshape(shape)
+        return real.astype(np.float32)
 
     def put(value: np.ndarray) -> None:
         raise UnsupportedError(
@@ -105,7 +102,7 @@ def _quantised_weight(source: Source, modules: Modules, node: Node) -> Weight:
         name,
         next(iter(modules.owners.get(name, ())), ""),
         tuple(modules.graph.tensors[name].dims),
-        FLOATING[scale.data_type],
+        "float32",
         read,
         lambda indices: read()[indices],
         put,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 __all__ = [
     "ALIKE",
-    "BLOCKS",
     "bits_of",
     "distance_of",
     "is_distinct",
@@ -24,6 +24,7 @@ __all__ = [
     "oriented",
     "quantised",
     "rounded",
+    "roundings",
 ]
 
 #: The relative L2 up to which two weights are versions of one: rounded to half precision, or quantised to eight bits.
@@ -193,6 +194,23 @@ def quantised(values: np.ndarray, size: int) -> np.ndarray:
     blocks = values.reshape(*values.shape[:-1], -1, size)
     steps = np.maximum(np.abs(blocks).max(-1, keepdims=True), 1e-30) / MULTIPLES[0]
     return np.asarray((np.rint(blocks / steps) * steps).reshape(values.shape))
+
+
+def quantised_in_one(values: np.ndarray) -> np.ndarray:
+    """Return values rounded to 8 bits, with 255 steps from the least to the largest of all of them and of zero."""
+    least, most = min(float(values.min()), 0.0), max(float(values.max()), 0.0)
+    step = np.float32((most - least) / 255 or 1.0)
+    zero = np.rint(-least / step)
+    return np.asarray((np.clip(np.rint(values / step) + zero, 0, 255) - zero) * step)
+
+
+def roundings(width: int) -> Iterator[tuple[str, Callable[[np.ndarray], np.ndarray]]]:
+    """Yield the ways in which inputs of products are rounded to 8 bits, each by a text behind "to 8 bits"."""
+    for size in BLOCKS:
+        if width % size == 0 and size < width:
+            yield f" in blocks of {size}", partial(quantised, size=size)
+    yield "", partial(quantised, size=width)
+    yield " with one step for all", quantised_in_one
 
 
 def _has_few(group: np.ndarray, most: int) -> bool:

@@ -15,7 +15,7 @@ from embgrad.comparison.hypotheses.functions import ACTIVATIONS, IDENTITY, Activ
 from embgrad.comparison.hypotheses.site import NEAR, Before, Explanation, Site
 from embgrad.comparison.hypotheses.sources import relative, skipped_norms
 from embgrad.comparison.recording import HeldWeight
-from embgrad.comparison.weight_values import BLOCKS, matrices_of, order_of_rows, quantised, rounded
+from embgrad.comparison.weight_values import matrices_of, order_of_rows, rounded, roundings
 from embgrad.comparison.weights import Match, kind_of
 from embgrad.model_points.points import INPUT
 
@@ -221,22 +221,17 @@ def _of_weights(site: Site, factors: Factors) -> Iterator[Explanation]:
         yield _explanation(cause, factors.weight.name, ("a's own", relation), factors, function, sentence)
         return
     matrices = _oriented(other.get(), site, factors.matrix.shape[1], 1)
-    width = factors.matrix.shape[1]
-    sizes = [size for size in dict.fromkeys((*BLOCKS, width)) if width % size == 0] if "bits" in relation else []
     biases = _biases_of(site, factors.weight.module, factors.bias)
-    for matrix, bias, size in itertools.product(matrices, biases, (None, *sizes)):
-        function, further = factors.affine(matrix, bias), ""
-        if size is not None:
-            function = partial(_of_quantised, function, size)
-            blocks = "" if size == width else f" in blocks of {size}"
-            further = f", and rounds what it multiplies with to 8 bits{blocks}"
+    ways = [("", np.asarray), *(roundings(factors.matrix.shape[1]) if "bits" in relation else ())]
+    for matrix, bias, (text, rounding) in itertools.product(matrices, biases, ways):
+        function = partial(_behind, factors.affine(matrix, bias), rounding)
+        further = "" if rounding is np.asarray else f", and rounds what it multiplies with to 8 bits{text}"
         values = ("a's own", relation + further)
         yield _explanation(cause, factors.weight.name, values, factors, function, sentence + further)
 
 
-def _of_quantised(function: Function, size: int, x: np.ndarray) -> np.ndarray:
-    """Return a function of inputs that are rounded to 8 bits, with a step for each block of so many features."""
-    return function(quantised(x, size))
+def _behind(second: Function, first: Function, x: np.ndarray) -> np.ndarray:
+    return second(first(x))
 
 
 def _turned(site: Site, factors: Factors, other: HeldWeight) -> np.ndarray | None:

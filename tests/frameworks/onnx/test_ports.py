@@ -84,6 +84,47 @@ def test_a_weight_of_whole_numbers_has_the_values_that_the_graph_makes_of_it(axi
     assert (weight.module, weight.dtype, weight.shape) == ("W1_whole", "float32", matrix.shape)
 
 
+def test_a_table_of_whole_numbers_is_scaled_behind_the_lookup() -> None:
+    table = example_weights()["E"]
+    model = single()
+    model.graph.initializer.remove(next(it for it in model.graph.initializer if it.name == "E"))
+    held = {"E_whole": np.rint(table * 20).astype(np.int8), "E_step": np.array(0.05, np.float32)}
+    model.graph.initializer.extend(numpy_helper.from_array(values, key) for key, values in held.items())
+    (lookup,) = [node for node in model.graph.node if node.op_type == "Gather"]
+    number = [*model.graph.node].index(lookup)
+    made, lookup.input[0], lookup.output[0] = lookup.output[0], "E_whole", "rows"
+    model.graph.node.insert(number + 1, helper.make_node("DequantizeLinear", ["rows", "E_step"], [made]))
+    (weight,) = [it for it in weights_of(model) if it.name == "E_whole"]
+    np.testing.assert_allclose(weight.get(), np.rint(table * 20) / 20, rtol=1e-6)
+
+
+@pytest.mark.parametrize("zero", [None, 3])
+def test_a_matrix_of_whole_numbers_is_scaled_behind_the_product(zero: int | None) -> None:
+    """As quantisation while a model runs writes it."""
+    matrix = example_weights()["W1"]
+    steps, added = (np.abs(matrix).max(0) / 100).astype(np.float32), zero or 0
+    model = single()
+    model.graph.initializer.remove(next(it for it in model.graph.initializer if it.name == "W1"))
+    whole = np.rint(matrix / steps).astype(np.int8) + np.int8(added)
+    held = {"W1_whole": whole, "W1_steps": steps, "W1_zero": np.full(steps.shape, added, np.int8)}
+    model.graph.initializer.extend(numpy_helper.from_array(values, key) for key, values in held.items())
+    (product,) = [node for node in model.graph.node if "W1" in node.input]
+    number, (given, _), (returned,) = [*model.graph.node].index(product), product.input, product.output
+    zeros = [] if zero is None else ["W1_zero"]
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", [given], ["x", "x_step", "x_zero"]),
+        helper.make_node("MatMulInteger", ["x", "W1_whole", "x_zero", *zeros], ["sums"]),
+        helper.make_node("Cast", ["sums"], ["real"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Mul", ["x_step", "W1_steps"], ["step"]),
+        helper.make_node("Mul", ["real", "step"], [returned]),
+    ]
+    model.graph.node.remove(product)
+    for node in reversed(nodes):
+        model.graph.node.insert(number, node)
+    (weight,) = [it for it in weights_of(model) if it.name == "W1_whole"]
+    np.testing.assert_allclose(weight.get(), np.rint(matrix / steps) * steps, rtol=1e-6)
+
+
 def test_a_weight_of_whole_numbers_is_a_cause() -> None:
     """Its scales are along the products' sums, so that onnxruntime computes with the numbers that it makes."""
     model = with_quantised(single(), "W1", np.full(5, 0.05, np.float32), 0)

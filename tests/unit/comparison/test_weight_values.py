@@ -21,7 +21,9 @@ from embgrad.comparison.weight_values import (
     oriented,
     parts_of,
     quantised,
+    quantised_in_one,
     rounded,
+    roundings,
 )
 from embgrad.comparison.weights import Match, Matching, match_weights
 
@@ -350,3 +352,15 @@ def test_numbers_are_quantised_by_blocks() -> None:
     np.testing.assert_allclose(quantised(values, 4), [[127, 64, -2, 0, 0.254, -0.004, 0, 0]])
     np.testing.assert_allclose(quantised(values, 8), [[127, 64, -2, 0, 0, 0, 0, 0]])
     assert not quantised(np.zeros((2, 4)), 2).any()
+
+
+def test_numbers_are_quantised_in_one_from_the_least_to_the_largest() -> None:
+    np.testing.assert_allclose(quantised_in_one(np.array([[127.0, -128.0], [3.4, -0.6]])), [[127, -128], [3, -1]])
+    np.testing.assert_allclose(quantised_in_one(np.array([[25.5, 10.04]])), [[25.5, 10]])
+    np.testing.assert_allclose(quantised_in_one(np.array([[-25.5, -10.04]])), [[-25.5, -10]])
+    assert not quantised_in_one(np.zeros((2, 4))).any()
+
+
+def test_inputs_are_quantised_in_blocks_that_divide_them() -> None:
+    assert [text for text, _ in roundings(64)] == [" in blocks of 32", "", " with one step for all"]
+    assert [text for text, _ in roundings(48)] == ["", " with one step for all"]

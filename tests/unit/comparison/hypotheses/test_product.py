@@ -12,7 +12,7 @@ from embgrad.comparison.hypotheses.product import Product, _cap, _order_of_featu
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.recording import Tensor
 from embgrad.comparison.sites import Pair
-from embgrad.comparison.weight_values import quantised, rounded
+from embgrad.comparison.weight_values import quantised, quantised_in_one, rounded
 from embgrad.comparison.weights import Match, Matching
 from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
 
@@ -186,13 +186,14 @@ def test_relations_of_weights_are_causes(relation: str, cause: str) -> None:
         (None, ""),
         (32, ", and rounds what it multiplies with to 8 bits in blocks of 32"),
         (64, ", and rounds what it multiplies with to 8 bits"),
+        (0, ", and rounds what it multiplies with to 8 bits with one step for all"),
     ],
 )
 def test_products_of_numbers_of_8_bits_are_named(size: int | None, further: str) -> None:
     x, matrix = np.random.default_rng(1).normal(size=(2, 5, 64)), np.random.default_rng(2).normal(size=(6, 64))
     held = quantised(matrix, 64)
-    b = (x if size is None else quantised(x, size)) @ held.T
-    at = module_site(x @ matrix.T, b, {"up:input": x}, held_a={"up.W": matrix}, held_b={"up.W": held})
+    rounded_x = x if size is None else quantised(x, size) if size else quantised_in_one(x)
+    at = module_site(x @ matrix.T, rounded_x @ held.T, {"up:input": x}, held_a={"up.W": matrix}, held_b={"up.W": held})
     match = Match("up.W", "up.W", 0.01, relation="rounded to 8 bits in b")
     found = explained(replace(at, matching=Matching((match,), {}, (), ())))
     assert (found.cause, found.text) == ("half-weights", f"b has up.W rounded to 8 bits{further}")
