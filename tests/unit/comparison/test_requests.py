@@ -181,7 +181,7 @@ def test_the_probability_of_an_entry_by_hand() -> None:
     model = ReferenceModel(
         lambda m, input_ids: lookup(m["E"], input_ids).sum(1) @ m["W"], {"E": np.ones((3, 1)), "W": head}
     )
-    found = embgrad.gradients(model, [[1]], Probability([1]))
+    found = embgrad.gradients(model, [[1]], Probability([1]), at="E")
     np.testing.assert_allclose(found.objective, [3 / 4])
     np.testing.assert_allclose(found.values, [[[3 / 4 * 1 / 4 * np.log(3)]]])
     values, slopes = Probability([1]).evaluate(np.log([[1.0, 2.0, 1.0]]) + 700, embgrad.TokenBatch([[1]]))
