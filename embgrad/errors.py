@@ -120,7 +120,15 @@ class PointNotReachedError(PointError):
 
 
 class OutputError(EmbgradError, ValueError):
-    """The model has no output of that name, or none that an objective can read."""
+    """The model has no output of that name, or none that an objective can read.
+
+    Attributes:
+        names: the native names of the model's outputs, as far as they are known.
+    """
+
+    def __init__(self, message: str, names: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.names = tuple(names)
 
 
 class ObjectiveError(EmbgradError, ValueError):

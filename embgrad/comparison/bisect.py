@@ -18,6 +18,7 @@ from embgrad.comparison.causes import causes_of
 from embgrad.comparison.floor import roundoff_for
 from embgrad.comparison.inspection import Clock, explain_sites, inspect_recordings
 from embgrad.comparison.live_side import LiveSide
+from embgrad.comparison.outputs import with_common_output
 from embgrad.comparison.recording import Recording, Running, Tensor
 from embgrad.comparison.sites import count_layers, difference
 from embgrad.comparison.track import Divergence, Track
@@ -89,6 +90,7 @@ def bisect(
             raise a.failure
         done = iter(range(2, PASSES - 3))
         clock = Clock(report=lambda: report(next(done, PASSES - 3), PASSES))
+        a, b = with_common_output(a, b)
         inspection = inspect_recordings((a, b), roundoff_for(a, b, _half(a, b)), clock, only_first=True)
         drawn = {}
         for number, (name, side) in enumerate((("a", a), ("b", b))):

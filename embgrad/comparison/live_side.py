@@ -16,6 +16,7 @@ import numpy as np
 from embgrad.backend.protocol import Call, Change, PointValues, Request, Run
 from embgrad.backend.registry import bind
 from embgrad.backend.responses import Callback
+from embgrad.comparison.outputs import OUTPUTS
 from embgrad.comparison.recording import (
     FINAL,
     HeldWeight,
@@ -50,10 +51,6 @@ from embgrad.model_points.points import OUTPUT, WORD, Layout, Lookup, Point, spl
 from embgrad.objectives.objectives import Objective, as_objective
 
 __all__ = ["LiveSide"]
-
-#: The names under which a model's output is requested, in order: its only output or its logits, what a pooler returns, or the
-#: last hidden states.
-OUTPUTS: Final = (None, "pooled", "sequence")
 
 #: The number of a layer in a weight's name.
 NUMBER: Final = re.compile(r"(?<=[._/])\d+(?=[._/])")
@@ -109,7 +106,7 @@ class LiveSide:
             for key, point in self.points.items()
             if key not in later and (arrangement := self._arrangement(point)) is not None
         }
-        self._outputs: tuple[str | None, ...] = OUTPUTS
+        self.outputs: tuple[str | None, ...] = OUTPUTS
 
     @property
     def can_be_led(self) -> bool:
@@ -183,6 +180,10 @@ class LiveSide:
             _, final, _ = self._run(tuple(changed), _Changes(override=changed), pullback=False)
         return {} if final is None else {FINAL: final.values}
 
+    def read_output(self) -> Tensor | None:
+        """Run the model, and return its output of the first of the names `outputs`; None where there is none."""
+        return self._run((), pullback=False)[1]
+
     def _native_whole(self, changes: Mapping[str, Change]) -> dict[str, Change]:
         return {key: self._native(key, function) for key, function in changes.items() if key not in self._steps}
 
@@ -228,13 +229,13 @@ class LiveSide:
             run: Callable[[Request], Run], asked: Request, *, reads: bool
         ) -> tuple[Run, Tensor | None, EmbgradError | None]:
             asked = replace(asked, override=changes.override, add=changes.add, edit=changes.edit)
-            for name in self._outputs if reads else ():
+            for name in self.outputs if reads else ():
                 reading = replace(asked, objectives=(*asked.objectives, Callback(read, (name,))))
                 try:
                     finished = self._finished(run(reading), outputs, failure)
                 except OutputError:  # there is no such output, or there are several; or the objective is wrong
                     continue
-                self._outputs = (name,)
+                self.outputs = (name,)
                 return finished
             return self._finished(run(asked), [], failure)
 
@@ -252,8 +253,8 @@ class LiveSide:
     def _finished(
         self, run: Run, outputs: Sequence[np.ndarray], failure: EmbgradError | None
     ) -> tuple[Run, Tensor | None, EmbgradError | None]:
-        values = _final_values(outputs[-1], self.batch) if outputs else None
-        final = None if values is None else Tensor(FINAL, "", OUTPUT, 0, (), float("inf"), values)
+        has_examples = bool(outputs) and outputs[-1].ndim >= 2 and outputs[-1].shape[0] == self.batch.shape[0]
+        final = Tensor(FINAL, "", OUTPUT, 0, (), float("inf"), _as_features(outputs[-1])) if has_examples else None
         return run, final, failure
 
     def _reached(self) -> list[Point]:
@@ -483,12 +484,6 @@ def _as_addition(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.n
 def _as_features(values: np.ndarray) -> np.ndarray:
     """Return a tensor as (example, position, feature); one without positions as (example, 1, feature)."""
     return values.reshape(len(values), 1, -1) if values.ndim == 2 else values.reshape(*values.shape[:2], -1)
-
-
-def _final_values(output: np.ndarray, batch: TokenBatch) -> np.ndarray | None:
-    if output.ndim >= 2 and output.shape[0] == batch.shape[0]:
-        return _as_features(output)
-    return None
 
 
 def _class_names(model: Any) -> str:

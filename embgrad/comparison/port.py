@@ -13,6 +13,7 @@ from embgrad.comparison.causes import share_explained
 from embgrad.comparison.floor import ROUNDOFFS, coarser_half, name_of_roundoff, precision_of, roundoff_for
 from embgrad.comparison.inspection import Clock, Inspection, inspect_recordings
 from embgrad.comparison.led_pass import can_be_led
+from embgrad.comparison.outputs import with_common_output
 from embgrad.comparison.report import port_weights
 from embgrad.comparison.settings import differing_settings
 from embgrad.comparison.sides import batch_of_dumps, borrow_weights, models_of, record_side
@@ -88,6 +89,7 @@ def check_port(
         a = record_side(reference, batches[0], objective, calls[0])
     with clock.of("port"):
         b = record_side(port, batches[1], objective, calls[1])
+        a, b = with_common_output(a, b)
     a, b = borrow_weights(a, b, "a"), borrow_weights(b, a, "b")
     precisions = precision_of(a), precision_of(b)
     half = coarser_half(precisions) if floor is None else None

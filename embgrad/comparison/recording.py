@@ -46,10 +46,14 @@ class Running(Protocol):
     bound: Any
     batch: TokenBatch
     points: Mapping[str, Point]
+    outputs: tuple[str | None, ...]
 
     @property
     def can_be_led(self) -> bool:
         """Return whether values can be put in at the points of a pass."""
+
+    def read_output(self) -> Tensor | None:
+        """Return the output of the first of the names `outputs`; None where there is none."""
 
     def led(
         self,

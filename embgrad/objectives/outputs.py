@@ -72,11 +72,13 @@ def choose_output(named: Mapping[str, Any], wanted: str | None) -> str:
             return next(iter(named))
         raise OutputError(
             f"the model has {len(named)} outputs and none of them is its logits: expected output=... in the objective; "
-            f"there are {_describe(named, roles)}"
+            f"there are {_describe(named, roles)}",
+            [*named],
         )
     raise OutputError(
         f"the model has no output {wanted!r}: there are {_describe(named, roles)}."
-        f"{did_you_mean(wanted, [*named, *roles])}"
+        f"{did_you_mean(wanted, [*named, *roles])}",
+        [*named],
     )
 
 
