@@ -38,7 +38,7 @@ nitpick_ignore_regex = [
     # Names of other libraries, whose inventories would come over a network, and what annotations alone speak of.
     (r"py:.*", r"(np|numpy|os|pathlib|collections|typing|contextlib|dataclasses|types)(\..*)?"),
     # Names of types of functions, which the docstrings describe.
-    (r"py:.*", r"(Call|Keywords|Progress)"),
+    (r"py:.*", r"(Call|Keywords|OfForward|Progress)"),
     # What results are made of and nobody makes: it has no place in the reference.
     (
         r"py:.*",

@@ -62,13 +62,14 @@ def single() -> Any:
 
 def with_quantised(model: Any, name: str, steps: np.ndarray, axis: int) -> Any:
     """Return a graph that scales whole numbers in place of a weight."""
+    given = {"axis": axis} if axis != 1 else {}  # which is the usual one
     (weight,) = [it for it in model.graph.initializer if it.name == name]
     scales = steps.reshape([-1 if each == axis else 1 for each in range(2)])
     whole = np.rint(numpy_helper.to_array(weight) / scales).astype(np.int8)
     model.graph.initializer.remove(weight)
     held = {f"{name}_whole": whole + 3, f"{name}_steps": steps, f"{name}_zero": np.full(steps.shape, 3, np.int8)}
     model.graph.initializer.extend(numpy_helper.from_array(values, key) for key, values in held.items())
-    model.graph.node.insert(0, helper.make_node("DequantizeLinear", [*held], [name], axis=axis))
+    model.graph.node.insert(0, helper.make_node("DequantizeLinear", [*held], [name], **given))
     return model
 
 
