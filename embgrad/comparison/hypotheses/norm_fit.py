@@ -29,6 +29,9 @@ __all__ = [
 #: The relative L2 up to which no other divisor is tried.
 EXACT: Final = 1e-6
 
+#: The number of tokens from which a gain and a bias of each feature do not fit any function.
+LEAST_TOKENS: Final = 3
+
 #: The epsilons that models have.
 EPSILONS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
 
@@ -144,13 +147,15 @@ def fitted_norm(x: np.ndarray, y: np.ndarray, declared: float | None = None) -> 
         y: the outputs.
         declared: the epsilon that the model declares, which is taken where it fits as well; None where it declares none.
     """
+    if len(x) < LEAST_TOKENS:
+        return None
     known = () if declared is None else (declared,)
     fits = [norm_with_gain(x, y, centred, epsilon) for centred in (True, False) for epsilon in (*known, *EPSILONS)]
     best = _nearest(fits, x, y)
     alike = _as_declared(fits, declared, best, x, y)
     if alike is not None:
         return alike
-    return _refined(best, x, y) if len(x) > 2 else None
+    return _refined(best, x, y)
 
 
 def _as_declared(

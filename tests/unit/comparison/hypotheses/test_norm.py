@@ -128,6 +128,15 @@ def test_an_epsilon_that_hardly_matters_is_a_usual_one() -> None:
     assert found.epsilon in EPSILONS
 
 
+@pytest.mark.parametrize("declared", [None, 1e-5])
+def test_two_tokens_are_too_few_to_tell_a_norm(declared: float | None) -> None:
+    few = X.reshape(-1, SIZE)[:3]
+    assert fitted_norm(few[:2], np.tanh(few[:2]), declared) is None
+    found = fitted_norm(few, norm(few, 1e-5), declared)
+    assert found is not None
+    np.testing.assert_allclose(found.apply(few), norm(few, 1e-5), atol=1e-4)
+
+
 @pytest.mark.parametrize("shift", [ZERO, SHIFT])
 def test_gains_are_fitted_to_features_that_hardly_vary(shift: np.ndarray) -> None:
     x = np.array([[5.0, -5.0, 0.01, -0.02, 3.0, -2.99], [5.0, -5.0, -0.02, 0.01, -3.0, 3.01], [4.0, -4.0, 0, 0, 1, -1]])
