@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ import pytest
 
 import embgrad
 from embgrad.comparison.live_side import LiveSide
-from embgrad.comparison.live_side import _final_values as final_values
 from embgrad.comparison.port import check_port
 from embgrad.comparison.recording import FINAL, read_once
 from embgrad.errors import EmbgradError, OutputError
@@ -280,11 +280,18 @@ def test_what_calls_either_model_is_a_function() -> None:
 
 
 def test_an_output_with_a_number_for_each_example_has_no_features() -> None:
-    batch = embgrad.TokenBatch(IDS)
-    assert final_values(np.zeros(2), batch) is None
-    assert final_values(np.zeros((3, 2)), batch) is None
-    values = final_values(np.arange(6.0).reshape(2, 3), batch)
-    np.testing.assert_array_equal(values, [[[0, 1, 2]], [[3, 4, 5]]])
+    def read(returned: Callable[[Tensor], Tensor]) -> Any:
+        def forward(m: Any, input_ids: np.ndarray) -> Any:
+            return returned(lookup(m["E"], input_ids).sum(1))
+
+        return LiveSide(
+            ReferenceModel(forward, {"E": np.arange(21.0).reshape(7, 3)}), embgrad.TokenBatch(IDS)
+        ).read_output()
+
+    assert read(lambda rows: rows.sum(1)) is None
+    assert read(lambda rows: rows[:1]) is None
+    output = read(lambda rows: rows)
+    np.testing.assert_array_equal(output.values, [[[18, 21, 24]], [[45, 48, 51]]])
 
 
 @pytest.mark.parametrize(("size", "reads"), [(65536, 1), (65537, 2)])
