@@ -18,7 +18,7 @@ __all__ = ["OUTPUTS", "with_common_output"]
 #: last hidden states.
 OUTPUTS: Final = (None, "pooled", "sequence")
 
-#: The most outputs of a model that are read, the last ones.
+#: The most outputs of a model that are read by their names.
 MOST_OUTPUTS: Final = 8
 
 #: The name of an output that no model has.
@@ -35,15 +35,16 @@ def with_common_output(a: Recording, b: Recording) -> tuple[Recording, Recording
     Of several outputs those with the same name come first, then later ones, which are computed from the others.
     """
     finals = [side.tensors.get(FINAL) for side in (a, b)]
-    if None not in finals and len({final.values.shape for final in finals if final is not None}) == 1:
+    shapes = [None if final is None else final.values.shape for final in finals]
+    if shapes[0] == shapes[1] is not None:
         return a, b
     outputs = [_outputs(side) for side in (a, b)]
     pairs = [both for both in itertools.product(*outputs) if both[0][1].values.shape == both[1][1].values.shape]
     if pairs:
         first, second = max(pairs, key=lambda both: both[0][0] == both[1][0])
         return _with_output(a, first), _with_output(b, second)
-    shapes = ["none" if final is None else str(final.values.shape) for final in finals]
-    note = f"the outputs are not compared, of which none have one shape: {shapes[0]} in a and {shapes[1]} in b"
+    own, other = ("none" if shape is None else shape for shape in shapes)
+    note = f"the outputs are not compared, of which none have one shape: {own} in a and {other} in b"
     return replace(a, notes=(*a.notes, note)), b
 
 
@@ -55,7 +56,10 @@ def _outputs(side: Recording) -> list[Named]:
     if live is None:
         return found
     before = live.outputs
-    for name in (*OUTPUTS[1:], *reversed(_names(live)[-MOST_OUTPUTS:])):
+    # Those inside of others, as a cache's, come last; of the rest the later ones first.
+    names = [*reversed(_names(live))]
+    names.sort(key=lambda name: name.count("."))
+    for name in (*OUTPUTS[1:], *names[:MOST_OUTPUTS]):
         live.outputs = (name,)
         output = live.read_output()
         found += [] if output is None else [(name, output)]

@@ -110,3 +110,13 @@ def test_outputs_of_no_common_shape_are_not_compared_and_said_so() -> None:
 def test_outputs_with_one_role_come_before_others(first: Returned, second: Returned) -> None:
     a, b = with_common_output(LiveSide(model(first), BATCH).record(), LiveSide(model(second), BATCH).record())
     np.testing.assert_array_equal(a.tensors[FINAL].values, b.tensors[FINAL].values)
+
+
+def test_outputs_inside_of_others_come_last() -> None:
+    """Decoders return the keys and values of each layer beside their logits."""
+
+    def with_cache(hidden: Tensor, vector: Tensor) -> Any:
+        return hidden, [(hidden + hidden, hidden + hidden)] * 6
+
+    a, b = with_common_output(LiveSide(model(alone), BATCH).record(), LiveSide(model(with_cache), BATCH).record())
+    np.testing.assert_array_equal(a.tensors[FINAL].values, b.tensors[FINAL].values)
