@@ -151,22 +151,28 @@ class Graph:
     @cached_property
     def scales(self) -> dict[str, Scale]:
         """The weights of whole numbers that the graph scales, before or behind a lookup in them or a product with them."""
-        found: dict[str, Scale] = {}
-        for node in self.nodes:
-            taken, inputs = node.proto.input, node.inputs
-            if node.op == "DequantizeLinear" and not any(
-                each.name == "block_size" and each.i for each in node.proto.attribute
-            ):
-                axis = next((each.i for each in node.proto.attribute if each.name == "axis"), 1)
-                maker = self.makers.get(inputs[0])
-                name = maker.inputs[0] if maker is not None and maker.op == "Gather" else inputs[0]
-                found[name] = Scale(inputs[1], inputs[2] if len(inputs) > 2 else None, axis)
-            elif node.op == "MatMulInteger":
-                steps = self._steps_behind(node)
-                zero = taken[3] if len(taken) > 3 and taken[3] else None
-                found |= {} if steps is None else {taken[1]: Scale(steps, zero)}
-        held = self.tensors
-        return {name: it for name, it in found.items() if {name, it.steps, it.zero or name} <= held.keys()}
+        found = dict(filter(None, map(self._scaled, self.nodes)))
+        held = self.tensors.keys()
+        return {name: it for name, it in found.items() if {name, it.steps, it.zero or name} <= held}
+
+    def _scaled(self, node: Node) -> tuple[str, Scale] | None:
+        """Return the name of what a step scales, or multiplies by numbers that are scaled, with the scale; None for neither."""
+        given = dict(enumerate(node.proto.input))
+        attributes = {each.name: each.i for each in node.proto.attribute}
+        if node.op == "MatMulInteger":
+            behind = self._steps_behind(node)
+            return None if behind is None else (given[1], Scale(behind, given.get(3) or None))
+        if node.op != "DequantizeLinear" or attributes.get("block_size"):
+            return None
+        name, steps = given[0], given[1]
+        maker = self.makers.get(name)
+        if maker is not None and maker.op == "Gather":
+            if (
+                steps not in self.tensors or size_of(self.tensors[steps]) > 1
+            ):  # along an axis of the rows, not of the table
+                return None
+            name = maker.proto.input[0]
+        return name, Scale(steps, given.get(2) or None, attributes.get("axis", 1))
 
     def _steps_behind(self, product: Node) -> str | None:
         """Return the weight by which a product of whole numbers is multiplied, with the steps of what depends on the inputs."""

@@ -29,16 +29,18 @@ def weights(model: Any) -> Sequence[Weight]:
     source = source_of(model)
     modules = modules_of(source)
     graph = modules.graph
-    floating = [
-        (name, tensor)
+    floating = {
+        name: tensor
         for name, tensor in graph.tensors.items()
         if tensor.data_type in FLOATING and (name not in graph.makers or size_of(tensor) > 1)
-    ]
-    found = {name: _weight(source, modules, name, tensor) for name, tensor in floating}
-    found |= {name: _scaled_weight(source, modules, name, scale) for name, scale in graph.scales.items()}
-    order = {name: number for number, name in enumerate(graph.tensors)}
-    found = dict(sorted(found.items(), key=lambda entry: order[entry[0]]))
-    for name, tensor in floating:
+    }
+    found: dict[str, Weight] = {}
+    for name, tensor in graph.tensors.items():
+        if name in graph.scales:
+            found[name] = _scaled_weight(source, modules, name, graph.scales[name])
+        elif name in floating:
+            found[name] = _weight(source, modules, name, tensor)
+    for name, tensor in floating.items():
         is_vector = size_of(tensor) == max(tensor.dims, default=1) > 1
         for module in modules.owners.get(name, [])[1:] if is_vector else ():
             shared = _shared_weight(found[name], module, found)

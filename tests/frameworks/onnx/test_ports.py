@@ -85,18 +85,31 @@ def test_a_weight_of_whole_numbers_has_the_values_that_the_graph_makes_of_it(axi
     assert (weight.module, weight.dtype, weight.shape) == ("W1_whole", "float32", matrix.shape)
 
 
-def test_a_table_of_whole_numbers_is_scaled_behind_the_lookup() -> None:
-    table = example_weights()["E"]
-    model = single()
+def with_scaled_rows(model: Any, table: np.ndarray, steps: np.ndarray) -> Any:
+    """Return a graph that looks up whole numbers, and scales the rows."""
     model.graph.initializer.remove(next(it for it in model.graph.initializer if it.name == "E"))
-    held = {"E_whole": np.rint(table * 20).astype(np.int8), "E_step": np.array(0.05, np.float32)}
+    held = {"E_whole": np.rint(table * 20).astype(np.int8), "E_steps": steps}
     model.graph.initializer.extend(numpy_helper.from_array(values, key) for key, values in held.items())
     (lookup,) = [node for node in model.graph.node if node.op_type == "Gather"]
     number = [*model.graph.node].index(lookup)
     made, lookup.input[0], lookup.output[0] = lookup.output[0], "E_whole", "rows"
-    model.graph.node.insert(number + 1, helper.make_node("DequantizeLinear", ["rows", "E_step"], [made]))
+    given = {"axis": 2} if steps.ndim else {}
+    model.graph.node.insert(number + 1, helper.make_node("DequantizeLinear", ["rows", "E_steps"], [made], **given))
+    return model
+
+
+def test_a_table_of_whole_numbers_is_scaled_behind_the_lookup() -> None:
+    table = example_weights()["E"]
+    model = with_scaled_rows(single(), table, np.array(0.05, np.float32))
     (weight,) = [it for it in weights_of(model) if it.name == "E_whole"]
     np.testing.assert_allclose(weight.get(), np.rint(table * 20) / 20, rtol=1e-6)
+
+
+def test_a_table_whose_rows_have_several_steps_is_no_weight() -> None:
+    """They count along an axis of the rows that are looked up."""
+    table = example_weights()["E"]
+    model = with_scaled_rows(single(), table, np.full(table.shape[1], 0.05, np.float32))
+    assert "E_whole" not in [weight.name for weight in weights_of(model)]
 
 
 @pytest.mark.parametrize("zero", [None, 3])
