@@ -74,7 +74,7 @@ def moved(matches: Sequence[Match], a: Sequence[NamedArray], b: Sequence[NamedAr
     others = {match.a: match.b for match, first, second in known if first != second}
     outside = [match for match, first, second in pairs if first is None and second is None]
     renamed = {match.a: match.b for match in outside if match.a != match.b and layers_a.keys() == layers_b.keys()}
-    places = _most_frequent((first, second) for _, first, second in known)
+    places = partner_layers(matches, a, b)
     exchanged = [places[first] for first in sorted(places)] != sorted(places.values())
     numbers = {*layers_a.values()}, {*layers_b.values()}
     as_many, alike = len(numbers[0]) == len(numbers[1]), numbers[0] == numbers[1]  # not counted from 0 and from 1

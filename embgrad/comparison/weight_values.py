@@ -205,12 +205,12 @@ def quantised_in_one(values: np.ndarray) -> np.ndarray:
 
 
 def roundings(width: int) -> Iterator[tuple[str, Callable[[np.ndarray], np.ndarray]]]:
-    """Yield the ways in which inputs of products are rounded to 8 bits, each by a text behind "to 8 bits"."""
+    """Yield the ways in which inputs of products are rounded to 8 bits, each by a text of what it is rounded to."""
     for size in BLOCKS:
         if width % size == 0 and size < width:
-            yield f" in blocks of {size}", partial(quantised, size=size)
-    yield "", partial(quantised, size=width)
-    yield " with one step for all", quantised_in_one
+            yield f"8 bits in blocks of {size}", partial(quantised, size=size)
+    yield "8 bits", partial(quantised, size=width)
+    yield "8 bits with one step for all", quantised_in_one
 
 
 def _has_few(group: np.ndarray, most: int) -> bool:

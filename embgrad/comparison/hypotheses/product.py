@@ -222,12 +222,14 @@ def _of_weights(site: Site, factors: Factors) -> Iterator[Explanation]:
         return
     matrices = _oriented(other.get(), site, factors.matrix.shape[1], 1)
     biases = _biases_of(site, factors.weight.module, factors.bias)
-    ways = [("", np.asarray), *(roundings(factors.matrix.shape[1]) if "bits" in relation else ())]
+    ways: list[tuple[str, Function]] = [("", np.asarray)]
+    if "bits" in relation:
+        further = roundings(factors.matrix.shape[1])
+        ways += [(f", and rounds what it multiplies with to {text}", rounding) for text, rounding in further]
     for matrix, bias, (text, rounding) in itertools.product(matrices, biases, ways):
         function = partial(_behind, factors.affine(matrix, bias), rounding)
-        further = "" if rounding is np.asarray else f", and rounds what it multiplies with to 8 bits{text}"
-        values = ("a's own", relation + further)
-        yield _explanation(cause, factors.weight.name, values, factors, function, sentence + further)
+        values = ("a's own", relation + text)
+        yield _explanation(cause, factors.weight.name, values, factors, function, sentence + text)
 
 
 def _behind(second: Function, first: Function, x: np.ndarray) -> np.ndarray:

@@ -362,5 +362,5 @@ def test_numbers_are_quantised_in_one_from_the_least_to_the_largest() -> None:
 
 
 def test_inputs_are_quantised_in_blocks_that_divide_them() -> None:
-    assert [text for text, _ in roundings(64)] == [" in blocks of 32", "", " with one step for all"]
-    assert [text for text, _ in roundings(48)] == ["", " with one step for all"]
+    assert [text for text, _ in roundings(64)] == ["8 bits in blocks of 32", "8 bits", "8 bits with one step for all"]
+    assert [text for text, _ in roundings(48)] == ["8 bits", "8 bits with one step for all"]
