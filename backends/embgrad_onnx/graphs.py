@@ -151,11 +151,11 @@ class Graph:
     @cached_property
     def scales(self) -> dict[str, Scale]:
         """The weights of whole numbers that the graph scales, before or behind a lookup in them or a product with them."""
-        found = dict(filter(None, map(self._scaled, self.nodes)))
+        found = dict(filter(None, map(self._find_scale, self.nodes)))
         held = self.tensors.keys()
         return {name: it for name, it in found.items() if {name, it.steps, it.zero or name} <= held}
 
-    def _scaled(self, node: Node) -> tuple[str, Scale] | None:
+    def _find_scale(self, node: Node) -> tuple[str, Scale] | None:
         """Return the name of what a step scales, or multiplies by numbers that are scaled, with the scale; None for neither."""
         given = dict(enumerate(node.proto.input))
         attributes = {each.name: each.i for each in node.proto.attribute}
