@@ -23,11 +23,11 @@ def local_ray(logging_level: int = logging.ERROR) -> Iterator[None]:
     import ray.data
 
     # An environment for the actors alone would leave Ray's waiting processes unused, and each actor would start one of its own.
+    # Processes of Ray have the environment as it is when Ray starts; the tests that follow in this one must not have it.
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with patch.dict(
-        os.environ, {"PYTHONPATH": path, "USE_TF": "0"}
-    ):  # or transformers imports TensorFlow, too, in each
-        try:
+    without_tensorflow = {"PYTHONPATH": path, "USE_TF": "0"}  # which transformers would import in each of them
+    try:
+        with patch.dict(os.environ, without_tensorflow):
             ray.init(
                 address="local",
                 num_cpus=2,
@@ -36,8 +36,8 @@ def local_ray(logging_level: int = logging.ERROR) -> Iterator[None]:
                 log_to_driver=False,
                 logging_level=logging_level,
             )
-            logging.getLogger("ray.data").setLevel(logging_level)
-            ray.data.DataContext.get_current().enable_progress_bars = False
-            yield
-        finally:
-            ray.shutdown()
+        logging.getLogger("ray.data").setLevel(logging_level)
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        yield
+    finally:
+        ray.shutdown()

@@ -29,6 +29,12 @@ pytestmark = pytest.mark.usefixtures("cluster")
 Items = Callable[..., list[dict[str, Any]]]
 
 
+def test_ray_s_processes_alone_keep_transformers_from_tensorflow() -> None:
+    """Files of tests that follow in this process load TensorFlow's classes."""
+    switch = ray.remote(num_cpus=0)(os.environ.get).remote("USE_TF")
+    assert (ray.get(switch), os.environ.get("USE_TF")) == ("0", None)
+
+
 def test_actors_that_leave_no_cpu_are_a_warning(items: Items) -> None:
     dataset = ray.data.from_items(items(4))
     with pytest.warns(EmbgradWarning, match=r"leave none of the cluster's 2 CPUs to read the dataset"):
