@@ -31,7 +31,7 @@ Items = Callable[..., list[dict[str, Any]]]
 
 def test_ray_s_processes_alone_keep_transformers_from_tensorflow() -> None:
     """Files of tests that follow in this process load TensorFlow's classes."""
-    switch = ray.remote(num_cpus=0)(os.environ.get).remote("USE_TF")
+    switch = ray.remote(num_cpus=0)(lambda: os.environ.get("USE_TF")).remote()
     assert (ray.get(switch), os.environ.get("USE_TF")) == ("0", None)
 
 
