@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,10 +14,8 @@ from embgrad.backend.protocol import BoundModel, Request
 from embgrad.common.arrays import to_numpy
 from embgrad.engine.encoder_decoders import takes_decoder
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, quote
-from embgrad.inputs.batch import CONVENTIONS, TokenBatch
+from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, MASK, NAMES
-from embgrad.objectives.native import NativeObjective
-from embgrad.objectives.objective import Objective
 
 __all__ = ["explain_decoder", "explain_errors", "explain_forward", "explain_pullback"]
 
@@ -29,17 +27,11 @@ OF_MEMORY: Final = re.compile(r"memory|\bOOM\b|exhausted", re.I)
 
 
 @contextlib.contextmanager
-def explain_errors(
-    bound: BoundModel,
-    batch: TokenBatch,
-    *,
-    size: int | None = None,
-    objectives: Sequence[Objective | NativeObjective] = (),
-) -> Iterator[None]:
-    """Explain an error where probes show that an example is longer than the model accepts, or that it takes a dict.
+def explain_errors(bound: BoundModel, batch: TokenBatch, *, size: int | None = None) -> Iterator[None]:
+    """Explain an error where probes show that an example is longer than the model accepts.
 
     Where sub-batches are run, a model may also accept all examples at once but no sub-batch, such as one with a cache for all of
-    them, and so may a function as objective that holds labels of all.
+    them.
 
     Args:
         size: the number of examples of a sub-batch; None where the whole batch is run.
@@ -53,9 +45,6 @@ def explain_errors(
         explanation = _length_message(bound, batch)
         if explanation is None and not is_ours and size is not None and size < len(batch):
             explanation = _sub_batch_message(bound, batch, batch[:size], failure)
-            explanation = explanation or _function_message(bound, batch, batch[:size], failure, objectives)
-        if explanation is None and not is_ours:
-            explanation = _form_message(bound, batch, failure)
         if explanation is None or (isinstance(failure, BatchError) and failure.message == explanation):
             raise
         raise BatchError(explanation) from failure
@@ -130,87 +119,6 @@ def _sub_batch_message(bound: BoundModel, batch: TokenBatch, sub_batch: TokenBat
         f"them{extras}: batch_size=... and split=... need a model that accepts any number of examples. Omit them, or slice the "
         "other inputs yourself in call=lambda model, inputs: ..."
     )
-
-
-def _function_message(
-    bound: BoundModel,
-    batch: TokenBatch,
-    sub_batch: TokenBatch,
-    failure: Exception,
-    objectives: Sequence[Objective | NativeObjective],
-) -> str | None:
-    """Return the message for a function as objective that takes the outputs of the whole batch, but not of a sub-batch."""
-    functions = [objective for objective in objectives if isinstance(objective, NativeObjective)]
-
-    def takes(examples: TokenBatch, function: NativeObjective) -> bool:
-        try:
-            bound.run(examples, Request((), (function,), call=bound.call, pullback=False))
-        except Exception:  # the user's own
-            return False
-        return True
-
-    if not any(takes(batch, function) and not takes(sub_batch, function) for function in functions):
-        return None
-    return (
-        f"the objective is a function that takes the outputs of all {len(batch)} examples, and raised {type(failure).__name__} "
-        f"for those of {len(sub_batch)}: what it holds of each example, such as labels, is not sliced with the batch. Give an "
-        "objective of embgrad's, such as embgrad.CrossEntropy(labels), or omit batch_size"
-    )
-
-
-def _form_message(bound: BoundModel, batch: TokenBatch, failure: Exception) -> str | None:
-    """Return the message for inputs of another form than the model, or the user's function that calls it, takes."""
-    if bound.call is not None and isinstance(failure, KeyError) and _is_raised_by(bound.call, failure):
-        inputs = batch.inputs()
-        names = quote(inputs) if isinstance(inputs, Mapping) else ""
-        return f"call=... reads the input {failure.args[0]!r}, and the batch's inputs are {names}: expected one of these names"
-    missing = _missing_input(batch, failure) if bound.call is None else None
-    if missing is not None:
-        return (
-            f"the model {type(bound.model).__name__} reads the input {missing!r}, and the batch's inputs are "
-            f"{quote(batch.inputs())}: give it in the batch's dict, or make the model's own inputs of these in "
-            "call=lambda model, inputs: ..., where ids may also be packed into one row, without padding"
-        )
-    is_dict = batch.convention in CONVENTIONS
-    other = batch.replace(convention="ids", extras={}) if is_dict else batch.replace(convention="huggingface")
-    error = type(failure).__name__
-    if bound.call is not None:
-        if bound.accepts(batch) or not bound.accepts(other):
-            return None
-        given, wanted = ("a dict", "the ids alone") if is_dict else ("the ids alone", "a dict, {'input_ids': ids}")
-        return (
-            f"call=... raised {error} for {given}, as the batch was given, and takes {wanted}: give the batch so, or change the "
-            "function"
-        )
-    as_dict = replace(bound, call=lambda model, inputs: model(inputs))
-    if batch.convention == "gluonnlp" or isinstance(bound.model, (list, tuple)):
-        return None
-    if bound.accepts(batch) or not as_dict.accepts(batch if is_dict else other):
-        return None
-    return (
-        f"the model {type(bound.model).__name__} takes one dict of all inputs, and raised {error} for the ids alone: give the "
-        "batch as a dict, {'input_ids': ids}, and pass call=lambda model, inputs: model(inputs)"
-    )
-
-
-def _missing_input(batch: TokenBatch, failure: Exception) -> str | None:
-    """Return the name of an input that the model read from a dict of the batch's inputs, which has none of this name."""
-    inputs, trace = batch.inputs(), failure.__traceback__
-    if not isinstance(failure, KeyError) or not isinstance(inputs, Mapping) or failure.args[0] in inputs:
-        return None
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    values = [] if trace is None else trace.tb_frame.f_locals.values()
-    is_read = any(isinstance(value, Mapping) and not inputs.keys().isdisjoint(value) for value in values)
-    return str(failure.args[0]) if is_read else None
-
-
-def _is_raised_by(function: Any, failure: Exception) -> bool:
-    """Return whether an exception comes from a function's own code, and not from what it called."""
-    trace = failure.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_code is getattr(function, "__code__", None)
 
 
 def _length_message(bound: BoundModel, batch: TokenBatch) -> str | None:

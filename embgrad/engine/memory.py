@@ -154,7 +154,7 @@ def _peak(question: Question, meter: MemoryMeter, count: int) -> tuple[int, int,
 def _run(question: Question, count: int) -> int:
     """Return the size of the first examples' results in bytes."""
     part = question if count == len(question.batch) else question.part(0, count)
-    with explain_errors(question.bound, question.batch, size=count, objectives=question.objectives):
+    with explain_errors(question.bound, question.batch, size=count):
         return sum(
             array.nbytes for result in results_of(part).values() for array in GRADIENTS.arrays_of(result).values()
         )

@@ -34,7 +34,7 @@ def run_in_sub_batches(
     batch, count = question.batch, len(question.batch)
     is_cut = question.is_cut(batch_size)
     size = min(batch_size or count, count)
-    explained = explain_errors(question.bound, batch, size=size if is_cut else None, objectives=question.objectives)
+    explained = explain_errors(question.bound, batch, size=size if is_cut else None)
     done = []
     with explained, reporter(progress) as report:
         report(0, count)

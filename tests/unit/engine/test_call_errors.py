@@ -205,68 +205,8 @@ def test_errors_of_an_objective_under_split_propagate() -> None:
         embgrad.gradients(model(fixed), IDS[:, :4], Broken(), split=True)
 
 
-# Inputs of another form, and functions of all examples
-
-
 def plain(model: Any, ids: np.ndarray) -> Tensor:
     return lookup(model["E"], ids).tanh().mean(1) @ model["W"]
-
-
-def of_dict(model: Any, inputs: Any) -> Tensor:
-    return plain(model, inputs["input_ids"])
-
-
-GIVEN: tuple[Any, ...] = (IDS, {"input_ids": IDS})
-
-
-@pytest.mark.parametrize("batch", GIVEN, ids=["ids", "dict"])
-def test_a_model_that_takes_one_dict(batch: Any) -> None:
-    expected = (
-        "the model ReferenceModel takes one dict of all inputs, and raised IndexError for the ids alone: give the batch as a "
-        "dict, {'input_ids': ids}, and pass call=lambda model, inputs: model(inputs)"
-    )
-    for call in (embgrad.gradients, embgrad.evaluate):
-        with refused(BatchError, expected):
-            call(model(of_dict), batch, SUM)
-    result = embgrad.gradients(model(of_dict), GIVEN[1], SUM, call=lambda model, inputs: model(inputs))
-    np.testing.assert_array_equal(result.values, embgrad.gradients(model(plain), IDS, SUM).values)
-
-
-def test_a_call_that_reads_another_form() -> None:
-    with refused(
-        BatchError,
-        "call=... raised IndexError for the ids alone, as the batch was given, and takes a dict, {'input_ids': ids}: give the",
-    ):
-        embgrad.gradients(model(plain), IDS, SUM, call=lambda model, inputs: model(inputs["input_ids"]))
-    with refused(
-        BatchError,
-        "for a dict, as the batch was given, and takes the ids alone: give the batch so, or change",
-    ):
-        embgrad.gradients(model(plain), GIVEN[1], SUM, call=lambda model, inputs: model(inputs))
-    with refused(
-        BatchError,
-        "call=... reads the input 'tokens', and the batch's inputs are 'input_ids': expected one",
-    ):
-        embgrad.gradients(model(plain), GIVEN[1], SUM, call=lambda model, inputs: model(inputs["tokens"]))
-
-
-def test_a_function_that_holds_labels_of_all_examples() -> None:
-    weights = Tensor(np.array([[1.0], [2], [3]]))
-
-    def held(logits: Tensor) -> Tensor:
-        assert len(logits.shape) == 2
-        if len(logits.shape) and logits.shape[0] != 3:
-            raise ValueError("three labels")
-        return (logits * weights).sum(1)
-
-    for call in (embgrad.gradients, embgrad.evaluate):
-        with refused(
-            BatchError,
-            "the objective is a function that takes the outputs of all 3 examples, and raised ValueError for those of 2: what it "
-            "holds of each example, such as labels, is not sliced with the batch. Give an objective of embgrad's",
-        ):
-            call(model(plain), IDS, held, batch_size=2)
-    assert embgrad.gradients(model(plain), IDS, held).objective.shape == (3,)
 
 
 @pytest.mark.parametrize(
@@ -291,9 +231,6 @@ def test_errors_of_the_models_and_the_users_own_go_on() -> None:
     def broken(*inputs: Any) -> Any:
         raise ZeroDivisionError("my own")
 
-    def missing(logits: Any) -> Any:
-        return {}["labels"]
-
     for call in (
         lambda: embgrad.gradients(model(broken), IDS, SUM),
         lambda: embgrad.gradients(model(plain), IDS, SUM, call=broken),
@@ -301,8 +238,6 @@ def test_errors_of_the_models_and_the_users_own_go_on() -> None:
     ):
         with pytest.raises(ZeroDivisionError, match="my own"):
             call()
-    with pytest.raises(KeyError, match="labels"):
-        embgrad.gradients(model(plain), IDS, missing, call=lambda model, inputs: model(inputs))
 
 
 # An evaluation mode without a backward pass
@@ -389,9 +324,3 @@ def test_the_most_positions_are_found_by_halves(
     for inputs, probe in zip(given[1:], probes, strict=True):
         for name, value in batch.items():
             assert inputs[name].tolist() == [[value[0, 0]] * probe]
-
-
-def test_a_batch_of_gluonnlp_is_not_said_to_be_a_dict() -> None:
-    batch = embgrad.TokenBatch(IDS, convention="gluonnlp")
-    with pytest.raises(IndexError):
-        embgrad.gradients(model(of_dict), batch, SUM)

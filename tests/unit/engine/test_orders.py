@@ -11,7 +11,7 @@ import pytest
 
 import embgrad
 from embgrad.engine.input_warnings import _rows
-from embgrad.errors import AmbiguousPointError, BatchError, ObjectiveError, PointNotReachedError, UnsupportedError
+from embgrad.errors import AmbiguousPointError, ObjectiveError, PointNotReachedError, UnsupportedError
 from embgrad.model_points.points import Lookup, Point
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.refusals import refused
@@ -381,27 +381,6 @@ def test_outputs_at_virtual_tokens_that_nothing_tells_apart_are_cut_off_by_the_u
             "model(**inputs).logits[:, 2:]",
         ):
             embgrad.gradients(model, batch, objective)
-
-
-def test_an_input_that_the_model_reads_and_the_batch_has_not_is_named() -> None:
-    def packed(model: Any, **features: np.ndarray) -> Tensor:
-        rows = lookup(model["table"], features["input_ids"])
-        return (rows * Tensor(features["weights"][..., None])).sum(1) @ model["W"]
-
-    def other(model: Any, input_ids: np.ndarray) -> Tensor:
-        return lookup(model["none"], input_ids)
-
-    model, batch = ReferenceModel(packed, dict(WEIGHTS)), {"input_ids": IDS, "attention_mask": MASK}
-    with refused(
-        BatchError,
-        "reads the input 'weights'",
-        "'input_ids', 'attention_mask': give it in the batch's dict",
-    ):
-        embgrad.gradients(model, batch, OBJECTIVE)
-    result = embgrad.gradients(model, {**batch, "weights": MASK * 2.0}, OBJECTIVE)
-    np.testing.assert_allclose(result.values, 2.0 * MASK[..., None] * WEIGHTS["W"].T[[0, 1, 1]][:, None], atol=1e-14)
-    with pytest.raises(KeyError, match="none"):
-        embgrad.gradients(ReferenceModel(other, dict(WEIGHTS)), IDS, OBJECTIVE)
 
 
 def test_searches_name_what_they_cannot_score() -> None:
