@@ -20,7 +20,7 @@ from embgrad.errors import BatchError, EmbgradError, EmbgradWarning, FileFormatE
 from embgrad.objectives.objectives import as_objective, describe
 from embgrad.ray.columns import Wanted
 from embgrad.ray.settings import OUTPUTS, Job, Pool, actor_options, settings
-from embgrad.ray.source import address_of, conform, dataset_of, expect_parquet, plain_errors, readable, unify
+from embgrad.ray.source import address_of, conform, expect_dataset, expect_parquet, plain_errors, unify
 from embgrad.ray.tally import Tally, Total, expect_same_rows, tally_of
 from embgrad.ray.worker import GradientWorker, TableWorker
 from embgrad.results.file_format import plain
@@ -78,8 +78,7 @@ def gradients(
     come in any order, unless the dataset's context asks Ray to preserve it.
 
     Args:
-        dataset: a `ray.data.Dataset`, or paths of Parquet, JSON lines or text files. Several files of JSON lines are read once
-            in advance for the types of their columns, which are then the same in all.
+        dataset: a `ray.data.Dataset`, such as `ray.data.read_parquet(path)`.
         build: a function that returns the model, or (model, tokenizer), in any framework; each actor calls it once. The
             function is sent to the actors, and the files that it loads must exist where they run.
         objective: an `embgrad.Objective` that is the same for all rows, or a function of the rows that returns one, such as
@@ -105,7 +104,8 @@ def gradients(
     """
     job, pool = settings(build, objective, options)
     wanted = _wanted_columns(output, kind, length, prefix, method, job)
-    return compute(dataset_of(dataset), GradientWorker, (job, wanted), job, pool)
+    expect_dataset(dataset)
+    return compute(dataset, GradientWorker, (job, wanted), job, pool)
 
 
 def write(
@@ -134,16 +134,16 @@ def write(
 
     Raises:
         EmbgradError: as `embgrad.gradients`, with the row named; or rows are missing or written twice.
-        FileFormatError: the folder is not empty or cannot be written to; a file cannot be read; or the values of a column are
+        FileFormatError: the folder is not empty or cannot be written to; or the values of a column are
             of incompatible types, which is detected before any model is built, unless `verify` is False.
     """
     job, pool = settings(build, objective, options)
     wanted = _wanted_columns(output, kind, length, prefix, method, job)
+    expect_dataset(dataset)
     address, system, path = _empty_folder(folder)
-    rows = dataset_of(dataset)
-    before = None
+    rows, before = dataset, None
     if pool.verify:
-        with readable(dataset), plain_errors():
+        with plain_errors():
             rows, before = _with_one_schema(rows, job)
     with plain_errors():
         computed = compute(rows, GradientWorker, (job, wanted), job, pool)
@@ -191,14 +191,14 @@ def table(
         raise EmbgradError(
             f"reduce is {reduce!r}: expected 'sum' or 'mean'.{did_you_mean(str(reduce), ('sum', 'mean'))}"
         )
-    rows = dataset_of(dataset)
+    expect_dataset(dataset)
     before = None
     if pool.verify:
-        with readable(dataset), plain_errors():
-            before, _ = tally_with_schemas(rows, job)
+        with plain_errors():
+            before, _ = tally_with_schemas(dataset, job)
     total = Total()
     with plain_errors():
-        computed = compute(rows, TableWorker, (job,), job, pool)
+        computed = compute(dataset, TableWorker, (job,), job, pool)
         for block in computed.iter_batches(batch_format="pyarrow", batch_size=None):
             total.add_arrow(block)
     if before is not None:

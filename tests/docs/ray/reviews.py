@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from tests.unit.ray.models import DIM, VOCAB, reference, split
@@ -19,17 +17,14 @@ def tokenizer_of(folder: str) -> Any:
     return split
 
 
-def write_reviews() -> Any:
-    """Write `reviews.parquet` and `reviews.jsonl`, and return the first as a dataset."""
+def write_reviews() -> None:
+    """Write `reviews.parquet`."""
     import pyarrow as pa
-    import ray.data
     from pyarrow import parquet
 
     texts = [f"w1 w2 {'w3 ' * (number % 5)}w4 w{number + 5}" for number in range(ROWS)]
     rows = pa.table({"text": texts, "label": [number % 2 for number in range(ROWS)]})
     parquet.write_table(rows, "reviews.parquet", row_group_size=8)
-    Path("reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()), encoding="utf-8")
-    return ray.data.read_parquet("reviews.parquet")
 
 
 def expect_all(dataset: Any, table: Any, folder: str) -> None:

@@ -63,14 +63,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(texts: list[str], folder: Path) -> int:
     import pyarrow as pa
+    import ray.data
     from pyarrow import parquet
 
     import embgrad
     import embgrad.ray
     from tests.unit.ray.models import Observed, kill
 
-    rows = pa.table({"number": np.arange(len(texts)), "text": texts})
-    parquet.write_table(rows, folder / "sentences.parquet", row_group_size=50)
+    table = pa.table({"number": np.arange(len(texts)), "text": texts})
+    parquet.write_table(table, folder / "sentences.parquet", row_group_size=50)
+    rows = ray.data.read_parquet(str(folder / "sentences.parquet"))
     asked: dict[str, Any] = {"key": "number", "batch_size": 8, "workers": 2}
 
     def observed(name: str) -> Observed:
@@ -79,9 +81,9 @@ def run(texts: list[str], folder: Path) -> int:
 
     first, second = observed("first"), observed("second")
     killed = kill(first, 1)
-    report = embgrad.ray.write(folder / "sentences.parquet", first, first.objective, folder / "out", **asked)
+    report = embgrad.ray.write(rows, first, first.objective, folder / "out", **asked)
     also = kill(second, 1)
-    table = embgrad.ray.table(folder / "sentences.parquet", second, second.objective, **asked)
+    summed = embgrad.ray.table(rows, second, second.objective, **asked)
 
     model, tokenizer = minilm()
     alone = embgrad.gradients(model, embgrad.encode(texts, tokenizer), embgrad.Sum(output="pooled"), batch_size=8)
@@ -93,7 +95,7 @@ def run(texts: list[str], folder: Path) -> int:
         for number, item in zip(actual["number"].to_pylist(), actual["saliency"].to_pylist(), strict=True)
     )
     expected = alone.table().to_dense()
-    of_table = float(np.abs(table.to_dense() - expected).max())
+    of_table = float(np.abs(summed.to_dense() - expected).max())
     print(f"model                all-MiniLM-L6-v2 (PyTorch), 2 workers, {len(texts)} sentences as Parquet")
     print(f"actors killed        {len(killed)} while writing, {len(also)} while adding up")
     print(f"models built         {len(first.builders())} while writing, {len(second.builders())} while adding up")

@@ -73,10 +73,10 @@ def test_options_are_checked_before_anything_starts(
 )
 def test_outputs_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(EmbgradError, match=message):
-        embgrad.ray.gradients("nowhere.parquet", models.reference, embgrad.Sum(), **options)
+        embgrad.ray.gradients(None, models.reference, embgrad.Sum(), **options)
 
 
 @pytest.mark.parametrize(("reduce", "hint"), [("means", "Did you mean 'mean'"), (None, ""), (["sum"], "")])
 def test_other_reductions_are_refused(reduce: Any, hint: str) -> None:
     with pytest.raises(EmbgradError, match=rf"^reduce is .*: expected 'sum' or 'mean'\..*{hint}"):
-        embgrad.ray.table("nowhere.parquet", models.reference, embgrad.Sum(), reduce=reduce)
+        embgrad.ray.table(None, models.reference, embgrad.Sum(), reduce=reduce)

@@ -64,26 +64,17 @@ def assert_killed_in_the_middle(killed: list[int], seen: Observed, count: int) -
         assert max(seen.last(item) for item in others) > seen.last(process)
 
 
-def written(rows: list[dict[str, Any]], path: Path, files: int = 3) -> list[str]:
-    names = []
+def written(rows: list[dict[str, Any]], folder: Path, files: int = 3) -> Any:
     for number in range(files):
-        part = rows[number::files]
-        name = path.with_name(f"{path.stem}{number}{path.suffix}")
-        if path.suffix == ".parquet":
-            pa.parquet.write_table(pa.Table.from_pylist(part), name)
-        else:
-            name.write_text("".join(json.dumps(row) + "\n" for row in part))
-        names.append(str(name))
-    return names
+        pa.parquet.write_table(pa.Table.from_pylist(rows[number::files]), folder / f"in{number}.parquet")
+    return ray.data.read_parquet([str(folder / f"in{number}.parquet") for number in range(files)])
 
 
 def test_parquet_files_with_a_killed_actor(items: Items, observed: Callable[..., Observed], tmp_path: Path) -> None:
     rows, seen = items(100), observed()
     killed = kill(seen, 1)
     out = tmp_path / "out"
-    report = embgrad.ray.write(
-        written(rows, tmp_path / "in.parquet"), seen, seen.objective, out, ids="ids_", key="key", batch_size=4
-    )
+    report = embgrad.ray.write(written(rows, tmp_path), seen, seen.objective, out, ids="ids_", key="key", batch_size=4)
     assert (report.rows_in, report.rows_out) == (100, 100)
     assert_killed_in_the_middle(killed, seen, 1)
     actual = sorted(pa.parquet.read_table(out).to_pylist(), key=lambda row: row["key"])
@@ -96,18 +87,14 @@ def test_parquet_files_with_a_killed_actor(items: Items, observed: Callable[...,
     said = json.loads((out / "_embgrad.json").read_text())
     assert (said["rows"], said["output"], said["inputs"]["ids"]) == (100, "saliency", "ids_")
     with pytest.raises(embgrad.errors.FileFormatError, match=r"expected a new or empty folder"):
-        embgrad.ray.write(out, models.reference, labelled, out, ids="ids_")
+        embgrad.ray.write(ray.data.read_parquet(str(out)), models.reference, labelled, out, ids="ids_")
 
 
 @pytest.mark.slow
-def test_the_mean_table_of_json_lines_with_two_killed_actors(
-    items: Items, observed: Callable[..., Observed], tmp_path: Path
-) -> None:
+def test_the_mean_table_with_two_killed_actors(items: Items, observed: Callable[..., Observed], tmp_path: Path) -> None:
     rows, seen = items(200), observed(build=models.reference_float32, seconds=0.05)
     killed = kill(seen, 2)
-    actual = embgrad.ray.table(
-        written(rows, tmp_path / "in.jsonl"), seen, seen.objective, reduce="mean", ids="ids_", batch_size=2
-    )
+    actual = embgrad.ray.table(written(rows, tmp_path), seen, seen.objective, reduce="mean", ids="ids_", batch_size=2)
     assert_killed_in_the_middle(killed, seen, 2)
     expected = of_one_process(models.reference_float32(), rows).table()
     assert actual.shape == expected.shape
