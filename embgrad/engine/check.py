@@ -14,7 +14,7 @@ from embgrad.engine.check_examples import rerun, warning_of
 from embgrad.engine.finite_differences import Precision, differences, precision_of, tolerances
 from embgrad.engine.question import Question
 from embgrad.engine.run import locate_for, objective_with, run_question
-from embgrad.engine.table_gradients import gradients_of_table, sum_tolerance, why_no_sum
+from embgrad.engine.table_gradients import gradients_of_table, sum_tolerance
 from embgrad.errors import CertificationError, EmbgradWarning, UnsupportedError, level_of_user
 from embgrad.model_points.axes import Located
 from embgrad.results.certificate import Certificate, Slope
@@ -52,19 +52,17 @@ def certify(question: Question, results: Mapping[str, EmbeddingGradients]) -> di
     _expect_whole(question, located)
     whole = {name: precision_of(result.provenance["compute_dtype"]) for name, result in results.items()}
     sums = {name: sum_tolerance(result.provenance["compute_dtype"]) for name, result in results.items()}
-    tables = _scatter(question, located, sums)
+    tables = _scatter(question, located)
     checked, warning = {}, None
     for name, result in results.items():
         slopes, untested, excused = _Trial(question, located, name, result, whole[name]).slopes()
-        difference, why = tables.get(name, (None, None))
         far = FAR * whole[name].tolerance
         made = rerun(question, located[name], name, result, far, run_question)
         certificate = Certificate(
             tuple(slopes),
-            difference,
+            tables.get(name),
             made.figures.pop("independence", None),
             untested,
-            why,
             **made.figures,
             unrun=made.unrun,
         )
@@ -128,7 +126,7 @@ def _expect_right(name: str, certificate: Certificate, tolerance: float, excused
         raise CertificationError(
             f"the gradient at {name!r} and the framework's own gradient of the table differ by {certificate.scatter:.2g} "
             "(relative): expected the sum over its lookups and its other uses. Check whether the table rescales its gradient "
-            "(scale_grad_by_freq) or has a hook",
+            "(scale_grad_by_freq), is detached from a lookup, or has a hook",
             certificate,
         )
 
@@ -304,23 +302,15 @@ def _in_native_axes(located: Located, change: np.ndarray) -> np.ndarray:
 # The table's own gradient
 
 
-def _scatter(
-    question: Question, located: Mapping[str, Located], tolerances: Mapping[str, float]
-) -> dict[str, tuple[float | None, str | None]]:
-    """Return for each lookup the difference of the framework's own gradient of its table from the sum over the table's uses.
-
-    Where the framework's gradient is no such sum by design, the result is the reason instead of a number.
-    """
+def _scatter(question: Question, located: Mapping[str, Located]) -> dict[str, float]:
+    """Return for each lookup the difference of the framework's own gradient of its table from the sum over the table's uses."""
     if question.options.changed or not question.bound.supports("parameters", "tables"):
         return {}
     paths = {name: point.lookup.path for name, point in located.items() if point.lookup is not None}
     reached = question.bound.points(question.batch) if paths else ()
-    figures: dict[str, tuple[float | None, str | None]] = {}
+    figures: dict[str, float] = {}
     for path in dict.fromkeys(paths.values()):
         ledger = gradients_of_table(question, path, reached)
-        if ledger is None or ledger.apart is None:
-            continue
-        tolerance = min(tolerances[name] for name, other in paths.items() if other == path)
-        why = why_no_sum(question, ledger, reached, tolerance) if ledger.apart > tolerance else None
-        figures[path] = (None if why else ledger.apart, why)
+        if ledger is not None and ledger.apart is not None:
+            figures[path] = ledger.apart
     return {name: figures[path] for name, path in paths.items() if path in figures}

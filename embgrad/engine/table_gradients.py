@@ -30,18 +30,11 @@ from embgrad.model_points.points import WORD, Point
 from embgrad.objectives.objectives import as_objective
 from embgrad.results.row_sparse import scatter
 
-__all__ = ["TableGradients", "gradients_of_table", "sum_tolerance", "table_gradients", "why_no_sum"]
+__all__ = ["TableGradients", "gradients_of_table", "sum_tolerance", "table_gradients"]
 
 #: The smallest tolerance for the difference of a table's gradient from the sum over its uses: it exceeds float32's rounding,
 #: since parts of a float64 model may compute in float32.
 LEAST: Final = 1e-6
-
-#: The reasons why the framework's own gradient is not the sum over the table's uses although it is correct.
-DETACHED: Final = "the table is detached from lookups in it: the framework's own gradient does not include them"
-BY_THE_TABLE: Final = (
-    "the model or the objective differentiates with respect to the table: its gradient is that of the lookups"
-)
-BY_FREQUENCY: Final = "the framework divides each row's gradient by how often the row is looked up (scale_grad_by_freq)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,11 +142,12 @@ def table_gradients(
     question.warn(ledger.provenance["unused"], ledger.provenance.get("masked_id"))
     tolerance = sum_tolerance(ledger.provenance["compute_dtype"])
     is_apart = ledger.apart is not None and ledger.apart > tolerance
-    if is_apart and why_no_sum(question, ledger, points, tolerance) in (None, BY_THE_TABLE):
+    if is_apart:
         warnings.warn(
             f"the gradients of the table {point.path!r} through its lookups and other uses differ by {ledger.apart:.1e} in sum "
-            "from the framework's own gradient, `own`: the model or the objective differentiates with respect to the "
-            "table itself, or computes something else in each pass",
+            "from the framework's own gradient, `own`: the table is detached from a lookup or rescales its gradient "
+            "(scale_grad_by_freq), or the model or the objective differentiates with respect to the table itself, or computes "
+            "something else in each pass",
             EmbgradWarning,
             stacklevel=level_of_user() + 1,
         )
@@ -220,44 +214,6 @@ def gradients_of_table(question: Question, path: str, points: Sequence[Point]) -
         own=own,
         provenance=question.provenance(run),
     )
-
-
-def why_no_sum(question: Question, ledger: TableGradients, points: Sequence[Point], tolerance: float) -> str | None:
-    """Return the reason why the framework's own gradient of a table is not the sum over its uses by design; else None.
-
-    Args:
-        tolerance: the relative difference up to which two gradients count as equal.
-    """
-    assert ledger.own is not None
-    keys = [point.key for point in points if point.lookup is not None and point.path == ledger.path]
-    own = (ledger.own - ledger.head).astype(np.float64)
-    run = question.run(question.request(tuple(keys)))
-    plain, divided = [], []
-    for values in (run.points[key] for key in keys):
-        lookup, gradient = values.lookup, values.gradients[0]
-        if lookup is None or gradient is None:
-            continue
-        rows = scatter(lookup.indices, gradient, lookup.rows).to_dense(limit=None).astype(np.float64)
-        if lookup.padding is not None:
-            rows[lookup.padding] = own[lookup.padding] = 0
-        times = np.bincount(lookup.indices.ravel(), minlength=lookup.rows)
-        plain.append(rows)
-        divided.append(rows / np.maximum(times, 1)[:, None])
-    taken = _find_taken(own, plain, tolerance)
-    if taken is not None:
-        return BY_THE_TABLE if taken.all() else DETACHED
-    return None if _find_taken(own, divided, tolerance) is None else BY_FREQUENCY
-
-
-def _find_taken(whole: np.ndarray, arrays: Sequence[np.ndarray], tolerance: float) -> np.ndarray | None:
-    """Return 1 or 0 for each array, so that the whole is the sum of those with 1; None where it is no such sum."""
-    if not arrays:
-        return None
-    columns = np.stack([array.ravel() for array in arrays], axis=1)
-    taken = np.linalg.lstsq(columns, whole.ravel(), rcond=None)[0].round().clip(0, 1)
-    scale = float(np.linalg.norm(columns, axis=0).max())
-    rest = float(np.linalg.norm(columns @ taken - whole.ravel()))
-    return np.asarray(taken) if rest <= tolerance * scale else None
 
 
 def _expect_finite(path: str, lookup: np.ndarray, head: np.ndarray) -> None:

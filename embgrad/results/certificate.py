@@ -48,7 +48,6 @@ class Certificate:
             not accept a single example. A large value means that examples depend on one another: use `split=True`.
         untested: with `split=True`, the examples that could not be tested: their own objective changes by no more than its
             rounding, or examples depend on one another and these were not among those tested individually.
-        unscattered: the reason why `scatter` does not apply to the table, such as a detached table; None where it applies.
         neighbours: the largest relative difference of an example's gradient or objective when every second example holds other
             ids; None where there is only one example, or the test was not run.
         order: the same when the batch is run from its last example to its first.
@@ -61,7 +60,6 @@ class Certificate:
     scatter: float | None = None
     independence: float | None = None
     untested: tuple[int, ...] = ()
-    unscattered: str | None = None
     neighbours: float | None = None
     order: float | None = None
     padding: float | None = None
@@ -98,7 +96,6 @@ def worst(certificates: Sequence[Certificate | None]) -> Certificate:
         largest("scatter"),
         largest("independence"),
         tuple(sorted({example for certificate in present for example in certificate.untested})),
-        next((certificate.unscattered for certificate in present if certificate.unscattered is not None), None),
         largest("neighbours"),
         largest("order"),
         largest("padding"),

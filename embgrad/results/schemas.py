@@ -43,7 +43,6 @@ CERTIFICATE: Final = {
     "slopes": list_of(OBJECT),
     **dict.fromkeys(("scatter", "independence", "neighbours", "order", "padding"), or_null(FIGURE)),
     "untested": list_of(whole(0)),
-    "unscattered": or_null(TEXT),
     "unrun": Rule(lambda value: isinstance(value, dict) and all(map(TEXT.accepts, value.values())), "texts by test"),
 }
 

@@ -23,7 +23,7 @@ TABLES = tuple(scatter(IDS[i], np.full((3, 4), number, np.float32), 10) for i, n
 CERTIFICATE = Certificate((Slope("gradient", 1.0, 1.0, 1e-9, 1e-6),), scatter=1e-8)
 FULL_CERTIFICATE = Certificate(
     (Slope("gradient", 1.0, 1.0, 1e-9, 1e-6), Slope("values", 1, 2.0, 0.5, float("inf"))),
-    **{"scatter": None, "independence": 0.25, "untested": (0, 3), "unscattered": "the table is detached"},
+    **{"scatter": None, "independence": 0.25, "untested": (0, 3)},
     **{"neighbours": 0.5, "order": None, "padding": 0.125, "unrun": {"order": "one example"}},
 )
 

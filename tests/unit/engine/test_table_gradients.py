@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.engine.table_gradients import _find_taken
 from embgrad.errors import NoGradientError, PointError, UnknownPointError
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.numerics import differences
@@ -184,17 +183,3 @@ def test_a_gradient_that_is_not_finite(way: str) -> None:
     message = rf"of the table 'E' through its {way} is nan at row \d, and in \d+ of 28"
     with pytest.raises(NoGradientError, match=message):
         embgrad.tables.table_gradients(model(steep), IDS, embgrad.Sum())
-
-
-def test_a_whole_is_the_sum_of_some_parts_or_of_none() -> None:
-    parts = np.eye(3, 6).reshape(3, 2, 3) * 2
-    for taken in ([1, 1, 0], [0, 0, 1], [0, 0, 0], [1, 1, 1]):
-        whole = np.tensordot(taken, parts, axes=1)
-        np.testing.assert_array_equal(_find_taken(whole, [*parts], 1e-6), taken)
-        # The rest is relative to the largest part.
-        for rest, found in ((0.19, taken), (0.21, None)):
-            off = _find_taken(whole + np.eye(1, 6, 4).reshape(2, 3) * rest, [*parts], 0.1)
-            assert (None if off is None else off.tolist()) == found
-    for factors in ([2, 0, 0], [-1, 1, 0], [0.5, 0, 1]):
-        assert _find_taken(np.tensordot(factors, parts, axes=1), [*parts], 1e-6) is None
-    assert _find_taken(parts[0], [], 1e-6) is None

@@ -69,7 +69,7 @@ NAMES |= {"bool": "BOOL", "uint8": "U8", "complex64": "C64"}
 SLOPE = {"direction": "gradient", "expected": 1.0, "found": 1.0, "uncertainty": 0.0, "tolerance": 1.0}
 NOTHING: dict[str, Any] = {
     "slopes": [],
-    **dict.fromkeys(("scatter", "independence", "unscattered", "neighbours", "order", "padding")),
+    **dict.fromkeys(("scatter", "independence", "neighbours", "order", "padding")),
     "untested": [],
     "unrun": {},
 }
@@ -143,7 +143,6 @@ RESULT: list[tuple[Change, str]] = [
             *(NOTHING | {"slopes": [slope]} for slope in (3, {**SLOPE, "found": "1"}, {**SLOPE, "more": 1})),
             *(NOTHING | {"slopes": [SLOPE], name: "1"} for name in ("scatter", "independence", "padding")),
             *(NOTHING | {"untested": untested} for untested in (3, [True], [-1])),
-            NOTHING | {"unscattered": 3},
             *(NOTHING | {"unrun": unrun} for unrun in ([], {"order": 3})),
             {name: value for name, value in NOTHING.items() if name != "untested"},
         )
