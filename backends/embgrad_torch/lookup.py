@@ -12,10 +12,10 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from embgrad.backend import PRODUCT, UNNAMED_TABLE, PassRecorder, layout_of
+from embgrad.backend import INPUT, UNNAMED_TABLE, PassRecorder, layout_of, split_name
 from embgrad.errors import UnsupportedError
-from embgrad.toolkit import order_of_product, split_last_factor
-from embgrad_torch.inputs import PLAIN, Head, dtype_name, has_values, is_quantised, is_transformed
+from embgrad.toolkit import ModuleCalls, split_last_factor
+from embgrad_torch.inputs import PLAIN, Head, dtype_name, has_values, is_floating, is_quantised, is_transformed
 from embgrad_torch.readers import READERS, Read, Selection, indices_of, ones_of, padding_row
 from embgrad_torch.state import is_running
 from embgrad_torch.tap import PointHandler, Unwatched, expect_uncompiled, run_again
@@ -83,6 +83,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         self.halves: set[str] = set()
         self._paths = paths
         self._requested: set[str] = set()  # the paths of the tables in which points were looked up
+        self._calls = ModuleCalls(watch, is_floating, self._replace)
         self._scaled: list[tuple[Any, Any, Any]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -93,8 +94,8 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             return func(*args, **(kwargs or {}))
         if func not in _WATCHED:  # nearly all calls of a pass
             return func(*args, **kwargs) if kwargs else func(*args)
-        if func in WEIGHING and (product := self._weigh(func, args, kwargs or {})) is not None:
-            return product
+        if func in WEIGHING and self.watch.needs_modules and not (self.at.plain or self.pulling):
+            return self._weigh(func, args, kwargs or {})
         return self._handle(func, args, kwargs)
 
     def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -108,50 +109,28 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         return result
 
     def _weigh(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Return a product with a weight of no module, recorded as a call of a module of the weight's name; None for another."""
-        if not self.watch.needs_modules or self.at.plain or self.pulling:
-            return None
+        """Return a product; with a weight of no module, it is recorded as a call of a module of the weight's name."""
         names = self._paths.alone()
-        factors = [place for place, value in enumerate(args) if isinstance(value, torch.Tensor)]
-        factors = factors if func is torch.einsum else factors[:2]
-        found = {place: name for place in factors if (name := names.get(storage_of(args[place]))) is not None}
-        others = [place for place in factors if place not in found]
-        if len(found) != 1 or not others or not args[others[0]].is_floating_point():
-            return None
-        if len(others) > 1:
-            return self._weigh_last(func, args) if func is torch.einsum and [*found] == factors[-1:] else None
-        ((place, name),) = found.items()
-        given, watch, tensor = others[0], self.watch, args[others[0]]
-        if any(lookup.path in (name, name.removesuffix(".weight")) for lookup in watch.lookups):
-            return None
-        if not (watch.everything or name in watch.modules):
-            if name in watch.counted:
-                watch.count(name)
-            return None
-        key = watch.enter(name, PRODUCT, tensor, tensor.shape)
-        new = tensor if key is None else self.at.tensor(key, tensor, aliased=True)
-        watch.replace_tensor(tensor, new)
-        product = self._handle(func, (*args[:given], new, *args[given + 1 :]), kwargs)
-        order = order_of_product(args[0], weight_last=given < place) if func is torch.einsum else None
-        turned = product if order is None else product.permute(order)
-        key = watch.leave(turned, turned.shape)
-        if key is not None:
-            turned = self.at.tensor(key, turned)
-            changed = turned if order is None else turned.permute([order.index(axis) for axis in range(len(order))])
-        else:
-            changed = product
-        watch.replace_tensor(product, changed)
-        return changed
+        if not names:
+            return self._handle(func, args, kwargs)
+        is_sum = func is torch.einsum
+        places = [place for place, value in enumerate(args) if isinstance(value, torch.Tensor)]
+        factors = [args[place] for place in places[: None if is_sum else 2]]
+        looked_up = {lookup.path for lookup in self.watch.lookups}
+        paths = [names.get(storage_of(factor)) for factor in factors]
+        paths = [None if {path, str(path).removesuffix(".weight")} & looked_up else path for path in paths]
+        steps = split_last_factor(args[0]) if is_sum and any(paths[-1:]) and not any(paths[:-1]) else None
+        if steps is not None:  # of several factors, the last of which is such a weight
+            return self._weigh(func, (steps[1], func(steps[0], *factors[:-1]), factors[-1]), kwargs)
 
-    def _weigh_last(self, func: Any, args: Any) -> Any:
-        """Return the sum over products of several factors, of which the last is a weight, in two steps; None for other forms."""
-        equation, *factors = args
-        steps = split_last_factor(equation)
-        if steps is None:
-            return None
-        given = func(steps[0], *factors[:-1])
-        product = self._weigh(func, (steps[1], given, factors[-1]), {})
-        return func(steps[1], given, factors[-1]) if product is None else product
+        def product(others: list[Any]) -> Any:
+            changed = dict(zip(places, others, strict=False))
+            return self._handle(func, tuple(changed.get(place, value) for place, value in enumerate(args)), kwargs)
+
+        return self._calls.multiply(product, factors, paths, args[0] if is_sum else None, torch.Tensor.permute)
+
+    def _replace(self, key: str, tensor: Any) -> Any:
+        return self.at.tensor(key, tensor, aliased=split_name(key).side == INPUT)
 
     def is_active(self) -> bool:
         """Return whether the mode is active in this thread, or in the engine's thread that works for it."""

@@ -18,7 +18,6 @@ __getattr__, __dir__, __all__ = _attach(
             "ModuleCalls",
             "RecordedCall",
             "call_recorded",
-            "order_of_product",
             "split_last_factor",
         ],
         "toolkit.object_state": ["ObjectState", "contains"],

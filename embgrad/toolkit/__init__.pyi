@@ -13,7 +13,6 @@ from embgrad.toolkit.module_calls import (
     ModuleCalls,
     RecordedCall,
     call_recorded,
-    order_of_product,
     split_last_factor,
 )
 from embgrad.toolkit.object_state import ObjectState, contains
@@ -59,7 +58,6 @@ __all__ = [
     "members_of",
     "model_lock",
     "named_arguments",
-    "order_of_product",
     "parameters_of",
     "plan_call",
     "plan_mapping",
