@@ -36,8 +36,6 @@ def integrate(
     baseline: np.ndarray,
     nodes: np.ndarray,
     weights: np.ndarray,
-    *,
-    with_baseline: bool = False,
 ) -> Integral:
     """Return the integrals from a baseline to the inputs.
 
@@ -46,7 +44,6 @@ def integrate(
         baseline: the values at the beginning, (example, position, dim).
         nodes: the places of the steps on the line, from 0 to 1, (step,).
         weights: their weights, likewise; (step, row) where those of the rows differ, as the nodes may.
-        with_baseline: whether the first step, at the baseline, has no weight: its gradient is not read.
     """
     count, examples = len(inputs), len(baseline)
     origins = np.tile(baseline, (count // examples, 1, 1))
@@ -62,7 +59,7 @@ def integrate(
 
     total = np.zeros(inputs.shape)
     slopes, objectives = np.zeros(len(nodes) * count), np.empty(len(nodes) * count)
-    rows = Rows(len(nodes) * count // examples, values, count if with_baseline else 0)
+    rows = Rows(len(nodes) * count // examples, values)
     for start, end, gradients, found in passes.gradients(rows):
         objectives[start:end] = found
         for row, gradient in enumerate(gradients, start):
@@ -115,20 +112,12 @@ def explain_end(rule: str) -> Iterator[None]:
 
 
 def along(passes: Passes, baseline: np.ndarray, rule: str, steps: int) -> Along:
-    """Return the contributions by a rule along the lines from a baseline to the inputs.
-
-    A further step at the baseline, without weight, is cheaper than a pass of its own, but not where it takes another one.
-    """
+    """Return the contributions by a rule along the lines from a baseline to the inputs."""
     inputs, (nodes, weights) = passes.inputs, nodes_and_weights(rule, steps)
     if nodes[0] == 0:
         with explain_end(rule):
             made = integrate(passes, inputs, baseline, nodes, weights)
         before = made.objectives[0]
-    elif passes.has_room(steps * len(inputs), len(inputs)):
-        ends = np.insert(nodes, 0, 0), np.insert(weights, 0, 0)
-        made = integrate(passes, inputs, baseline, *ends, with_baseline=True)
-        before = made.objectives[0]
-        made.slopes, made.objectives = made.slopes[1:], made.objectives[1:]
     else:
         before = passes.objective_at(baseline)
         made = integrate(passes, inputs, baseline, nodes, weights)

@@ -13,7 +13,7 @@ from embgrad.backend.protocol import BoundModel, Call
 from embgrad.backend.registry import bind
 from embgrad.common.options import count_or_none, expect_flag
 from embgrad.common.tolerance import computation_dtype, unit_roundoff
-from embgrad.engine.company import Company, company_of, differs, rows_of_test, tolerance_of
+from embgrad.engine.company import Company, company_of, differs, tolerance_of
 from embgrad.engine.encoder_decoders import with_decoder
 from embgrad.engine.evaluate import evaluate_question
 from embgrad.engine.gradients import results_of
@@ -49,21 +49,15 @@ class Rows:
     Attributes:
         count: how many times the user's batch is repeated.
         values: returns the values at the point of the rows from the first index up to the second, (row, position, dim).
-        weightless: how many rows there are at the beginning whose gradients are not read, and become 0, whatever they are.
     """
 
     count: int
     values: Callable[[int, int], np.ndarray]
-    weightless: int = 0
 
     @classmethod
     def of(cls, values: np.ndarray, examples: int) -> Rows:
         """Return the rows with these values, (row, position, dim), for a batch of so many examples."""
         return cls(len(values) // examples, lambda start, end: values[start:end])
-
-    def select_weighed(self, start: int, end: int) -> np.ndarray:
-        """Return for the rows from one index up to another whether their gradients are read, bool."""
-        return np.arange(start, end) >= self.weightless
 
 
 @dataclass(frozen=True)
@@ -233,22 +227,10 @@ class Passes:
         """The largest number of times that one pass runs the batch where the company is free; one at least."""
         return max(1, self.size // len(self.batch))
 
-    def has_room(self, count: int, more: int) -> bool:
-        """Return whether the passes for so many rows take more rows without a pass of their own, where the company is free."""
-        return -(count + more) // self.size == -count // self.size
-
     def gradients(self, rows: Rows) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
         """Yield for pieces of the rows the first index, the index after the last, the gradients, and the objectives."""
-        names = (self.at,)
-        tested = self._test_with(rows, names)
-        if tested is not None:
-            yield 0, len(tested.objective), tested.values, tested.objective
-        for piece in self._pieces(rows, names, 0 if tested is None else len(tested.objective)):
+        for piece in self._pieces(rows, (self.at,)):
             try:
-                if piece.end <= rows.weightless:
-                    objectives = evaluate_question(piece.question)[piece.read]
-                    yield piece.start, piece.end, np.zeros((len(objectives), *self.state.shape[1:])), objectives
-                    continue
                 result = results_of(piece.question)[self.at]
             except (NoGradientError, ObjectiveError) as error:
                 raise self._explain(error, piece.start, piece.end) from error
@@ -257,74 +239,30 @@ class Passes:
     def objectives(self, rows: Rows) -> np.ndarray:
         """Return the objectives at the rows' values, float64, (row,)."""
         values = np.empty(rows.count * len(self.batch))
-        tested = self._test_with(rows, ())
-        start = 0 if tested is None else len(tested.objective)
-        if tested is not None:
-            values[:start] = tested.objective
-        for piece in self._pieces(rows, (), start):
+        for piece in self._pieces(rows, ()):
             try:
                 values[piece.start : piece.end] = evaluate_question(piece.question)[piece.read]
             except ObjectiveError as error:
                 raise self._explain(error, piece.start, piece.end) from error
         return values
 
-    def _test_with(self, rows: Rows, names: tuple[str, ...]) -> _Tested | None:
-        """Return the results of the first rows, from the pass that tests the company, where that takes no pass of its own.
-
-        The rows of the test stand before them. The result is None where the company is known or not free, or the last of the
-        passes for the rows has no room for those of the test.
-        """
-        is_known = "company" in vars(self) or self.known is not None or self.size == 1
-        if is_known or self.is_fixed or self.training:
-            return None
-        count = len(self.batch)
-        whole, test = rows.count * count, len(rows_of_test(count, self.size)[0])
-        if not self.has_room(whole, test):
-            return None
-        end = min(whole, self.size - test)
-        made: list[_Tested] = []
-
-        def run(examples: np.ndarray, values: np.ndarray) -> np.ndarray:
-            chosen = np.append(examples, np.arange(end) % count)
-            question = self._question(chosen, np.append(values, rows.values(0, end), 0), names)
-            question = replace(question, weighed=np.append(np.zeros(test, bool), rows.select_weighed(0, end)))
-            try:
-                if names:
-                    result = results_of(question)[self.at]
-                    gradients, objectives = result.values[test:], result.objective
-                else:
-                    gradients, objectives = np.empty(0), evaluate_question(question)
-            except (NoGradientError, ObjectiveError):  # perhaps at values that the method tries: these are run again
-                return self._values_in(examples, values)
-            made.append(_Tested(gradients, objectives[test:]))
-            return np.asarray(objectives[:test])
-
-        company = company_of(self._values_in, self.state, self.size, run)
-        vars(self)["company"] = company
-        return made[0] if made and company is Company.FREE else None
-
     def objective_at(self, values: np.ndarray) -> np.ndarray:
         """Return the objectives at other values of the whole batch, float64, (example,)."""
         return self.objectives(Rows.of(values, len(self.batch)))
 
-    def _pieces(self, rows: Rows, names: tuple[str, ...], first: int) -> Iterator[_Piece]:
-        """Yield the passes for the rows from an index on: as many as one pass runs, whole batches, or a batch with one in it."""
+    def _pieces(self, rows: Rows, names: tuple[str, ...]) -> Iterator[_Piece]:
+        """Yield the passes for the rows: as many as one pass runs, whole batches, or a batch with one in it."""
         count = len(self.batch)
         is_held = self.company is Company.HELD
         size = 1 if is_held else count if self.needs_whole else self.size
-        for start in range(first, rows.count * count, size):
+        for start in range(0, rows.count * count, size):
             end = min(start + size, rows.count * count)
             examples, values, read = np.arange(start, end) % count, rows.values(start, end), slice(None)
             if is_held:
                 values = self.inputs.copy()
                 values[examples] = rows.values(start, end)
                 examples, read = np.arange(count), slice(start % count, start % count + 1)
-            question = self._question(
-                examples, values, names if end > rows.weightless else (), split=is_held and bool(names)
-            )
-            if rows.weightless > start and not is_held:
-                question = replace(question, weighed=rows.select_weighed(start, end))
-            yield _Piece(start, end, question, read)
+            yield _Piece(start, end, self._question(examples, values, names, split=is_held and bool(names)), read)
 
     def _explain(self, error: NoGradientError | ObjectiveError, start: int, end: int) -> Exception:
         count = len(self.batch)
@@ -336,13 +274,6 @@ class Passes:
             f"at values that the method puts in place of those at {self.at!r}, for {named}, numbered in the pass: "
             f"{error.message}"
         )
-
-
-class _Tested(NamedTuple):
-    """The gradients, none of a forward pass, and the objectives of the rows that were run with those of a test."""
-
-    values: np.ndarray
-    objective: np.ndarray
 
 
 class _Piece(NamedTuple):

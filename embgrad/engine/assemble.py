@@ -47,7 +47,6 @@ def assemble(
     overridden: Sequence[str] = (),
     of_table: bool = True,
     extras: Mapping[str, Any] | None = None,
-    weighed: np.ndarray | None = None,
 ) -> EmbeddingGradients:
     """Return the result at one point.
 
@@ -56,13 +55,9 @@ def assemble(
         overridden: the other points that were overridden, through which no gradient passes.
         of_table: whether a lookup's value comes from its table, as it does unless it was overridden.
         extras: the further inputs, with the decoder ids that the model derives from labels; None for those of the batch.
-        weighed: the examples whose gradients are read, see `Question`.
     """
     gradients = _pullbacks(name, values, values.gradients, arrangement, split, overridden)
     before = _pullbacks(name, values, values.before, arrangement, split, overridden) if values.before else None
-    if weighed is not None:
-        for pullback in (*gradients, *(before or ())):
-            pullback[~weighed] = 0
     extras = batch.extras if extras is None else extras
     is_batch = arrangement.is_batch and not _is_of_decoder(values, arrangement, batch, extras)
     mask = batch.mask if is_batch else _mask_of_lookup(values, arrangement, extras)

@@ -39,26 +39,25 @@ class Company(Enum):
     HELD = "held"
 
 
-def company_of(evaluate: Evaluate, own: EmbeddingGradients, size: int | None, first: Evaluate | None = None) -> Company:
+def company_of(evaluate: Evaluate, own: EmbeddingGradients, size: int | None) -> Company:
     """Return the company of the examples of a batch.
 
-    The test takes one forward pass of one example more than the batch has, and one for each other number of examples of which
+    The test takes one forward pass of two examples more than the batch has, and one for each other number of examples of which
     the model may keep a state; where the objectives are then others, up to four on the batch itself.
 
     Args:
         evaluate: runs a forward pass on some of the batch's examples.
         own: the values at the point and the objectives of the batch as it is.
         size: the most examples of a pass, at least 2; None for the number of the batch's alone.
-        first: runs the first pass, see `rows_of_test`, with further rows behind these; None for `evaluate`.
     """
     count, values = len(own.objective), np.asarray(own.activations, np.float64)
     changed, tolerance = change_values(values), tolerance_of(own.provenance["compute_dtype"])
 
-    def is_another(examples: np.ndarray, moved: np.ndarray, run: Evaluate = evaluate) -> bool:
+    def is_another(examples: np.ndarray, moved: np.ndarray) -> bool:
         """Return whether an objective changes with the values of others, those at the indices where `moved` is true."""
         mixed = np.where(moved[:, None, None], changed[examples], values[examples])
         try:
-            objectives = run(examples, mixed)
+            objectives = evaluate(examples, mixed)
         except ObjectiveError:  # it is not finite at these values, which a method may never try
             return False
         return differs(objectives, np.asarray(own.objective)[examples], moved, tolerance)
@@ -67,11 +66,10 @@ def company_of(evaluate: Evaluate, own: EmbeddingGradients, size: int | None, fi
     if size is not None:
         none = np.zeros(size, bool)
         examples, moved = rows_of_test(count, size)
-        tested = {count, len(examples)} if first is None else {count}
         try:
             with changes_recorded() as changes:
-                is_free = not is_another(examples, moved, first or evaluate)
-            numbers = [number for number in sorted(changes.numbers - tested) if number <= size]
+                is_free = not is_another(examples, moved)
+            numbers = [number for number in sorted(changes.numbers - {count, len(examples)}) if number <= size]
             if is_free and not any(is_another(np.arange(number) % count, none[:number]) for number in numbers):
                 return Company.FREE
             otherwise = Company.WHOLE
@@ -88,12 +86,16 @@ def company_of(evaluate: Evaluate, own: EmbeddingGradients, size: int | None, fi
 def rows_of_test(count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of the first pass of a test, by the examples' indices, and which of them have other values than their own.
 
-    One of these is the first row: a model that takes the examples for its positions lets each depend on those before it.
+    One of these is the first row: a model that takes the examples for its positions lets each depend on those before it. Where
+    there is room the first example follows the last, as in passes of several steps, which a model may refuse.
     """
     kept = min(count, size - 1)
     if kept + 1 == count:  # another number of examples is to be tested as well
         kept = max(1, kept - 1)
-    return np.append(0, np.arange(kept)), np.append(True, np.arange(kept) % 2 == 1)
+    rows = np.append(0, np.arange(kept))
+    if len(rows) < size and kept == count:
+        rows = np.append(rows, 0)
+    return rows, np.arange(len(rows)) % 2 == 0
 
 
 def change_values(values: np.ndarray) -> np.ndarray:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
-
 from embgrad.backend.objective_callback import BatchObjective, callback_of
 from embgrad.backend.protocol import BoundModel, Change, FixedChange, Request, Run
 from embgrad.backend.replay import CallbackMemo
@@ -50,8 +48,6 @@ class Question:
         examples: which examples of the user's batch these are.
         count: the number of examples in the user's batch; None where it is run at once.
         layouts: what is known of the model's outputs, see `run`.
-        weighed: the examples whose gradients are read, bool, (example,); the others' become 0, whatever they are. None for
-            all.
     """
 
     bound: BoundModel
@@ -63,7 +59,6 @@ class Question:
     examples: slice = field(default_factory=lambda: slice(None))
     count: int | None = None
     layouts: Layouts | None = None
-    weighed: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.pullback:
@@ -124,7 +119,6 @@ class Question:
             ),
             examples=slice(first + start, first + end),
             count=count if self.count is None else self.count,
-            weighed=None if self.weighed is None else self.weighed[start:end],
         )
 
     def run(self, request: Request) -> Run:

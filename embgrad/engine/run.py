@@ -109,7 +109,6 @@ def _results_of(
             overridden=[other for other in overridden if located[other].key != point.key],
             of_table=all(located[other].key != point.key for other in overridden),
             extras=question.decoded.extras,
-            weighed=question.weighed,
         )
     return results
 

@@ -99,7 +99,7 @@ def test_the_further_steps_of_a_tolerance_are_of_whole_batches_too() -> None:
     assert max(made.provenance["method"]["steps_taken"]) < 200
 
 
-def test_independent_examples_are_tested_in_the_pass_of_the_steps_without_a_warning() -> None:
+def test_independent_examples_are_tested_in_a_pass_without_a_warning() -> None:
     sizes: list[int] = []
     model, own = curved(), curved().forward
 
@@ -113,7 +113,7 @@ def test_independent_examples_are_tested_in_the_pass_of_the_steps_without_a_warn
         found = embgrad.attribute(model, BATCH, LOGIT, ZERO)
         sizes.clear()
         embgrad.attribute(model, BATCH, LOGIT, ZERO)
-        assert sizes == [2, 3 + 8], "the batch, and the test with one example more before all steps"
+        assert sizes == [2, 4, 8], "the batch, the test with two examples more, and all steps"
         sizes.clear()
         embgrad.attribute(model, BATCH, LOGIT, "input_x_gradient")
         assert sizes == [2]

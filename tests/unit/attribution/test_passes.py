@@ -1,4 +1,4 @@
-"""The forward passes of each method: the batch, and then the test of its examples, the baseline and the steps together."""
+"""The forward passes of each method: the batch, the test of its examples, the baseline and the steps."""
 
 from __future__ import annotations
 
@@ -40,40 +40,31 @@ def sizes_of(model: ReferenceModel, method: Any, **options: Any) -> list[int]:
     [
         (embgrad.methods.Saliency(), [2]),
         (embgrad.methods.InputXGradient(), [2]),
-        (INTEGRATED(50), [2, 3 + 2 + 100]),
-        (INTEGRATED(20, rule="riemann_trapezoid"), [2, 3 + 40]),  # its first step is the baseline
-        (INTEGRATED(20, np.ones(DIM)), [2, 3 + 2 + 40]),
-        (embgrad.methods.SmoothGrad(6), [2, 3 + 12]),
+        (INTEGRATED(50), [2, 4, 2, 100]),
+        (INTEGRATED(20, rule="riemann_trapezoid"), [2, 4, 40]),  # its first step is the baseline
+        (INTEGRATED(20, np.ones(DIM)), [2, 4, 2, 40]),
+        (embgrad.methods.SmoothGrad(6), [2, 4, 12]),
         (
             embgrad.methods.SmoothGrad(2, of=INTEGRATED(8)),
-            [2, 3 + 6, 32],
+            [2, 4, 6, 32],
         ),  # zeros and two other scales choose its baseline
-        (embgrad.methods.SmoothGrad(2, of=INTEGRATED(8, "zero")), [2, 3 + 32]),
-        (embgrad.methods.GradientShap(samples=6, sigma=0.1), [2, 3 + 12, 6]),
-        (embgrad.methods.SequentialIntegratedGradients(12, "zero"), [2, 3 + 96, 8]),
-        (embgrad.methods.Occlusion("zero"), [2, 3 + 8]),
+        (embgrad.methods.SmoothGrad(2, of=INTEGRATED(8, "zero")), [2, 4, 32]),
+        (embgrad.methods.GradientShap(samples=6, sigma=0.1), [2, 4, 12, 6]),
+        (embgrad.methods.SequentialIntegratedGradients(12, "zero"), [2, 4, 96, 8]),
+        (embgrad.methods.Occlusion("zero"), [2, 4, 8]),
     ],
     ids=lambda value: type(value).__name__,
 )
 @pytest.mark.filterwarnings("ignore:with .* do not sum")
-def test_the_batch_takes_a_pass_and_the_test_with_all_steps_another(method: Any, passes: list[int]) -> None:
+def test_the_batch_its_test_and_all_steps_take_a_pass_each(method: Any, passes: list[int]) -> None:
     assert sizes_of(curved(), method) == passes
 
 
 @pytest.mark.parametrize(
     ("size", "passes"),
-    [
-        (105, [2, 105]),
-        (104, [2, 3, 102]),  # the test would need a second pass with a pullback, and takes one without
-        (40, [2, 40, 40, 25]),
-        (10, [2, 3 + 2, *[10] * 10]),  # so would the baseline, which is run with the test
-        (3, [2, 3, *[3] * 34]),
-        (1, [1] * (2 + 2 + 100)),
-    ],
+    [(100, [2, 4, 2, 100]), (40, [2, 4, 2, 40, 40, 20]), (3, [2, 3, 2, *[3] * 33, 1]), (1, [1] * 104)],
 )
-def test_a_batch_size_adds_no_pass_for_the_test_or_the_baseline_where_there_is_room(
-    size: int, passes: list[int]
-) -> None:
+def test_no_pass_has_more_examples_than_the_batch_size(size: int, passes: list[int]) -> None:
     assert sizes_of(curved(), INTEGRATED(50), batch_size=size) == passes
 
 

@@ -138,7 +138,7 @@ def test_a_change_counts_beside_the_objectives_and_their_changes(
 @pytest.mark.parametrize(
     ("count", "size", "rows", "moved"),
     [
-        (4, 8, [0, 0, 1, 2, 3], [True, False, True, False, True]),
+        (4, 8, [0, 0, 1, 2, 3, 0], [True, False, True, False, True, False]),
         (4, 4, [0, 0, 1], [True, False, True]),  # three would make as many rows as examples
         (4, 3, [0, 0, 1], [True, False, True]),
         (2, 2, [0, 0], [True, False]),

@@ -12,7 +12,6 @@ import pytest
 import embgrad
 from embgrad.backend.registry import bind
 from embgrad.engine import sub_batches
-from embgrad.engine.gradients import results_of
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.question import Question
 from embgrad.objectives.native import NativeObjective
@@ -71,23 +70,11 @@ def test_an_error_of_the_progress_is_the_callers_own(call: Any, number: int) -> 
 
 def test_a_part_has_its_examples_entries() -> None:
     objectives = (embgrad.CrossEntropy([4, 3, 2, 1, 0]), NativeObjective(len, scalar=False))
-    question = Question(bind(MODEL, None), BATCH, objectives, GradientOptions(), weighed=np.arange(5) > 1)
+    question = Question(bind(MODEL, None), BATCH, objectives, GradientOptions())
     part = question.part(1, 4).part(1, 3)
     np.testing.assert_array_equal(part.batch.ids, BATCH.ids[2:4])
     assert (part.objectives[0].labels.tolist(), part.objectives[1]) == ([2, 1], objectives[1])  # type: ignore[union-attr]
-    assert (part.examples, part.count, part.weighed.tolist()) == (slice(2, 4), 5, [True, True])  # type: ignore[union-attr]
-
-
-def test_gradients_that_are_not_read_are_zeros() -> None:
-    def steep(own: Any, input_ids: np.ndarray) -> Tensor:
-        rows = lookup(own["table"], input_ids)
-        return Tensor(rows.value, [(rows, lambda g: g * np.array([np.nan, 2, np.inf, 3, 4])[:, None, None])])
-
-    read = np.array([False, True, False, True, False])
-    model = ReferenceModel(steep, {"table": np.ones((15, 2))})
-    question = Question(bind(model, None), BATCH, (embgrad.Sum(),), GradientOptions(), weighed=read)
-    values = results_of(question)["word"].values
-    np.testing.assert_array_equal(values, np.broadcast_to(np.array([0, 2, 0, 3, 0])[:, None, None], (5, 3, 2)))
+    assert (part.examples, part.count) == (slice(2, 4), 5)
 
 
 # States
