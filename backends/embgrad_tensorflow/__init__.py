@@ -53,5 +53,4 @@ class TensorFlowBackend:
     alone = defer("embgrad_tensorflow.parameters", "alone")
     device_meter = defer("embgrad_tensorflow.parameters", "device_meter")
     bert_targets = defer("embgrad_tensorflow.bert", "bert_targets")
-    prefix = defer("embgrad_tensorflow.prefix", "prefix")
     bert = defer("embgrad_tensorflow.bert", "bert")

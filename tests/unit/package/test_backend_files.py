@@ -78,7 +78,7 @@ ABSENT = {
         "compile": "a compiled model runs as its Python: compiled code hides its lookups, and saves a few hundredths",
         "graphs": "a model is a module, and what torch.export makes is one too",
     },
-    "embgrad_tensorflow": {},
+    "embgrad_tensorflow": {"prefix": "transformers develops its TensorFlow classes no further"},
     "embgrad_gluon": {
         "compile": "hybridised nets run operator by operator, a tenth slower than their graphs",
         "prefix": "gluonnlp's language models take no keys and values of a text",
