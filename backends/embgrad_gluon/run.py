@@ -37,7 +37,6 @@ from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, call_model, is_floating
 from embgrad_gluon.lookup import HINT, Handler, Lookups, Tables, compose, intercept_operators
 from embgrad_gluon.modules import Modules, ignore_calls, intercept_calls
-from embgrad_gluon.normalising import LayerNorms
 from embgrad_gluon.parameters import TableParameters, array_of, record_frozen_tables, trainable, values_of
 from embgrad_gluon.pullback import BackwardPass
 from embgrad_gluon.scopes import observe_scopes
@@ -64,7 +63,7 @@ def points(
         call: calls it in another way than by its arguments' names.
         handlers: by operators' names further handlers.
     """
-    return GluonPass(model, batch, Request(call=call), PassRecorder(batch, None), handlers=handlers or {}).points()
+    return GluonPass(model, batch, Request(call=call), PassRecorder(batch, None), handlers=handlers).points()
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
@@ -76,7 +75,7 @@ class GluonPass(ModelPass):
     """A forward pass of a Gluon block, see `ModelPass`.
 
     Args:
-        handlers: by operators' names further handlers; None for those whose gradients are computed faster than by MXNet.
+        handlers: by operators' names further handlers.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class GluonPass(ModelPass):
         super().__init__(model, batch, request, recorder)
         self.tensors = GluonArrays(training=request.training)
         self._parts = as_parts(model)
-        self._handlers = handlers
+        self._handlers = handlers or {}
         self._native: dict[int, Any] = {}  # the values of the user's objectives, by the identities of their functions
         self._functions = Functions()
         self._trainable: Mapping[str, Any] | None = None
@@ -104,23 +103,14 @@ class GluonPass(ModelPass):
         recorded = record_frozen_tables(self._parts) if request.tables else contextlib.nullcontext()
         with preserve(self._parts, training=request.training), recorded:
             cuts = not (request.parameters or request.tables)
-            self._taps = taps = Taps(self.recorder, request, cuts=cuts)
-            # What runs before the first point is not differentiated.
-            norms = LayerNorms(
-                lambda: bool(taps.kept), lambda array: any(array is kept.mark for kept in taps.kept.values())
-            )
-            if self._handlers is None:
-                self._handlers = _faster_handlers(request, norms)
-            try:
-                yield
-            finally:
-                norms.release()
+            self._taps = Taps(self.recorder, request, cuts=cuts)
+            yield
 
     def call(self) -> Any:
         """Call the model while operators and modules are intercepted, and wait for its outputs."""
         mx, request, taps = import_mxnet(), self.request, self._taps
         cures = Cures(request.training, parameters=request.parameters, repeats=request.repeats or bool(request.edit))
-        cured = {**cures.handlers(), **(self._handlers or {})}
+        cured = {**cures.handlers(), **self._handlers}
         # Parameters' gradients pass through the lookups, too; otherwise nothing below them is differentiated.
         self._lookups = Lookups(Tables(self._parts), taps, cut=not request.parameters)
         modules = intercept_calls(Modules(self._parts, taps)) if self.recorder.needs_modules else ignore_calls()
@@ -204,8 +194,3 @@ class GluonPass(ModelPass):
     def rests(self, keys: Sequence[str], gradients: Mapping[str, np.ndarray | None]) -> Mapping[str, TableRest] | None:
         """Return by key the gradients that reach the tables in other ways; None where they are not requested."""
         return None if self._tables is None else self._tables.rests(gradients)
-
-
-def _faster_handlers(request: Request, norms: LayerNorms) -> dict[str, Handler]:
-    """Return the handlers of operators whose gradients are computed faster than by MXNet, by name."""
-    return {"LayerNorm": norms.run} if request.pullback and not (request.parameters or request.tables) else {}

@@ -58,7 +58,6 @@ OWN = {
         "cures": "operators of MXNet have silently wrong gradients",
         "importing": "MXNet is of 2022, and its import fails or leaves traces beside the NumPy and PyTorch of today",
         "scopes": "the blocks that a node of a SymbolBlock was in are written in its name",
-        "normalising": "MXNet's gradient of layer norm takes ten times its forward pass",
     },
     "embgrad_jax": {
         "fingerprint": "JAX does not notice that the model's Python has changed either",
