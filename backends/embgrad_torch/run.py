@@ -37,14 +37,7 @@ from embgrad_torch.lookup import Differentiating, LookupMode, WeightsDifferentia
 from embgrad_torch.modules import ModuleWatch
 from embgrad_torch.parameters import Tables, parameter_values, trainable
 from embgrad_torch.pullback import next_sequence_number, pull_back
-from embgrad_torch.state import (
-    CompilerLoadedError,
-    drawn_by_the_user,
-    preserve,
-    preserve_random_state,
-    run_uncompiled,
-    running,
-)
+from embgrad_torch.state import drawn_by_the_user, preserve, preserve_random_state, running, uncompiled
 from embgrad_torch.tap import Taps, compute_dtype, expect_unwritten
 from embgrad_torch.walk import Structure, TablePaths, further_paths, scripted_name
 
@@ -75,16 +68,13 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
 
 
 def _repeat(make: Callable[[bool], TorchPass], result_of: Callable[[TorchPass], T], *, frozen: bool) -> T:
-    """Return the result of a pass; it is repeated with trainable weights, and where it loaded PyTorch's compiler."""
-    while True:
-        try:
-            return result_of(make(frozen))
-        except WeightsDifferentiated:
-            if not frozen:
-                raise
-            frozen = False
-        except CompilerLoadedError:
-            pass  # it is loaded once
+    """Return the result of a pass; one with frozen weights is repeated with trainable ones where the model needs these."""
+    try:
+        return result_of(make(frozen))
+    except WeightsDifferentiated:
+        if not frozen:
+            raise
+    return result_of(make(False))
 
 
 class TorchPass(ModelPass):
@@ -113,7 +103,7 @@ class TorchPass(ModelPass):
         with (
             running(),
             preserve(structure, device, training=request.training) as weights,
-            run_uncompiled(repeatable=not (request.training or request.has_native)),
+            uncompiled,
             preserve_random_state(device, training=request.training),
             without_checkpoints(),
             contextlib.ExitStack() as stack,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +20,8 @@ from embgrad_torch.inputs import is_transformed
 from embgrad_torch.walk import Structure, held_tensors
 
 __all__ = [
-    *("CompilerLoadedError", "Weights", "drawn_by_the_user", "is_running"),
-    *("preserve_random_state", "preserve", "running", "set_trainable", "run_uncompiled"),
+    *("Weights", "drawn_by_the_user", "is_running", "preserve", "preserve_random_state", "running", "set_trainable"),
+    "uncompiled",
 ]
 
 #: The largest size, in elements, of buffers that are copied in evaluation mode. Larger ones are masks, tables and quantised
@@ -336,35 +335,7 @@ class Shared:
 
 
 #: Runs compiled functions as the Python that they were made from: a compiler would trace into the hooks and modes.
-_stance: Final = Shared(lambda: torch.compiler.set_stance("force_eager"))
-
-#: PyTorch's compiler, without which no function is compiled. `set_stance` imports it, which takes a second.
-COMPILER: Final = "torch._dynamo"
-
-
-class CompilerLoadedError(Exception):
-    """The error that PyTorch's compiler was loaded during a pass that began without it, in which code may have run compiled."""
-
-
-@contextlib.contextmanager
-def run_uncompiled(*, repeatable: bool) -> Iterator[None]:
-    """Run the Python of compiled functions while the context is open.
-
-    Args:
-        repeatable: whether the pass can be repeated, so that the compiler need not be loaded for it.
-    """
-    if not repeatable or COMPILER in sys.modules:
-        with _stance:
-            yield
-        return
-    try:
-        yield
-    except Exception:
-        if COMPILER not in sys.modules:
-            raise
-    if COMPILER in sys.modules:
-        raise CompilerLoadedError
-
+uncompiled: Final = Shared(lambda: torch.compiler.set_stance("force_eager"))
 
 #: cuDNN has no backward pass for recurrent layers in evaluation mode.
 _without_cudnn: Final = Shared(lambda: torch.backends.cudnn.flags(enabled=False))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -316,91 +314,3 @@ def test_compile_is_refused_before_anything_runs(call: Any) -> None:
     for each in (model, compiled(model)):
         with pytest.raises(embgrad.errors.UnsupportedError, match=f"^{re.escape(REFUSED)}"):
             call(each, [BATCH] if call is embgrad.stream else BATCH, LOSS, compile=True)
-
-
-# PyTorch's compiler, which takes a second to load
-
-
-#: The stance of PyTorch's compiler in each call of `Loading`.
-STANCES: list[str] = []
-
-
-class Loading(Net):
-    """Loads the compiler in its first call, and compiles a part there."""
-
-    def forward(self, input_ids: Any, attention_mask: Any = None) -> Any:
-        STANCES.append(torch._dynamo.eval_frame._stance.stance)
-        sys.modules["a compiler"] = torch._dynamo
-        hidden = compiled(self.encoder)(self.embeddings(input_ids))
-        return self.head(self.mean(hidden, attention_mask))
-
-
-@pytest.fixture
-def _compiler_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embgrad_torch.state.COMPILER", "a compiler")
-    monkeypatch.setitem(sys.modules, "a compiler", None)
-    monkeypatch.delitem(sys.modules, "a compiler")
-    STANCES.clear()
-
-
-@pytest.mark.usefixtures("_compiler_is_not_loaded")
-@pytest.mark.parametrize("name", ["word", "roles", "override", "split", "points", "training", "a function", "evaluate"])
-def test_a_part_that_is_compiled_in_the_first_pass(name: str, expected: dict[str, Any]) -> None:
-    """The pass that loads the compiler is repeated; one that cannot be repeated begins with it."""
-    model, changed = Loading(), []
-
-    def change(rows: np.ndarray) -> np.ndarray:
-        changed.append(rows)
-        return rows * 2
-
-    result = gradients(model, override={"word": change}) if name == "override" else CALLS[name](model)
-    expect_same(result, expected[name])
-    assert len(changed) == (name == "override")
-    once = name in ("training", "a function")
-    assert [stance for stance in STANCES if stance != "force_eager"] == ([] if once else ["default"])
-    assert STANCES[-1] == "force_eager"
-    expect_untouched(model)
-
-
-@pytest.mark.usefixtures("_compiler_is_not_loaded")
-@pytest.mark.parametrize("parent", [Net, Loading])
-def test_an_error_of_a_model_without_the_compiler(parent: type[Net]) -> None:
-    class Failing(parent):  # type: ignore[misc, valid-type]
-        def mean(self, hidden: Any, mask: Any) -> Any:
-            raise ValueError("no mean")
-
-    with pytest.raises(ValueError, match="no mean"):
-        gradients(Failing())
-
-
-def test_a_plain_model_does_without_the_compiler() -> None:
-    source = """
-import sys, numpy as np, torch, embgrad
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table, self.inner, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def forward(self, ids):
-        calls.append(1)
-        hidden = self.table(ids)
-        if len(calls) > 3:
-            hidden = torch.compile(self.inner, backend="eager", fullgraph=True)(hidden)
-        return self.head(hidden.mean(1))
-
-calls, model, ids = [], Net(), np.array([[7, 2, 3, 5], [4, 8, 6, 1]])
-embgrad.gradients(model, ids, embgrad.Logit(1))
-print(len(calls), "torch._dynamo" in sys.modules)
-embgrad.gradients(model, ids, embgrad.Logit(1), split=True)
-embgrad.evaluate(model, ids, embgrad.Logit(1))
-print(len(calls), "torch._dynamo" in sys.modules)
-rows = embgrad.gradients(model, ids, embgrad.Logit(1)).values
-print(len(calls), "torch._dynamo" in sys.modules)
-expected = (model.head.weight[1] @ model.inner.weight / 4).detach().numpy()
-assert np.allclose(rows, expected, rtol=1e-6), rows - expected
-"""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", source], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["1 False", "3 False", "5 True"]
