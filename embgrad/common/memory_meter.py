@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import re
@@ -12,7 +13,7 @@ from typing import Final
 
 from embgrad.errors import UnsupportedError
 
-__all__ = ["MemoryMeter", "process_meter"]
+__all__ = ["MemoryMeter", "process_meter", "trim"]
 
 #: Writing 5 to this file sets `VmHWM` to `VmRSS` (man 5 proc).
 CLEAR: Final = Path("/proc/self/clear_refs")
@@ -51,13 +52,15 @@ def process_meter() -> MemoryMeter:
     return MemoryMeter("cpu", _restart, _read, holds_results=True)
 
 
+def trim() -> None:
+    """Give freed memory back to the operating system: glibc's heap for arrays of many sizes keeps growing otherwise."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # other C libraries have no such function
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _restart() -> None:
     gc.collect()
-    trim = getattr(
-        ctypes.CDLL(None), "malloc_trim", None
-    )  # glibc keeps freed blocks; other C libraries lack the function
-    if trim is not None:
-        trim(0)
+    trim()
     CLEAR.write_text("5", encoding="ascii")
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Generator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Final
 
 from embgrad.attribution.method import Method
 from embgrad.backend.protocol import BoundModel
+from embgrad.common.memory_meter import trim
 from embgrad.common.progress import Progress
 from embgrad.engine.gradients import results_of as gradients_of
 from embgrad.engine.options import GradientOptions
@@ -193,27 +192,6 @@ def _read_back(plan: Plan, manifest: Manifest, writer: Writer, state: State) -> 
             yield stored[plan.options.names[0]] if plan.options.single else stored
         state.examples += shard.examples
         state.report(state.examples, plan.total)
-
-
-def trim() -> None:
-    """Give freed memory back to the operating system (malloc_trim): a heap for arrays of many sizes keeps growing otherwise."""
-    trimmed = _malloc_trim()
-    if trimmed is not None:
-        trimmed(0)
-
-
-@cache
-def _malloc_trim() -> Callable[[int], Any] | None:
-    """Return glibc's `malloc_trim`, or None: other allocators have no such function, and need none."""
-    if not sys.platform.startswith("linux"):
-        return None
-    import ctypes
-
-    try:
-        function: Callable[[int], Any] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    except OSError:
-        return None
-    return function
 
 
 # Checks
