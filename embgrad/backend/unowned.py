@@ -43,15 +43,6 @@ _INCOMPLETE: Final[Mapping[tuple[str, str], str]] = {
         "it is a Flax Linen module, which holds no weights. Pass (module, variables) with "
         "call=lambda parts, inputs: parts[0].apply(parts[1], inputs), where inputs are the ids, or the batch's dict if it is one"
     ),
-    ("mxnet.symbol.symbol", "Symbol"): (
-        "it is a Symbol, which holds no weights. Save it with symbol.save('net-symbol.json') and its weights with "
-        "mx.nd.save('net.params', {'arg:' + name: array, ...}), and pass "
-        "mx.gluon.SymbolBlock.imports('net-symbol.json', ['data'], 'net.params') with the names of its inputs"
-    ),
-    ("mxnet.module.base_module", "BaseModule"): (
-        "it is a Module of MXNet's older interface. Save it with module.save_checkpoint('net', 0), and pass "
-        "mx.gluon.SymbolBlock.imports('net-symbol.json', ['data'], 'net-0000.params') with the names of its inputs"
-    ),
     ("flax.nnx.graph", "GraphDef"): (
         "it is an nnx.GraphDef, a module without its variables. Pass the module, nnx.merge(graphdef, state)"
     ),

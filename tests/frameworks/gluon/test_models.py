@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import embgrad
-from embgrad.errors import BackendError, NoGradientError
+from embgrad.errors import NoGradientError
 from tests.frameworks.gluon.helpers import (
     DIM,
     ROWS,
@@ -335,35 +334,3 @@ def test_a_zero_gradient_is_a_result_and_no_gradient_an_error() -> None:
             embgrad.gradients(through(cut), distinct_ids(), embgrad.Sum())
     zero = through(lambda F, rows: F.relu(F.mean(rows, axis=1) - 100))
     assert not embgrad.gradients(zero, distinct_ids(), embgrad.Sum()).values.any()
-
-
-def _from_symbol(symbol: Any, folder: Path) -> str:
-    symbol.save(str(folder / "net-symbol.json"))
-    rng = np.random.default_rng(0)
-    shapes = dict(zip(symbol.list_arguments(), symbol.infer_shape(data=(2, 3))[0], strict=True))
-    arrays = {name: mx.nd.array(rng.normal(size=shape)) for name, shape in shapes.items() if name != "data"}
-    mx.nd.save(str(folder / "net.params"), {"arg:" + name: array for name, array in arrays.items()})
-    return "net.params"
-
-
-def _from_module(symbol: Any, folder: Path) -> str:
-    module = mx.mod.Module(symbol, data_names=["data"], label_names=None)
-    module.bind([("data", (2, 3))], for_training=False)
-    module.init_params()
-    with pytest.raises(BackendError, match=r"a Module of MXNet's older interface\. Save it with module\.save_checkp"):
-        embgrad.gradients(module, [[1, 2, 3]], embgrad.Logit(0))
-    module.save_checkpoint(str(folder / "net"), 0)
-    return "net-0000.params"
-
-
-@pytest.mark.parametrize("save", [_from_symbol, _from_module])
-def test_a_symbol_and_a_module_become_a_symbol_block(save: Callable[[Any, Path], str], tmp_path: Path) -> None:
-    rows = mx.sym.Embedding(mx.sym.var("data"), input_dim=9, output_dim=4, name="words")
-    symbol = mx.sym.FullyConnected(mx.sym.mean(rows, axis=1), num_hidden=2, name="head")
-    with pytest.raises(BackendError, match=r"it is a Symbol, which holds no weights\. Save it with symbol\.save"):
-        embgrad.gradients(symbol, [[1, 2, 3]], embgrad.Logit(0))
-    weights = save(symbol, tmp_path)
-    block = mx.gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / weights))
-    found = embgrad.gradients(block, [[3, 5, 8], [2, 7, 1]], embgrad.Logit(1))
-    head = block.collect_params()["head_weight"].data().asnumpy()
-    np.testing.assert_allclose(found.values, np.broadcast_to(head[1] / 3, (2, 3, 4)), rtol=1e-5)

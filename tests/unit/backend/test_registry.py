@@ -328,29 +328,6 @@ def test_what_is_a_model_in_jax_only_with_more_beside_it(installed: list[Any], m
         registry.backend_for(model)
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (
-            of_class("mxnet.symbol.symbol", "Symbol"),
-            "it is a Symbol, which holds no weights. Save it with symbol.save('net-symbol.json') and its weights with "
-            "mx.nd.save('net.params', {'arg:' + name: array, ...}), and pass mx.gluon.SymbolBlock.imports('net-symbol.json', "
-            "['data'], 'net.params') with the names of its inputs",
-        ),
-        (
-            of_class("mxnet.module.base_module", "BaseModule"),
-            "it is a Module of MXNet's older interface. Save it with module.save_checkpoint('net', 0), and pass "
-            "mx.gluon.SymbolBlock.imports('net-symbol.json', ['data'], 'net-0000.params') with the names of its inputs",
-        ),
-    ],
-    ids=["symbol", "module"],
-)
-def test_what_mxnet_has_beside_blocks(installed: list[Any], model: Any, message: str) -> None:
-    installed.append(FakeEntryPoint("gluon", backend("gluon")))
-    with refused(BackendError, message):
-        registry.backend_for(model)
-
-
 def test_a_function_is_no_model() -> None:
     with refused(
         BackendError,
