@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import io
 import json
@@ -19,36 +18,8 @@ __all__ = ["Terminal", "own_stdout", "plain"]
 #: The width of text without a terminal, if COLUMNS is not set.
 WIDTH: Final = 100
 
-#: ASCII replacements for the signs that embgrad prints; other characters are escaped.
-IN_ASCII: Final[Mapping[str, str]] = {
-    "×": "x",
-    "–": "-",
-    "—": "-",
-    "…": "...",
-    "∂": "d",
-    "Σ": "sum ",
-    "‖": "|",
-    "−": "-",
-    "≤": "<=",
-    "≥": ">=",
-    "→": "->",
-    "√": "sqrt",
-    "’": "'",
-    "·": "-",
-    "✓": "+",
-    "✗": "x",
-}
-
-
-def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Return the replacement for characters that the terminal's encoding lacks, and the position to continue at."""
-    assert isinstance(error, UnicodeEncodeError)
-    characters = error.object[error.start : error.end]
-    ascii_text = "".join(IN_ASCII.get(each) or each.encode("ascii", "backslashreplace").decode() for each in characters)
-    return ascii_text, error.end
-
-
-codecs.register_error("embgrad", _in_ascii)
+#: What is printed for a character that the terminal's encoding lacks.
+ESCAPED: Final = "backslashreplace"
 
 
 class Terminal:
@@ -143,7 +114,7 @@ def own_stdout() -> Iterator[TextIO]:
         return
     duplicate = os.dup(1)
     binary = os.fdopen(duplicate, "wb", closefd=True)
-    stream = io.TextIOWrapper(binary, encoding=stdout.encoding, errors="embgrad", write_through=False)
+    stream = io.TextIOWrapper(binary, encoding=stdout.encoding, errors=ESCAPED, write_through=False)
     _redirect_to_stderr()
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -198,7 +169,7 @@ def _any_character(stream: TextIO) -> Iterator[None]:
         yield
         return
     before = stream.errors
-    stream.reconfigure(errors="embgrad")
+    stream.reconfigure(errors=ESCAPED)
     try:
         yield
     finally:

@@ -70,7 +70,7 @@ def test_a_terminal_of_ascii(directory: Path) -> None:
         assert done.code == 0, done.err
         done.out.decode("ascii")
     words = child("gradients", *TEXTS, "-t", "never", PYTHONIOENCODING="ascii").out
-    assert b"1 x 3 x 4 float32" in words
+    assert b"1 \\xd7 3 \\xd7 4 float32" in words
 
 
 def result_of(texts: list[str], values: Any, mask: Any = None) -> embgrad.results.EmbeddingGradients:
@@ -97,7 +97,7 @@ def test_a_stream_in_memory_takes_any_character_while_a_command_writes_to_it(mon
         own.write("2 × 3 √ é")
     assert sys.stdout is stream
     assert stream.errors == "strict"
-    assert binary.getvalue() == b"2 x 3 sqrt \\xe9", "flushed"
+    assert binary.getvalue() == b"2 \\xd7 3 \\u221a \\xe9", "flushed"
     assert errors.getvalue() == "a library's\n"
 
 
