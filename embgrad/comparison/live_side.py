@@ -285,9 +285,10 @@ class LiveSide:
             if layout is not None:
                 shape = (*self.batch.shape, point.shape[1])
                 return Arrangement(point.shape, shape, self.batch.ids, is_batch=True, layout=layout)
-            if self._ends_with_positions(point.shape):
-                seen = (point.shape[0], point.shape[-1], *point.shape[1:-1])
-                return Arrangement(point.shape, seen, self.batch.ids, is_batch=True, last=True)
+            if (behind := self._axis_of_positions(point.shape)) is not None:
+                others = np.delete(point.shape, behind)
+                seen = (others[0], point.shape[behind], *others[1:])
+                return Arrangement(point.shape, seen, self.batch.ids, is_batch=True, positions=behind)
             found = of_module(point.name, point.shape, self.batch, axis, by_role=False, in_order=True)
             examples = self.batch.shape[0]
             return found if len(found.shape) > 1 and found.shape[0] == examples else None
@@ -305,10 +306,15 @@ class LiveSide:
         """Return whether a module's tensor has the positions of all examples one after another."""
         return point.lookup is None and len(point.shape) == 2 and point.shape[0] == self.batch.ids.size
 
-    def _ends_with_positions(self, shape: Sequence[int]) -> bool:
-        """Return whether a module's tensor is (example, feature, …, position), as convolutions have it."""
+    def _axis_of_positions(self, shape: Sequence[int]) -> int | None:
+        """Return the axis of positions that are not the second axis of a module's tensor; None for all others.
+
+        Convolutions have (example, feature, …, position), and heads may stand before positions.
+        """
         examples, positions = self.batch.shape
-        return len(shape) > 2 and shape[0] == examples and shape[-1] == positions and positions not in shape[1:-1]
+        if len(shape) < 3 or shape[0] != examples or shape[1:].count(positions) != 1:
+            return None
+        return next((axis for axis in {2, len(shape) - 1} if shape[axis] == positions), None)
 
     def _packed_layout(self) -> Layout | None:
         """Return the layout of a lookup of each id that is not padding, once; None where there is none."""

@@ -68,6 +68,8 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_top_k"),
     "experts_normalised": ("norm_topk_prob",),
+    "expert_groups": ("n_group", "num_expert_group"),
+    "groups_per_token": ("topk_group",),
     "attention_bias": ("attention_bias", "use_bias", "qkv_bias"),
 }
 
@@ -98,7 +100,7 @@ SETTING_OF_CAUSE: Final[Mapping[str, tuple[str, ...]]] = {
     "layer-norm-epsilon": ("epsilon",),
     "gelu": ("activation",),
     "activation": ("activation",),
-    "expert-routing": ("experts_per_token", "experts_normalised"),
+    "expert-routing": ("experts_per_token", "experts_normalised", "expert_groups", "groups_per_token"),
     "rotary-base": ("rotary_base",),
     "rotary-scaling": (
         "rotary_scaling",

@@ -26,7 +26,7 @@ class Arrangement:
         shared: whether all examples share one tensor, which users see repeated for each example.
         in_order: False where the model takes the examples or positions in another order than the batch's, so that nothing shows
             which of them the tensor's entries belong to.
-        last: whether the positions are the tensor's last axis, and the second that users see.
+        positions: the tensor's axis that holds the positions, which are the second axis that users see.
     """
 
     native: tuple[int, ...]
@@ -36,14 +36,14 @@ class Arrangement:
     layout: Layout | None = None
     shared: bool = False
     in_order: bool = True
-    last: bool = False
+    positions: int = 1
 
     def to_user_axes(self, tensor: np.ndarray) -> np.ndarray:
         """Return the tensor in the axes that users see; a shared tensor is repeated (as a broadcast view) for each example."""
         if self.shared:
             return np.broadcast_to(tensor.reshape(self.shape[1:]), self.shape)
-        if self.last:
-            return np.moveaxis(tensor, -1, 1)
+        if self.positions != 1:
+            return np.moveaxis(tensor, self.positions, 1)
         if self.layout is None or (tensor.shape == self.shape and self.is_whole and not self.layout.transposed):
             return tensor
         return self.layout.example_first(tensor, self.shape[2:])
@@ -54,8 +54,8 @@ class Arrangement:
         Args:
             rest: an array in the tensor's own axes, from which entries are taken that users do not see; None for zeros.
         """
-        if self.last:
-            return np.moveaxis(array, 1, -1).reshape(self.native)
+        if self.positions != 1:
+            return np.moveaxis(array, 1, self.positions).reshape(self.native)
         if self.layout is None:
             return array.reshape(self.native)
         if not self.is_whole:

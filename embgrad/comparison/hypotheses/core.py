@@ -11,7 +11,7 @@ import numpy as np
 from embgrad.comparison.hypotheses.core_distances import DistanceTerms
 from embgrad.comparison.hypotheses.core_parts import HeadNorm, Mask, PositionBias, Rotary
 from embgrad.comparison.hypotheses.site import Values
-from embgrad.comparison.hypotheses.sources import Source
+from embgrad.comparison.hypotheses.sources import Fused, Source
 
 __all__ = ["Core", "Part"]
 
@@ -48,7 +48,7 @@ class Core:
     Attributes:
         query: the tensor of the queries, (example, position, head × feature).
         key: that of the keys, with as many heads or fewer.
-        value: that of the values, of the keys' shape.
+        value: that of the values, with as many heads as the keys.
         heads: the number of heads.
         scale: what products of queries and keys are multiplied by.
         real: the keys' positions that are not padding, bool, (example, position).
@@ -91,8 +91,18 @@ class Core:
 
     @property
     def size(self) -> int:
-        """The number of features of each head."""
+        """The number of features of each head of queries and keys."""
         return int(self.query.values.shape[-1]) // self.heads
+
+    @property
+    def value_size(self) -> int:
+        """The number of features of each head of values, and of the output."""
+        return int(self.value.values.shape[-1]) // self.pairs
+
+    @property
+    def is_latent(self) -> bool:
+        """Return whether keys are made of tensors of which heads share some."""
+        return isinstance(self.key, Fused)
 
     @property
     def crosses(self) -> bool:
@@ -148,7 +158,7 @@ class Core:
         """Return the values that some heads take, (example, head, key, feature)."""
         heads = np.array(self.order or self.usual_order)[part.heads, 1]
         positions = np.arange(self.real.shape[1])
-        taken = self._split(self.value, part.examples, positions, heads)
+        taken = self._split(self.value, self.pairs, part.examples, positions, heads)
         taken = taken if self.rotary is None else self.rotary.turn_values(taken, self._places(part, positions))
         return np.asarray(taken.transpose(0, 2, 1, 3))
 
@@ -165,8 +175,8 @@ class Core:
         """Return scores, (example, head, query, key), and which of the keys are seen, (example, 1, query, key)."""
         heads, shared = np.array(self.order or self.usual_order)[part.heads].T
         positions = np.arange(self.real.shape[1])
-        query = self._split(self.query, part.examples, part.rows, heads)
-        key = self._split(self.key, part.examples, positions, shared)
+        query = self._split(self.query, self.heads, part.examples, part.rows, heads)
+        key = self._split(self.key, self.pairs, part.examples, positions, shared)
         norm = None if self.norm is None else self.norm.of(heads, shared)
         if norm is not None and not norm.late:
             query, key = norm.apply(query, key)
@@ -204,11 +214,13 @@ class Core:
         """Return the positions that rotary positions are of at some positions, (position,) or (example, position)."""
         return positions if self.places is None else self.places[np.ix_(part.examples, positions)]
 
-    def _split(self, source: Source, examples: np.ndarray, positions: np.ndarray, heads: np.ndarray) -> np.ndarray:
-        """Return some heads at some positions, (example, position, head, feature)."""
-        whole = source.values.reshape(*source.values.shape[:2], -1, self.size)
+    def _split(
+        self, source: Source, count: int, examples: np.ndarray, positions: np.ndarray, heads: np.ndarray
+    ) -> np.ndarray:
+        """Return some of a number of heads at some positions, (example, position, head, feature)."""
+        whole = source.values.reshape(*source.values.shape[:2], count, -1)
         if self.split == "by feature":
-            whole = source.values.reshape(*source.values.shape[:2], self.size, -1).swapaxes(2, 3)
+            whole = source.values.reshape(*source.values.shape[:2], -1, count).swapaxes(2, 3)
         elif self.split == "unturned":
             whole = source.values.reshape(*whole.shape[::2], *whole.shape[1::2]).swapaxes(1, 2)
         return np.asarray(whole[examples[:, None, None], positions[:, None], heads])

@@ -62,8 +62,7 @@ def _of_sources(a: Core, b: Core) -> Iterator[Difference]:
         if isinstance(its, OtherWeights):
             yield Difference(its.cause, its.name, ("a's own", "others"), its.sentence)
         elif mine.name == its.name and mine.label == its.label:
-            same = mine.features is None or (mine.features == its.features).all()
-            if not same and role == "query":
+            if role == "query" and not _is_split_alike(a, b):
                 yield Difference("permuted-weight", "the fused projection is split into", ("one order", "another"))
             if mine.matrix is not None and not np.array_equal(mine.matrix, its.matrix):
                 yield Difference("transposed-weight", f"{mine.label} is", ("applied as it is", "transposed"))
@@ -71,6 +70,12 @@ def _of_sources(a: Core, b: Core) -> Iterator[Difference]:
             yield Difference("missing-norm", f"{last_part(mine.name)} is", ("applied", "missing"))
         else:
             yield Difference("swapped-weights", f"the {role} is", (f"{mine.text}", f"{its.text}"))
+
+
+def _is_split_alike(a: Core, b: Core) -> bool:
+    """Return whether queries and keys are the same features of the tensors that they are made of."""
+    places = [(core.query.features, core.key.order if isinstance(core.key, Fused) else None) for core in (a, b)]
+    return all(np.array_equal(mine, its) for mine, its in zip(*places, strict=True) if mine is not None)
 
 
 def _of_heads(a: Core, b: Core) -> Iterator[Difference]:

@@ -27,6 +27,7 @@ from embgrad.comparison.hypotheses.core_parts import (
     places_of,
 )
 from embgrad.comparison.hypotheses.declared import declared_by, number_in
+from embgrad.comparison.hypotheses.latent import latent_projections
 from embgrad.comparison.hypotheses.products import products
 from embgrad.comparison.hypotheses.projections import Projections, is_causal, least_window, projections
 from embgrad.comparison.hypotheses.site import Site
@@ -91,26 +92,32 @@ def fitted_core(site: Site) -> Core | None:
         source for source in sources(site) if not np.array_equal(source.values, site.a)
     ]  # what is behind it, as well
     groups = itertools.chain([found], products(site))
-    return next((core for core in (_fitted(site, group) for group in groups) if core is not None), None)
+    return next((core for core in (_fitted(site, group, found) for group in groups) if core is not None), None)
 
 
-def _fitted(site: Site, group: Sequence[Source]) -> Core | None:
-    """Return the core of some of these tensors that reproduces the reference's output; None where none does."""
-    candidates = projections(site, group, _sizes(declared_by(site, 0), site.a.shape[-1]))
+def _fitted(site: Site, group: Sequence[Source], found: Sequence[Source]) -> Core | None:
+    """Return the core of some of a group of tensors that reproduces the reference's output; None where none does.
+
+    A latent core may take queries, and what its heads share, from the others that are found.
+    """
+    declared = declared_by(site, 0)
+    candidates = projections(site, group, _sizes(declared, site.a.shape[-1]))
+    heads = number_in(declared, "heads")
+    candidates += latent_projections(site, group, found, [] if heads is None else [round(heads)])
     most = most_off(site)
     near: list[_Tried] = []
     for options in (_plain, _with_distances, _usual, _with_biases, _with_norms, _with_rotaries, _with_caps):
         most_tried = len(near) + MOST_TRIED
         for candidate in candidates:
             cores = _crossing(site, candidate) if candidate.crosses else options(site, candidate)
-            found = _first_of(site, candidate, cores, most, near)
-            if found is not None:
-                return found
+            core = _first_of(site, candidate, cores, most, near)
+            if core is not None:
+                return core
             if len(near) > most_tried:
                 break
-        found = _refined(site, sorted(near[-MOST_TRIED:], key=_simplest)[:NEAREST], most)
-        if found is not None:
-            return found
+        core = _refined(site, sorted(near[-MOST_TRIED:], key=_simplest)[:NEAREST], most)
+        if core is not None:
+            return core
         candidates = [candidate for candidate in candidates if not candidate.crosses]  # which have been tried in full
     return None
 
@@ -120,7 +127,7 @@ def _first_of(
 ) -> Core | None:
     """Return the first core that reproduces the output up to rounding, and add all to those that have been tried."""
     part = part_of(site, candidate.heads, alone=True)
-    wanted = part.of(site.a, candidate.size)
+    wanted = part.of(site.a, candidate.value_size)
     for core in cores:
         off = relative(core.part(part), wanted)
         near.append((off, core))
@@ -138,7 +145,7 @@ def _refined(site: Site, near: Sequence[_Tried], most: float) -> Core | None:
             return whole
     for off, core in near:
         part = part_of(site, core.heads, alone=True)
-        wanted = part.of(site.a, core.size)
+        wanted = part.of(site.a, core.value_size)
         for cap in (core.cap, CAPS[0]) if off <= ROUGHLY else ():
             whole = _whole(site, fitted_numbers(replace(core, cap=cap), part, wanted), most)
             if whole is not None:
@@ -179,7 +186,7 @@ def _whole(site: Site, core: Core, most: float) -> Core | None:
     if site.off(core.predicted, from_a=True) <= most:
         return core
     part = part_of(site, core.heads, rows=2 * ROWS)
-    wanted = part.of(site.a, core.size)
+    wanted = part.of(site.a, core.value_size)
     masks = [replace(core.mask, padding=not core.mask.padding)]
     masks += [replace(core.mask, window=size) for size in range(1, site.real.shape[1])] if not core.crosses else []
     for mask in masks:
@@ -202,7 +209,7 @@ def _crossing(site: Site, candidate: Projections) -> Iterator[Core]:
 def _usual(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield the cores that most models have."""
     declared = declared_by(site, 0)
-    rotaries = itertools.islice(_rotaries(declared, candidate.size), USUAL_ROTARIES)
+    rotaries = itertools.islice(_rotaries(declared, candidate), USUAL_ROTARIES)
     yield from _cores(site, candidate, rotaries=list(rotaries), caps=[number_in(declared, "attention_cap")])
 
 
@@ -227,10 +234,10 @@ def _with_biases(site: Site, candidate: Projections) -> Iterator[Core]:
 
 def _with_norms(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield cores with norms of queries and keys."""
-    declared = itertools.islice(_rotaries(declared_by(site, 0), candidate.size), LIKELY)
+    declared = itertools.islice(_rotaries(declared_by(site, 0), candidate), LIKELY)
     rotaries = [
         *declared,
-        Rotary(BASES[0], candidate.size),
+        Rotary(BASES[0], candidate.turned or candidate.size),
     ]  # that of local layers, beside another one of global layers
     usual = list(_cores(site, candidate, rotaries=list(dict.fromkeys(rotaries))))
     for norm in _norms(site, candidate):
@@ -239,7 +246,7 @@ def _with_norms(site: Site, candidate: Projections) -> Iterator[Core]:
 
 def _with_rotaries(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield cores with all kinds of rotary positions."""
-    yield from _cores(site, candidate, rotaries=list(_rotaries(declared_by(site, 0), candidate.size)))
+    yield from _cores(site, candidate, rotaries=list(_rotaries(declared_by(site, 0), candidate)))
 
 
 def _with_caps(site: Site, candidate: Projections) -> Iterator[Core]:
@@ -264,7 +271,7 @@ def _cores(
     if masks is None:
         masks = _masks(site, candidate)[:LIKELY]
     if rotaries is None:
-        rotaries = list(itertools.islice(_rotaries(declared_by(site, 0), candidate.size), LIKELY))
+        rotaries = list(itertools.islice(_rotaries(declared_by(site, 0), candidate), LIKELY))
     if numbers is None:
         numbers = _numbers(site, candidate)[:LIKELY]
     places = None if candidate.crosses else places_of(site)
@@ -328,13 +335,16 @@ def _masks(site: Site, candidate: Projections) -> list[Mask]:
     return [*masks, Mask(causal=True, shift=1), Mask(causal=True, shift=-1), Mask(causal=True, padding=False)]
 
 
-def _rotaries(declared: Mapping[str, Any], size: int) -> Iterator[Rotary | None]:
+def _rotaries(declared: Mapping[str, Any], candidate: Projections) -> Iterator[Rotary | None]:
     """Yield rotary positions, those that are declared first."""
+    size = candidate.size
     base, share = number_in(declared, "rotary_base"), number_in(declared, "rotary_share")
     scaling = declared.get("rotary_scaling")
     layout = declared.get("rotary_layout")
     bases = [*([] if base is None else [base]), *BASES]
     shares = [*([] if share is None else [share]), *SHARES]
+    if candidate.turned is not None:
+        size, shares = candidate.turned, [1.0]
     layouts = (HALVES, INTERLEAVED) if layout != INTERLEAVED else (INTERLEAVED, HALVES)
     plain: list[Rotary] = []
     for kept, number, kind, part in itertools.product([scaling] if scaling else [None], bases, layouts, shares):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,7 +16,7 @@ from embgrad.comparison.hypotheses.core_parts import HeadNorm, gains_of
 from embgrad.comparison.hypotheses.core_variants import late_variants, variants, with_settings_of
 from embgrad.comparison.hypotheses.other_weights import OtherWeights
 from embgrad.comparison.hypotheses.site import Site
-from embgrad.comparison.hypotheses.sources import FLOORS, Fused, Source, last_part, relative
+from embgrad.comparison.hypotheses.sources import FLOORS, last_part, relative
 
 __all__ = ["Places", "ported_core", "reordered"]
 
@@ -120,7 +120,7 @@ class _Search:
     def _reordered(self) -> Core | None:
         """Return the reference's core with another order of heads, if that reproduces the output."""
         part = part_of(self._site, self._a.heads)._replace(heads=np.arange(self._a.heads))
-        found = reordered(self._a, part, part.of(self._site.b, self._a.size), 3 * self._most)
+        found = reordered(self._a, part, part.of(self._site.b, self._a.value_size), 3 * self._most)
         return found if found is not None and self._whole(found) <= self._most else None
 
     def _with_numbers(self, cores: Sequence[Core]) -> Core | None:
@@ -164,7 +164,7 @@ class _Search:
     def _part(self, core: Core) -> tuple[Part, np.ndarray]:
         if core.heads not in self._parts:
             part = part_of(self._site, core.heads)
-            self._parts[core.heads] = (part, part.of(self._site.b, core.size))
+            self._parts[core.heads] = (part, part.of(self._site.b, core.value_size))
         return self._parts[core.heads]
 
 
@@ -207,53 +207,44 @@ class Places:
 
     Attributes:
         core: the core at another site.
-        places: for queries, keys and values the index among the tensors before the site.
+        places: the index of each point that it reads among the tensors before the site.
         gains: for the norms of queries and keys the index among the gains of the site's layer; None for none of them.
     """
 
     core: Core
-    places: tuple[int, int, int]
+    places: Mapping[str, int]
     gains: tuple[int | None, int | None] = (None, None)
 
     @classmethod
     def of(cls, site: Site, core: Core) -> Places | None:
         """Return the places of a core's tensors at its site; None where it has further weights of the layer."""
-        made = [core.distances is not None]
-        made += [
-            isinstance(it, (Fused, OtherWeights)) or it.matrix is not None for it in (core.query, core.key, core.value)
-        ]
-        if core.sink is not None or any(made):
+        made = [isinstance(it, OtherWeights) or it.matrix is not None for it in (core.query, core.key, core.value)]
+        if core.sink is not None or core.distances is not None or any(made):
             return None
         names = [before.name for before in site.before]
-        query, key, value = (names.index(source.name) for source in (core.query, core.key, core.value))
+        places = {name: names.index(name) for name in core.inputs}
         if core.norm is None:
-            return cls(core, (query, key, value))
+            return cls(core, places)
         gains = gains_of(site, core.size)
         found = [
             None if wanted is None else next((n for n, gain in enumerate(gains) if np.array_equal(gain, wanted)), None)
             for wanted in (core.norm.query, core.norm.key)
         ]
-        return cls(core, (query, key, value), (found[0], found[1]))
+        return cls(core, places, (found[0], found[1]))
 
     def at(self, site: Site) -> Core | None:
         """Return the core with the same places at another site; None where the tensors there are others."""
-        found = []
-        for place, source in zip(self.places, (self.core.query, self.core.key, self.core.value), strict=True):
-            before = site.before[place] if place < len(site.before) else None
-            if before is None or last_part(before.name) != last_part(source.name):
-                return None
-            whole = Source(before.name, before.values)
-            found.append(whole if source.features is None else whole.part(source.features, source.label))
-            if found[-1].values.shape != source.values.shape:
-                return None
-        return replace(
-            self.core,
-            query=found[0],
-            key=found[1],
-            value=found[2],
-            real=site.real_of(found[1].values),
-            norm=self._norm(site),
-        )
+        held = {name: site.before[place] for name, place in self.places.items() if place < len(site.before)}
+        if any(name not in held or last_part(held[name].name) != last_part(name) for name in self.places):
+            return None
+        roles = (self.core.query, self.core.key, self.core.value)
+        query, key, value = (source.of_others(held) for source in roles)
+        if any(
+            found.values.shape != source.values.shape for found, source in zip((query, key, value), roles, strict=True)
+        ):
+            return None
+        real = site.real_of(key.values)
+        return replace(self.core, query=query, key=key, value=value, real=real, norm=self._norm(site))
 
     def _norm(self, site: Site) -> HeadNorm | None:
         norm, gains = self.core.norm, gains_of(site, self.core.size)

@@ -27,9 +27,9 @@ def fitted_slopes(site: Site, core: Core) -> Core | None:
 
     Slopes of both signs, which no model has, are none: in a short text such a slope for each head is near to much else.
     """
-    if core.joined != "by head" or site.b.shape[-1] != core.heads * core.size:
+    if core.joined != "by head" or site.b.shape[-1] != core.heads * core.value_size:
         return None
-    wanted = core.whole.of(site.b, core.size)
+    wanted = core.whole.of(site.b, core.value_size)
 
     def with_slopes(slopes: np.ndarray) -> Core:
         return replace(core, bias=PositionBias(slopes=slopes))

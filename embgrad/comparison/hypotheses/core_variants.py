@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.comparison.hypotheses import latent
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_distances import other_terms
 from embgrad.comparison.hypotheses.core_fit import BASES, CAPS, SCALINGS, biases, scales, turned_size
@@ -198,7 +199,12 @@ def _scalings(declared: Mapping[str, Any], scaling: Scaling | None) -> Iterator[
 
 def _of_heads(declared: Mapping[str, Any], core: Core) -> Iterator[Core]:
     width, narrow = core.heads * core.size, core.pairs * core.size  # the first is a multiple of the second
-    is_free = core.norm is None and core.distances is None and (core.bias is None or not core.bias.is_by_head)
+    is_free = (
+        not core.is_latent
+        and core.norm is None
+        and core.distances is None
+        and (core.bias is None or not core.bias.is_by_head)
+    )
     for size in range(2, narrow + 1) if is_free and core.sink is None else ():
         if narrow % size or size == core.size or (core.rotary is not None and size % 2):
             continue
@@ -314,6 +320,8 @@ def _of_sources(site: Site, core: Core, rare: bool) -> Iterator[Core]:
         whole = next(source for source in sources(site, len(site.before)) if source.name == core.query.name)
         for _, query, key, value in splits(whole, core.heads, core.size):
             yield replace(core, query=query, key=key, value=value)
+    for parts in latent.other_orders(core, list(sources(site))) if core.is_latent else ():
+        yield replace(core, query=parts.query, key=parts.key, value=parts.value)
     fused = _fused(site, roles)
     for _, query, key, value in () if fused is None else splits(fused, core.heads, core.size):
         yield replace(core, query=query, key=key, value=value)

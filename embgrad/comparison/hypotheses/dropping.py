@@ -60,11 +60,11 @@ def is_dropped_in(core: Core, wanted: np.ndarray) -> bool:
     if core.joined != "by head":
         return False
     weights, values = core.weights(core.whole), core.taken(core.whole)
-    outputs = core.whole.of(wanted, core.size).transpose(0, 2, 1, 3)
+    outputs = core.whole.of(wanted, core.value_size).transpose(0, 2, 1, 3)
     usual, steps = [], []
     for example, query in np.argwhere(core.real[:, : outputs.shape[2]]):
         seen = np.flatnonzero(weights[example, :, query].any(0))
-        if not 0 < 2 * len(seen) <= core.size or np.linalg.cond(values[example][:, seen]).max() > MOST_CONDITION:
+        if not 0 < 2 * len(seen) <= core.value_size or np.linalg.cond(values[example][:, seen]).max() > MOST_CONDITION:
             continue  # a token that stands twice has one value, so that only the sum of its weights is known
         inverse = np.linalg.pinv(values[example][:, seen])
         found = (outputs[example, :, query, None] @ inverse)[:, 0]

@@ -11,6 +11,7 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.activation import cause_of
 from embgrad.comparison.hypotheses.core_difference import listed
+from embgrad.comparison.hypotheses.declared import number_in
 from embgrad.comparison.hypotheses.expert_weights import (
     FUNCTIONS,
     Bank,
@@ -34,11 +35,40 @@ MOST_ADDED: Final = 2
 #: The most experts that a token takes, beside all of them.
 MOST_TAKEN: Final = 8
 
+#: The numbers of groups that experts may be in.
+GROUPS: Final = (2, 4, 8, 16)
+
 #: The number of tokens by which mixtures are told apart first.
 TOKENS: Final = 12
 
 #: The relative difference up to which two factors are equal.
 SAME: Final = 1e-4
+
+
+class Groups(NamedTuple):
+    """Neighbouring experts that are chosen together, as in DeepSeek-V2 and V3.
+
+    Attributes:
+        number: the number of groups.
+        taken: how many of them a token's experts are in.
+        counted: how many of the largest scores in a group make up the group's own: 1, or 2.
+    """
+
+    number: int
+    taken: int
+    counted: int
+
+    def allow(self, scores: np.ndarray) -> np.ndarray:
+        """Return which experts a token may take, bool, by the scores that choose, (token, expert)."""
+        grouped = np.sort(scores.reshape(len(scores), self.number, -1), axis=-1)
+        whole = grouped[..., -self.counted :].sum(-1)
+        chosen = whole >= np.sort(whole, axis=-1)[:, -self.taken, None]
+        return np.repeat(chosen, scores.shape[1] // self.number, axis=1)
+
+    @property
+    def text(self) -> str:
+        """A readable description."""
+        return f"{self.taken} of {self.number} groups by their {'best' if self.counted == 1 else 'two best'}"
 
 
 class Routing(NamedTuple):
@@ -48,11 +78,13 @@ class Routing(NamedTuple):
         score: "softmax" or "sigmoid".
         number: the number of experts that a token takes, those of the largest scores.
         normalised: whether their scores are divided by their sum.
+        groups: the groups that a token's experts are in; None where they may be any.
     """
 
     score: str
     number: int
     normalised: bool
+    groups: Groups | None = None
 
     def weights(self, logits: np.ndarray, preferred: np.ndarray) -> np.ndarray:
         """Return the weights of all experts, (token, expert), 0 for those that are not taken.
@@ -66,8 +98,11 @@ class Routing(NamedTuple):
             scores = scores / scores.sum(-1, keepdims=True)
         else:
             scores = logistic(logits)
-        least = np.sort(scores + preferred, axis=-1)[:, -self.number, None]
-        taken = np.where(scores + preferred >= least, scores, 0.0)
+        choosing = scores + preferred
+        if self.groups is not None:
+            choosing = np.where(self.groups.allow(choosing), choosing, -np.inf)
+        least = np.sort(choosing, axis=-1)[:, -self.number, None]
+        taken = np.where(choosing >= least, scores, 0.0)
         return np.asarray(taken / taken.sum(-1, keepdims=True) if self.normalised else taken)
 
 
@@ -247,7 +282,8 @@ def _nearest(
     tokens = _few(site)
     rows = site.rows(start.source.values)[tokens]
     logits, preferred = start.router.logits(rows), start.router.preferred
-    weights = {routing: routing.weights(logits, preferred) for routing in _routings(len(preferred))}
+    routings = [*_routings(len(preferred)), *_grouped(site, len(preferred), start.routing)]
+    weights = {routing: routing.weights(logits, preferred) for routing in routings}
     at = {before.name: before.values for before in site.before}.__getitem__
     whole = site.rows(wanted)[tokens]
     rests = [whole - sum((site.rows(term.read(at))[tokens] for term in added), np.zeros(1)) for added in sums]
@@ -282,6 +318,20 @@ def _routings(count: int) -> Iterator[Routing]:
         yield Routing(score, number, normalised)
 
 
+def _grouped(site: Site, count: int, start: Routing) -> Iterator[Routing]:
+    """Yield the ways in which tokens take experts of some groups: those declared, and all beside a routing that is known."""
+    declared = [(number_in(names, "expert_groups"), number_in(names, "groups_per_token")) for names in site.settings]
+    own = {(round(number), round(taken)) for number, taken in declared if number and taken and number > 1}
+    for (number, taken), counted in itertools.product(sorted(own), (2, 1)):
+        if count % number == 0 and count >= counted * number:
+            groups = Groups(number, taken, counted)
+            yield from (it._replace(groups=groups) for it in _routings(count) if it.number <= taken * count // number)
+    for number in (number for number in GROUPS if count % number == 0):
+        for taken, counted in itertools.product(range(1, number), (2, 1)):
+            if count >= max(counted * number, start.number * number / taken):
+                yield start._replace(groups=Groups(number, taken, counted))
+
+
 def _sums(site: Site) -> list[tuple[Term, ...]]:
     """Return what may be added to the experts' sum: nothing, a residual, shared experts, or both."""
     near = list(sources(site, 3 * MOST_TERMS))
@@ -309,7 +359,11 @@ def _differences(a: Mixture, b: Mixture) -> Iterator[tuple[str, str, tuple[str, 
     mine, its = a.routing, b.routing
     if mine.number != its.number:
         yield "expert-routing", "experts for each token", (str(mine.number), str(its.number))
-    if mine.score != its.score:
+    if mine.groups != its.groups:
+        texts = ["all" if it.groups is None else it.groups.text for it in (mine, its)]
+        yield "expert-routing", "experts are taken from", (texts[0], texts[1])
+    # Where one expert is taken and its score divided by itself, the kind of score makes no difference.
+    if mine.score != its.score and not any(it.normalised and it.number == 1 for it in (mine, its)):
         yield "expert-routing", "the experts' scores are", (f"a {mine.score}", f"a {its.score}")
     if mine.normalised != its.normalised:
         texts = [("divided by their sum" if one.normalised else "taken as they are") for one in (mine, its)]

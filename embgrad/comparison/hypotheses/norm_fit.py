@@ -232,8 +232,11 @@ def _other_divisors(norm: Parameters, epsilons: Iterable[float]) -> Iterator[Par
 
 
 def with_best_epsilon(first: Parameters, x: np.ndarray, y: np.ndarray) -> Parameters:
-    """Return a norm with the epsilon that fits outputs best."""
-    return _nearest_exponent(lambda exponent: replace(first, epsilon=10.0**exponent), x, y)
+    """Return a norm with the epsilon that fits outputs best, of as few digits as rounding allows."""
+    best = _nearest_exponent(lambda exponent: replace(first, epsilon=10.0**exponent), x, y)
+    enough = max(EQUALLY * relative(best.apply(x), y), ROUNDING)
+    shorter = (replace(first, epsilon=float(f"{best.epsilon:.{digits}e}")) for digits in range(3))
+    return next((norm for norm in shorter if relative(norm.apply(x), y) <= enough), best)
 
 
 def _nearest_exponent(at: Callable[[float], Parameters], x: np.ndarray, y: np.ndarray) -> Parameters:

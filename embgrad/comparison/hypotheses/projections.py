@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Source
 
-__all__ = ["Projections", "is_causal", "least_window", "projections", "splits"]
+__all__ = ["Projections", "is_causal", "least_window", "projections", "spans_values", "splits"]
 
 #: The sizes of heads that models have, the frequent ones first.
 SIZES: Final = (64, 128, 32, 96, 80, 256, 48, 16, 8, 4, 2)
@@ -35,8 +35,9 @@ class Projections:
         query: the tensor of the queries.
         key: that of the keys.
         value: that of the values.
-        size: the number of features of each head.
+        size: the number of features of each head of queries and keys.
         tiled: whether head h takes value h modulo their number, instead of neighbouring heads sharing one.
+        turned: the number of features of a head that rotary positions turn; None where it is not known.
     """
 
     query: Source
@@ -44,6 +45,7 @@ class Projections:
     value: Source
     size: int
     tiled: bool = False
+    turned: int | None = None
 
     @property
     def crosses(self) -> bool:
@@ -54,6 +56,11 @@ class Projections:
     def heads(self) -> int:
         """The number of heads."""
         return int(self.query.values.shape[-1]) // self.size
+
+    @property
+    def value_size(self) -> int:
+        """The number of features of each head of values."""
+        return int(self.value.values.shape[-1]) * self.size // int(self.key.values.shape[-1])
 
 
 def projections(site: Site, found: Sequence[Source], sizes: Sequence[int] = ()) -> list[Projections]:
@@ -94,7 +101,7 @@ def splits(source: Source, heads: int, size: int) -> Iterator[tuple[str, Source,
 
 def is_causal(site: Site, candidate: Projections) -> bool:
     """Return whether the first query of each text takes the first value alone."""
-    values = _shared(candidate.value.values, site.a.shape[-1], candidate.size, candidate.tiled)
+    values = _shared(candidate.value.values, site.a.shape[-1], candidate.value_size, candidate.tiled)
     first = site.real.argmax(1)
     each = np.arange(len(first))
     wanted, at = site.a[each, first], values[each, first]
@@ -103,7 +110,7 @@ def is_causal(site: Site, candidate: Projections) -> bool:
 
 def least_window(site: Site, candidate: Projections, *, causal: bool) -> int:
     """Return the least number of positions, itself among them if causal, whose values may have each output as their mean."""
-    values = _shared(candidate.value.values, site.a.shape[-1], candidate.size, candidate.tiled)
+    values = _shared(candidate.value.values, site.a.shape[-1], candidate.value_size, candidate.tiled)
     positions = np.arange(values.shape[1])
     slack = OUTSIDE * float(np.abs(values).max())
     low, high = values.copy(), values.copy()
@@ -142,7 +149,7 @@ def _crossing(site: Site, found: Sequence[Source], others: Sequence[Source]) -> 
     queries = [source for source in found if source.values.shape[-1] == width]
     for value in others:
         narrow = value.values.shape[-1]
-        if value.values.shape[0] != len(site.a) or width != narrow or not _between(site, value.values):
+        if value.values.shape[0] != len(site.a) or width != narrow or not spans_values(site, value.values):
             continue
         for rank, key in enumerate(others):
             for place, query in (
@@ -173,13 +180,13 @@ def _sizes(site: Site, value: Source) -> list[tuple[int, bool]]:
     if width % narrow:
         return []
     if width == narrow:
-        return [(size, False) for size in _by_rows(site, value)] if _between(site, value.values) else []
+        return [(size, False) for size in _by_rows(site, value)] if spans_values(site, value.values) else []
     sizes = [
         (size, False)
         for size in _by_rows(site, value)
-        if narrow % size == 0 and _between(site, _shared(value.values, width, size, False))
+        if narrow % size == 0 and spans_values(site, _shared(value.values, width, size, False))
     ]
-    if _between(site, _shared(value.values, width, narrow, True)):
+    if spans_values(site, _shared(value.values, width, narrow, True)):
         sizes += [(size, True) for size in _divisors(narrow) if size < narrow]
     return sizes
 
@@ -213,7 +220,7 @@ def _shared(values: np.ndarray, width: int, size: int, tiled: bool) -> np.ndarra
     return np.broadcast_to(by_head, (*by_head.shape[:3], width // narrow, size)).reshape(*values.shape[:2], width)
 
 
-def _between(site: Site, values: np.ndarray) -> bool:
+def spans_values(site: Site, values: np.ndarray) -> bool:
     """Return whether each output lies between the least and the largest of 0 and the values of its text."""
     slack = OUTSIDE * float(np.abs(values).max())
     low, high = values.min(1, keepdims=True, initial=0.0) - slack, values.max(1, keepdims=True, initial=0.0) + slack

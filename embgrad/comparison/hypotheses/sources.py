@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -106,6 +106,11 @@ class Source:
         """The names of the points that it reads."""
         return (self.name,)
 
+    def of_others(self, held: Mapping[str, Before]) -> Source:
+        """Return the same features of other tensors, by the names of those that it reads."""
+        whole = Source(held[self.name].name, held[self.name].values)
+        return whole if self.features is None else whole.part(self.features, self.label)
+
     def part(self, features: np.ndarray, label: str = "") -> Source:
         """Return some of its features, in the order of their indices."""
         whole = features if self.features is None else self.features[features]
@@ -130,6 +135,13 @@ class Fused(Source):
 
     parts: tuple[Source, ...] = ()
     order: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+
+    def of_others(self, held: Mapping[str, Before]) -> Source:
+        """Return the same features of other tensors, by the names of those that it reads."""
+        parts = tuple(part.of_others(held) for part in self.parts)
+        values = np.concatenate([part.values for part in parts], -1)[..., self.order]
+        values = values if self.features is None else values[..., self.features]
+        return replace(self, name=parts[0].name, values=values, parts=parts)
 
     def read(self, at: Values) -> np.ndarray:
         """Return its values in a pass whose values at points a function returns."""

@@ -167,7 +167,7 @@ def _in_half(rotary: Rotary) -> list[Rotary]:
 
 
 def test_rotary_positions_that_models_have() -> None:
-    assert list(_rotaries({}, SIZE)) == [PLAIN[0], None, *PLAIN[1:], *WITH_SCALING, *rare(PLAIN[0])]
+    assert list(_rotaries({}, CANDIDATE)) == [PLAIN[0], None, *PLAIN[1:], *WITH_SCALING, *rare(PLAIN[0])]
 
 
 def test_rotary_positions_that_are_declared_come_first() -> None:
@@ -178,7 +178,7 @@ def test_rotary_positions_that_are_declared_come_first() -> None:
     ]
     scaled = [Rotary(each.base, each.size, each.layout, scaling) for each in kinds]
     rest = [Rotary(base, SIZE, HALVES, other) for base in (7.0, *BASES[:3]) for other in SCALED]
-    assert list(_rotaries(declared, SIZE)) == [scaled[0], None, *scaled[1:], *kinds, *rest, *rare(scaled[0])]
+    assert list(_rotaries(declared, CANDIDATE)) == [scaled[0], None, *scaled[1:], *kinds, *rest, *rare(scaled[0])]
 
 
 def settings_of(core: Core) -> tuple[Mask, Rotary | None, float, float | None]:
@@ -197,7 +197,7 @@ def test_cores_are_tried_with_more_and_more_settings() -> None:
     tried = {
         _plain: (masks, rotaries, numbers[:1], none),
         _usual: (masks, usual, numbers, [7.0]),
-        _with_rotaries: (masks, list(_rotaries({}, SIZE)), numbers, none),
+        _with_rotaries: (masks, list(_rotaries({}, CANDIDATE)), numbers, none),
         _with_caps: (WINDOWS, rotaries, every, [None, 50.0, 30.0, 20.0, 10.0]),
         _crossing: ([Mask(), Mask(padding=False)], [None], every, none),
     }
