@@ -352,7 +352,8 @@ def _rotaries(declared: Mapping[str, Any], candidate: Projections) -> Iterator[R
     if scaling is not None:
         plain += [replace(rotary, scaling=None) for rotary in plain]
     plain += [Rotary(number, size, HALVES, other) for number in bases[:4] for other in SCALINGS]
-    plain.append(replace(plain[0], values=True))
+    if plain[0].size <= candidate.value_size:
+        plain.append(replace(plain[0], values=True))
     plain += [replace(plain[0], rounded=rounded) for rounded in ROUNDINGS]
     yield from dict.fromkeys([plain[0], None, *plain])
 

@@ -176,7 +176,8 @@ def _rotaries(declared: Mapping[str, Any], core: Core, rare: bool) -> Iterator[R
     yield from (replace(rotary, size=size) for size in range(2, core.size + 1, 2) if rare or core.size % size == 0)
     yield from (replace(rotary, scaling=scaling) for scaling in _scalings(declared, rotary.scaling))
     yield from (replace(rotary, queries=queries, keys=not queries) for queries in (True, False))
-    yield replace(rotary, values=not rotary.values)
+    if rotary.size <= core.value_size:
+        yield replace(rotary, values=not rotary.values)
     yield from (replace(rotary, ahead=ahead) for ahead in (-1, 0, 1))
     yield replace(rotary, sense=-rotary.sense)
     yield from (replace(rotary, rounded=rounded) for rounded in (None, *ROUNDINGS))

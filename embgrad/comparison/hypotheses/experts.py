@@ -11,7 +11,6 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.activation import cause_of
 from embgrad.comparison.hypotheses.core_difference import listed
-from embgrad.comparison.hypotheses.declared import number_in
 from embgrad.comparison.hypotheses.expert_weights import (
     FUNCTIONS,
     Bank,
@@ -313,14 +312,13 @@ def _routings(count: int) -> Iterator[Routing]:
     """Yield the ways in which tokens take experts, the frequent ones first."""
     numbers = [number for number in (2, 1, *range(3, MOST_TAKEN + 1)) if number < count] + [count]
     for number, score, normalised in itertools.product(numbers, ("softmax", "sigmoid"), (True, False)):
-        if normalised and number == 1 and score == "sigmoid":
-            continue  # the same as with softmax
         yield Routing(score, number, normalised)
 
 
 def _grouped(site: Site, count: int, start: Routing) -> Iterator[Routing]:
     """Yield the ways in which tokens take experts of some groups: those declared, and all beside a routing that is known."""
-    declared = [(number_in(names, "expert_groups"), number_in(names, "groups_per_token")) for names in site.settings]
+    names = ("expert_groups", "groups_per_token")
+    declared = [tuple(site.declared(name, of_a=of_a) for name in names) for of_a in (True, False)]
     own = {(round(number), round(taken)) for number, taken in declared if number and taken and number > 1}
     for (number, taken), counted in itertools.product(sorted(own), (2, 1)):
         if count % number == 0 and count >= counted * number:

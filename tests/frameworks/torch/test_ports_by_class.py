@@ -84,3 +84,39 @@ def test_the_causes_are_named_whatever_the_texts_lengths_are(port: str, texts: s
     report = embgrad.check_port(reference, loaded(name, settings, reference.state_dict()), texts_of(*BATCHES[texts]))
     assert report.agrees is not bool(causes)
     assert [cause.text.partition(", at ")[0] for cause in report.causes] == causes
+
+
+LATENT = {
+    **CONFIG, "num_key_value_heads": 4, "head_dim": 4, "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
+    "v_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_group": 4,
+    "topk_group": 2, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+# What differs in a port of DeepSeek-V3, and the cause.
+OF_LATENT: Mapping[str, tuple[dict[str, Any], str]] = {
+    "base": ({"rope_theta": 500000.0}, "rotary base 10000 in a and 500000 in b, layers 0–2"),
+    "layout": (
+        {"rope_interleave": False},
+        "rotary pairs are neighbouring features in a and halves of the head in b, layers 0–2",
+    ),
+    "groups": (
+        {"n_group": 1, "topk_group": 1},
+        "experts are taken from 2 of 4 groups by their two best in a and all in b, layers 1–2",
+    ),
+    "one expert": ({"num_experts_per_tok": 1}, "experts for each token 2 in a and 1 in b, layers 1–2"),
+}
+
+
+@pytest.mark.parametrize("changed", OF_LATENT)
+def test_latent_attention_and_groups_of_experts_are_explained(changed: str) -> None:
+    settings, cause = OF_LATENT[changed]
+    reference = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**LATENT)).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in reference.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.copy_(1 + 0.3 * noise if weight.ndim == 1 else noise / weight.shape[-1] ** 0.5)
+    port = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**{**LATENT, **settings})).eval()
+    port.load_state_dict(reference.state_dict())
+    report = embgrad.check_port(reference, port, texts_of([12, 9], "right"))
+    assert [found.text for found in report.causes] == [cause]

@@ -279,3 +279,13 @@ def test_three_lists_of_blocks_that_are_no_layers_are_named() -> None:
     message = "'attentions.0' to 'attentions.1', 'ffns.0' to 'ffns.1', 'mixers.0' to 'mixers.1', but these"
     with refused(embgrad.errors.UnknownPointError, message):
         point_of("layer.0", trace.points, [], BATCH)
+
+
+@pytest.mark.parametrize(("positions", "native"), [(2, (2, 3, 5, 4)), (3, (2, 3, 4, 5))])
+def test_positions_behind_other_axes_become_the_second_axis(positions: int, native: tuple[int, ...]) -> None:
+    arrangement = Arrangement(native, (2, 5, 3, 4), IDS, is_batch=True, positions=positions)
+    tensor = np.random.default_rng(0).normal(size=native)
+    seen = arrangement.to_user_axes(tensor)
+    assert seen.shape == arrangement.shape
+    np.testing.assert_array_equal(seen[1, 4], np.take(tensor[1], 4, positions - 1))
+    np.testing.assert_array_equal(arrangement.to_native_axes(seen), tensor)

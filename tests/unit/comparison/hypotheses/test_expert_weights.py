@@ -211,14 +211,15 @@ def test_halves_of_a_fused_matrix() -> None:
 
 
 def test_ways_in_which_tokens_take_experts() -> None:
-    assert [tuple(each) for each in _routings(3)] == [
+    assert [tuple(each[:3]) for each in _routings(3)] == [
         ("softmax", 2, True),
         ("softmax", 2, False),
         ("sigmoid", 2, True),
         ("sigmoid", 2, False),
         ("softmax", 1, True),
         ("softmax", 1, False),
-        ("sigmoid", 1, False),  # one normalised score is 1
+        ("sigmoid", 1, True),
+        ("sigmoid", 1, False),
         ("softmax", 3, True),
         ("softmax", 3, False),
         ("sigmoid", 3, True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -48,6 +49,7 @@ def mixed(
     normalised: bool = True,
     sigmoid: bool = False,
     preferred: Sequence[float] = (0.0,) * EXPERTS,
+    groups: tuple[int, int, int] | None = None,
     factor: float = 1.0,
     function: Callable[[float], float] = silu,
     gate: np.ndarray = GATE,
@@ -61,7 +63,13 @@ def mixed(
     for place in np.ndindex(*X.shape[:2]):
         logits = ROUTER @ X[place]
         scores = [1 / (1 + math.exp(-x)) for x in logits] if sigmoid else list(np.exp(logits) / np.exp(logits).sum())
-        chosen = sorted(range(EXPERTS), key=lambda number: -(scores[number] + preferred[number]))[:taken]
+        allowed = set(range(EXPERTS))
+        if groups is not None:
+            count, kept, counted = groups
+            members = [range(n * EXPERTS // count, (n + 1) * EXPERTS // count) for n in range(count)]
+            members.sort(key=lambda group: -sum(sorted(scores[n] + preferred[n] for n in group)[-counted:]))
+            allowed = {number for group in members[:kept] for number in group}
+        chosen = sorted(allowed, key=lambda number: -(scores[number] + preferred[number]))[:taken]
         total = sum(scores[number] for number in chosen) if normalised else 1.0
         for number in chosen:
             units = np.array([function(x) for x in gate[number] @ X[place]])
@@ -122,6 +130,39 @@ def test_tiny_and_huge_outputs_are_those_of_a_mixture(size: float) -> None:
 def test_another_routing_is_named(b: np.ndarray, text: str) -> None:
     found = explained(site(b))
     assert (found.cause, found.text, found.also) == ("expert-routing", text, ())
+
+
+@pytest.mark.parametrize("taken", [(2, 1), (1, 2)])
+def test_the_kind_of_scores_is_not_named_where_one_is_divided_by_itself(taken: tuple[int, int]) -> None:
+    a, b = (mixed(taken=number, sigmoid=number == 2) for number in taken)
+    found = explained(site(b, a))
+    assert [it.text for it in (found, *found.also)] == [f"experts for each token {taken[0]} in a and {taken[1]} in b"]
+
+
+GROUPED = {
+    "all": (None, "all"),
+    "largest": ((2, 1, 1), "1 of 2 groups by their best"),
+    "two largest": ((2, 1, 2), "1 of 2 groups by their two best"),
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_declared"),
+    [
+        *((first, second, True) for first, second in itertools.permutations(GROUPED, 2)),
+        *(("all", second, False) for second in GROUPED if second != "all"),
+    ],
+)
+def test_groups_of_experts_are_named(first: str, second: str, is_declared: bool) -> None:
+    """A port's groups are found; the reference's own are those that it declares."""
+    declared: list[dict[str, int]] = []
+    for name in (first, second):
+        groups = GROUPED[name][0]
+        declared.append({"expert_groups": groups[0], "groups_per_token": groups[1]} if groups and is_declared else {})
+    a, b = (mixed(groups=GROUPED[name][0], sigmoid=True) for name in (first, second))
+    found = explained(site(b, a, declared=(declared[0], declared[1])))
+    texts = [GROUPED[name][1] for name in (first, second)]
+    assert found.text == f"experts are taken from {texts[0]} in a and {texts[1]} in b"
 
 
 def test_another_activation_is_named() -> None:

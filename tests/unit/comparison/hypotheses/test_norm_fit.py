@@ -119,6 +119,13 @@ def test_what_differs_between_two_norms(changes: dict[str, Any], cause: str, val
     assert (found[0], found[2]) == (cause, values)
 
 
+def test_digits_that_rounding_hides_are_left_out() -> None:
+    """Of vectors of length 10 a change of epsilon by a hundredth of itself is less than the rounding of single precision."""
+    x = 10 * X / np.sqrt((X**2).mean(-1, keepdims=True))
+    found = with_best_epsilon(Parameters(False, 1e-12, GAIN, ZERO), x, norm(x, 1e-4 - 1e-6, centred=False, shift=ZERO))
+    assert found.epsilon == 1e-4
+
+
 def test_an_exponent_is_found_to_nine_digits() -> None:
     for epsilon in (3e-12, 2.5e-6, 0.4):
         x = X * epsilon**0.5

@@ -1,0 +1,93 @@
+"""Attention whose keys and values are made of a latent vector, and whose turned keys all heads share, is explained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embgrad.comparison.hypotheses.attention import AttentionCore
+from embgrad.comparison.hypotheses.site import Explanation, Site
+from tests.unit.comparison.hypotheses.attended import REAL, turned
+from tests.unit.comparison.hypotheses.planted import expect_exact, site_of
+
+RANDOM = np.random.default_rng(5)
+HEADS, PLAIN, TURNED, VALUES, LATENT = 3, 4, 6, 5, 7
+SHAPE = REAL.shape
+QUERY = RANDOM.normal(size=(*SHAPE, HEADS * (PLAIN + TURNED)))
+COMPRESSED = RANDOM.normal(size=(*SHAPE, LATENT))
+SHARED = RANDOM.normal(size=(*SHAPE, LATENT + TURNED))
+UP = RANDOM.normal(size=(HEADS * (PLAIN + VALUES), LATENT))
+BEFORE = {
+    "layers.0.attention.up": COMPRESSED @ UP.T,
+    "layers.0.attention.up:input": COMPRESSED,
+    "layers.0.attention.down": SHARED,
+    "layers.0.attention.q": QUERY,
+}
+
+
+def attended(
+    *,
+    rotary: Mapping[str, Any] = {},
+    scale: float = (PLAIN + TURNED) ** -0.5,
+    is_causal: bool = True,
+    turned_first: bool = False,
+    values_first: bool = False,
+    shared_first: bool = False,
+) -> np.ndarray:
+    """Return what each head takes of the values, (example, position, head × feature), row by row."""
+    result = np.zeros((*SHAPE, HEADS * VALUES))
+    both = (COMPRESSED @ UP.T).reshape(*SHAPE, HEADS, PLAIN + VALUES)
+    keys, values = (both[..., VALUES:], both[..., :VALUES]) if values_first else (both[..., :PLAIN], both[..., PLAIN:])
+    shared = SHARED[..., :TURNED] if shared_first else SHARED[..., LATENT:]
+    query = QUERY.reshape(*SHAPE, HEADS, PLAIN + TURNED)
+    for example, row, head in np.ndindex(*SHAPE, HEADS):
+        own = query[example, row, head]
+        plain, rest = (own[TURNED:], own[:TURNED]) if turned_first else (own[:PLAIN], own[PLAIN:])
+        columns = [c for c in range(SHAPE[1]) if REAL[example, c] and (c <= row or not is_causal)]
+        scores = [
+            plain @ keys[example, c, head]
+            + turned(rest, row, **{"base": 10000.0, **rotary})
+            @ turned(shared[example, c], c, **{"base": 10000.0, **rotary})
+            for c in columns
+        ]
+        weights = np.exp(scale * (np.array(scores) - max(scores)))
+        taken = weights @ values[example, columns, head] / weights.sum()
+        result[example, row, head * VALUES : (head + 1) * VALUES] = taken
+    return result
+
+
+A = attended()
+
+
+def explained(a: np.ndarray, b: np.ndarray, before: Mapping[str, np.ndarray] = BEFORE, **settings: Any) -> Explanation:
+    at: Site = site_of(a, b, before, real=REAL, **settings)
+    (found,) = AttentionCore().explain(at)
+    expect_exact(at, found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"rotary": {"base": 500000.0}}, "rotary base 10000 in a and 500000 in b"),
+        ({"rotary": {"factor": 4.0}}, "rotary scaling none in a and linear with factor 4 in b"),
+        ({"rotary": {"interleaved": True}}, "rotary pairs are halves of the head in a and neighbouring features in b"),
+        ({"scale": PLAIN**-0.5}, "attention scale 0.316228 in a and 0.5 in b"),
+        ({"is_causal": False}, "the mask is causal in a and missing in b"),
+        ({"turned_first": True}, "the fused projection is split into one order in a and another in b"),
+        ({"values_first": True}, "the fused projection is split into one order in a and another in b"),
+        ({"shared_first": True}, "the fused projection is split into one order in a and another in b"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_another_setting_is_named(changed: dict[str, Any], text: str) -> None:
+    assert explained(A, attended(**changed)).text == text
+
+
+@pytest.mark.parametrize("order", ["turned_first", "values_first", "shared_first"])
+def test_features_may_stand_in_any_order_in_the_reference(order: str) -> None:
+    a, b = (attended(**{order: True}, rotary=rotary) for rotary in ({}, {"base": 1000.0}))
+    assert explained(a, b).text == "rotary base 10000 in a and 1000 in b"
