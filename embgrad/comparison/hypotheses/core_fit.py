@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Final
 
 import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core, Part
 from embgrad.comparison.hypotheses.core_distances import distance_terms
+from embgrad.comparison.hypotheses.core_likely import (
+    BASES,
+    CAPS,
+    SHARES,
+    biases,
+    likely_rotaries,
+    likely_sizes,
+    scales,
+)
 from embgrad.comparison.hypotheses.core_parts import (
-    HALVES,
-    INTERLEAVED,
-    ROUNDINGS,
     HeadNorm,
-    Layout,
     Mask,
-    PositionBias,
     Rotary,
     Scaling,
     gains_by_head,
@@ -34,36 +38,14 @@ from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Source, most_off, relative, sources
 
 __all__ = [
-    "BASES",
-    "CAPS",
     "INTERVALS",
-    "SCALINGS",
-    "biases",
     "fitted_core",
     "fitted_numbers",
     "number_of",
     "part_of",
-    "scales",
     "settled",
-    "turned_size",
     "with_number",
 ]
-
-#: The bases, shares of the head, soft caps and scalings that models have.
-BASES: Final = (10000.0, 1000000.0, 500000.0, 100000.0, 150000.0, 160000.0, 5000000.0, 1000.0)
-SHARES: Final = (1.0, 0.25, 0.5, 0.4, 0.75)
-CAPS: Final = (50.0, 30.0, 20.0, 10.0)
-SCALINGS: Final = (
-    *(Scaling("linear", factor) for factor in (2.0, 4.0, 8.0, 16.0, 0.5, 0.25)),
-    *(Scaling("llama3", factor) for factor in (8.0, 32.0, 16.0)),
-    *(
-        Scaling("yarn", factor, 1.0, 32.0, original)
-        for factor, original in ((4.0, 32768.0), (4.0, 2048.0), (40.0, 4096.0))
-    ),
-)
-
-#: The distance of the last buckets that models have where they declare none.
-USUAL_DISTANCE: Final = 128
 
 #: The number of the likeliest masks, rotary positions and scales.
 LIKELY: Final = 2
@@ -101,7 +83,7 @@ def _fitted(site: Site, group: Sequence[Source], found: Sequence[Source]) -> Cor
     A latent core may take queries, and what its heads share, from the others that are found.
     """
     declared = declared_by(site, 0)
-    candidates = projections(site, group, _sizes(declared, site.a.shape[-1]))
+    candidates = projections(site, group, likely_sizes(declared, site.a.shape[-1]))
     heads = number_in(declared, "heads")
     candidates += latent_projections(site, group, found, [] if heads is None else [round(heads)])
     most = most_off(site)
@@ -209,7 +191,7 @@ def _crossing(site: Site, candidate: Projections) -> Iterator[Core]:
 def _usual(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield the cores that most models have."""
     declared = declared_by(site, 0)
-    rotaries = itertools.islice(_rotaries(declared, candidate), USUAL_ROTARIES)
+    rotaries = itertools.islice(likely_rotaries(declared, candidate), USUAL_ROTARIES)
     yield from _cores(site, candidate, rotaries=list(rotaries), caps=[number_in(declared, "attention_cap")])
 
 
@@ -234,7 +216,7 @@ def _with_biases(site: Site, candidate: Projections) -> Iterator[Core]:
 
 def _with_norms(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield cores with norms of queries and keys."""
-    declared = itertools.islice(_rotaries(declared_by(site, 0), candidate), LIKELY)
+    declared = itertools.islice(likely_rotaries(declared_by(site, 0), candidate), LIKELY)
     rotaries = [
         *declared,
         Rotary(BASES[0], candidate.turned or candidate.size),
@@ -246,7 +228,7 @@ def _with_norms(site: Site, candidate: Projections) -> Iterator[Core]:
 
 def _with_rotaries(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield cores with all kinds of rotary positions."""
-    yield from _cores(site, candidate, rotaries=list(_rotaries(declared_by(site, 0), candidate)))
+    yield from _cores(site, candidate, rotaries=list(likely_rotaries(declared_by(site, 0), candidate)))
 
 
 def _with_caps(site: Site, candidate: Projections) -> Iterator[Core]:
@@ -271,7 +253,7 @@ def _cores(
     if masks is None:
         masks = _masks(site, candidate)[:LIKELY]
     if rotaries is None:
-        rotaries = list(itertools.islice(_rotaries(declared_by(site, 0), candidate), LIKELY))
+        rotaries = list(itertools.islice(likely_rotaries(declared_by(site, 0), candidate), LIKELY))
     if numbers is None:
         numbers = _numbers(site, candidate)[:LIKELY]
     places = None if candidate.crosses else places_of(site)
@@ -289,24 +271,6 @@ def _cores(
             rotary,
             places=places,
         )
-
-
-def biases(site: Site, heads: int) -> list[PositionBias]:
-    """Return the biases by distance that the reference may add: ALiBi, and its tables with a number for each head.
-
-    The last buckets are those of the declared distance, or else of the usual one.
-    """
-    longest = round(number_in(declared_by(site, 0), "bias_distance") or USUAL_DISTANCE)
-    tables = [weight for weight in site.recordings[0].weights if len(weight.shape) == 2 and weight.shape[1] == heads]
-    return [
-        PositionBias(),
-        *(
-            PositionBias(weight.get().astype(np.float64), causal, longest)
-            for weight in tables
-            for causal in (False, True)
-            if 8 <= weight.shape[0] <= 512 and weight.shape[0] % 4 == 0
-        ),
-    ]
 
 
 def _norms(site: Site, candidate: Projections) -> Iterator[HeadNorm]:
@@ -333,47 +297,6 @@ def _masks(site: Site, candidate: Projections) -> list[Mask]:
     if causal:
         return masks
     return [*masks, Mask(causal=True, shift=1), Mask(causal=True, shift=-1), Mask(causal=True, padding=False)]
-
-
-def _rotaries(declared: Mapping[str, Any], candidate: Projections) -> Iterator[Rotary | None]:
-    """Yield rotary positions, those that are declared first."""
-    size = candidate.size
-    base, share = number_in(declared, "rotary_base"), number_in(declared, "rotary_share")
-    scaling = declared.get("rotary_scaling")
-    layout = declared.get("rotary_layout")
-    bases = [*([] if base is None else [base]), *BASES]
-    shares = [*([] if share is None else [share]), *SHARES]
-    if candidate.turned is not None:
-        size, shares = candidate.turned, [1.0]
-    layouts = (HALVES, INTERLEAVED) if layout != INTERLEAVED else (INTERLEAVED, HALVES)
-    plain: list[Rotary] = []
-    for kept, number, kind, part in itertools.product([scaling] if scaling else [None], bases, layouts, shares):
-        plain.append(Rotary(number, turned_size(size, part), cast("Layout", kind), kept))
-    if scaling is not None:
-        plain += [replace(rotary, scaling=None) for rotary in plain]
-    plain += [Rotary(number, size, HALVES, other) for number in bases[:4] for other in SCALINGS]
-    if plain[0].size <= candidate.value_size:
-        plain.append(replace(plain[0], values=True))
-    plain += [replace(plain[0], rounded=rounded) for rounded in ROUNDINGS]
-    yield from dict.fromkeys([plain[0], None, *plain])
-
-
-def turned_size(size: int, share: float) -> int:
-    """Return the number of features that are turned in a head of a size."""
-    return max(2, 2 * int(size * share / 2))
-
-
-def scales(declared: Mapping[str, Any], heads: int, size: int) -> list[float]:
-    """Return the scales that heads of a size may have, the likeliest first."""
-    usual = 1 / math.sqrt(size)
-    scale = number_in(declared, "attention_scale")
-    numbers = [usual, 1.0, 1 / size, 1 / math.sqrt(heads * size), 1 / math.sqrt(2 * size)]
-    return list(dict.fromkeys([*([] if scale is None else [scale]), *numbers]))
-
-
-def _sizes(declared: Mapping[str, Any], width: int) -> list[int]:
-    size, heads = number_in(declared, "head_dim"), number_in(declared, "heads")
-    return [round(number) for number in (size, width / heads if heads else None) if number]
 
 
 #: The intervals in which numbers lie, as powers of ten.

@@ -13,7 +13,7 @@ import numpy as np
 from embgrad.comparison.hypotheses import latent
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_distances import other_terms
-from embgrad.comparison.hypotheses.core_fit import BASES, CAPS, SCALINGS, biases, scales, turned_size
+from embgrad.comparison.hypotheses.core_likely import BASES, CAPS, SCALINGS, biases, scales, turned_size
 from embgrad.comparison.hypotheses.core_parts import (
     HALVES,
     INTERLEAVED,

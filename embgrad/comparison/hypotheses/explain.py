@@ -25,6 +25,7 @@ from embgrad.comparison.hypotheses.selective_scan import SelectiveScan
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.hypotheses.skipped import Skipped
 from embgrad.comparison.hypotheses.terms import OtherTerm
+from embgrad.comparison.hypotheses.turned import TurnedFeatures
 from embgrad.comparison.hypotheses.unprojected import before_product, before_sum, projected, with_added
 
 __all__ = ["EXPLAINING", "HYPOTHESES", "Hypothesis", "explain"]
@@ -78,6 +79,7 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     Recurrent(),
     SelectiveScan(),
     Convolving(),
+    TurnedFeatures(),
     AttentionCore(),
     Experts(),
     Skipped(),
@@ -86,12 +88,12 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
 
 
 #: The hypotheses whose search takes long.
-SEARCHING: Final = (AttentionCore, Experts)
+SEARCHING: Final = (AttentionCore, Experts, TurnedFeatures)
 
 #: Those that are tested only where the others leave more than a share of a difference: searches, and sums of two other tensors,
 #: which each sum with a term left out is as well. Its other explanation leaves the roundings of entries that, in trained models,
 #: are a thousand times as large as the rest.
-LATE: Final[Mapping[type, float]] = {AttentionCore: 1e-4, Experts: 1e-4, NormOfSum: 1e-2}
+LATE: Final[Mapping[type, float]] = {AttentionCore: 1e-4, Experts: 1e-4, TurnedFeatures: 1e-4, NormOfSum: 1e-2}
 
 
 def explain(site: Site, hypotheses: Sequence[Hypothesis] = HYPOTHESES) -> Explanation | None:

@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Source
 
-__all__ = ["Projections", "is_causal", "least_window", "projections", "spans_values", "splits"]
+__all__ = ["SIZES", "Projections", "is_causal", "least_window", "projections", "spans_values", "splits"]
 
 #: The sizes of heads that models have, the frequent ones first.
 SIZES: Final = (64, 128, 32, 96, 80, 256, 48, 16, 8, 4, 2)

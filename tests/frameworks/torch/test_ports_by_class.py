@@ -87,7 +87,8 @@ def test_the_causes_are_named_whatever_the_texts_lengths_are(port: str, texts: s
 
 
 LATENT = {
-    **CONFIG, "num_key_value_heads": 4, "head_dim": 4, "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
+    **CONFIG, "num_key_value_heads": 4, "head_dim": 4, "q_lora_rank": 12, "kv_lora_rank": 10,
+    "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
     "v_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_group": 4,
     "topk_group": 2, "first_k_dense_replace": 1,
 }  # fmt: skip

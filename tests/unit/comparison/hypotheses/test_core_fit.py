@@ -17,21 +17,17 @@ from embgrad.comparison.hypotheses.core_fit import (
     _masks,
     _norms,
     _plain,
-    _rotaries,
     _simplest,
-    _sizes,
     _usual,
     _whole,
     _with_biases,
     _with_caps,
     _with_norms,
     _with_rotaries,
-    biases,
     fitted_core,
     part_of,
-    scales,
-    turned_size,
 )
+from embgrad.comparison.hypotheses.core_likely import biases, likely_rotaries, likely_sizes, scales, turned_size
 from embgrad.comparison.hypotheses.core_parts import HALVES, INTERLEAVED, ROUNDED, Mask, Rotary, Scaling
 from embgrad.comparison.hypotheses.projections import Projections
 from embgrad.comparison.hypotheses.site import Site
@@ -167,7 +163,7 @@ def _in_half(rotary: Rotary) -> list[Rotary]:
 
 
 def test_rotary_positions_that_models_have() -> None:
-    assert list(_rotaries({}, CANDIDATE)) == [PLAIN[0], None, *PLAIN[1:], *WITH_SCALING, *rare(PLAIN[0])]
+    assert list(likely_rotaries({}, CANDIDATE)) == [PLAIN[0], None, *PLAIN[1:], *WITH_SCALING, *rare(PLAIN[0])]
 
 
 def test_rotary_positions_that_are_declared_come_first() -> None:
@@ -178,7 +174,7 @@ def test_rotary_positions_that_are_declared_come_first() -> None:
     ]
     scaled = [Rotary(each.base, each.size, each.layout, scaling) for each in kinds]
     rest = [Rotary(base, SIZE, HALVES, other) for base in (7.0, *BASES[:3]) for other in SCALED]
-    assert list(_rotaries(declared, CANDIDATE)) == [scaled[0], None, *scaled[1:], *kinds, *rest, *rare(scaled[0])]
+    assert list(likely_rotaries(declared, CANDIDATE)) == [scaled[0], None, *scaled[1:], *kinds, *rest, *rare(scaled[0])]
 
 
 def settings_of(core: Core) -> tuple[Mask, Rotary | None, float, float | None]:
@@ -197,7 +193,7 @@ def test_cores_are_tried_with_more_and_more_settings() -> None:
     tried = {
         _plain: (masks, rotaries, numbers[:1], none),
         _usual: (masks, usual, numbers, [7.0]),
-        _with_rotaries: (masks, list(_rotaries({}, CANDIDATE)), numbers, none),
+        _with_rotaries: (masks, list(likely_rotaries({}, CANDIDATE)), numbers, none),
         _with_caps: (WINDOWS, rotaries, every, [None, 50.0, 30.0, 20.0, 10.0]),
         _crossing: ([Mask(), Mask(padding=False)], [None], every, none),
     }
@@ -266,9 +262,9 @@ def test_each_head_may_have_gains_of_its_own(stacked: bool) -> None:
 
 
 def test_sizes_of_heads_that_are_declared() -> None:
-    assert _sizes({"head_dim": 16, "heads": 4}, 32) == [16, 8]
-    assert _sizes({"heads": 4}, 32) == [8]
-    assert _sizes({}, 32) == []
+    assert likely_sizes({"head_dim": 16, "heads": 4}, 32) == [16, 8]
+    assert likely_sizes({"heads": 4}, 32) == [8]
+    assert likely_sizes({}, 32) == []
 
 
 def test_many_rows_are_thinned_out() -> None:
