@@ -17,7 +17,7 @@ from embgrad.comparison.repair import differing_pairs, fixed_pairs, misleading_p
 from embgrad.comparison.sites import Pair, difference, name_of
 from embgrad.comparison.unled import follow
 from embgrad.comparison.weights import Matching
-from embgrad.model_points.points import INPUT, WORD
+from embgrad.model_points.points import INPUT, OUTPUT, WORD
 from embgrad.model_points.roles import LAYER
 
 __all__ = [
@@ -293,12 +293,16 @@ def _together(
 
 
 def _layer_before(recording: Recording, end: Tensor, layer_of: Callable[[float], int | None]) -> int | None:
-    """Return the layer that computes a tensor: the one before, where the tensor is what a layer is given."""
+    """Return the layer that computes a tensor: the one before, where the tensor is what a layer is given.
+
+    Behind the first output in a layer its input is a part of the layer, such as what an MLP beside an attention is given.
+    """
     layer = layer_of(end.time)
     before = recording.by_role(f"{LAYER}.{layer - 1}") if layer else None
-    if layer and end.side == INPUT and before is not None and _equal(before.values, end.values):
-        return layer - 1
-    return layer
+    if not layer or end.side != INPUT or before is None or not _equal(before.values, end.values):
+        return layer
+    outputs = (it for it in recording.tensors.values() if it.side == OUTPUT and before.time < it.time < end.time)
+    return layer if any(layer_of(it.time) == layer for it in outputs) else layer - 1
 
 
 def _before(
