@@ -13,6 +13,7 @@ from embgrad.comparison.hypotheses.core_difference import differences
 from embgrad.comparison.hypotheses.core_fit import fitted_core
 from embgrad.comparison.hypotheses.core_search import Places, ported_core
 from embgrad.comparison.hypotheses.dropping import is_dropped_in, left_on
+from embgrad.comparison.hypotheses.output_gate import gated, other_gate, ungated
 from embgrad.comparison.hypotheses.site import FAINT_MEMORY, Explanation, Site, together
 from embgrad.comparison.hypotheses.sources import most_off
 from embgrad.comparison.hypotheses.unprojected import projected, unprojected
@@ -54,6 +55,8 @@ class AttentionCore:
         "rotary-offset",
         "missing-rotary",
         "rotary-in-half",
+        "missing-gate",
+        "activation",
     )
 
     def explain(self, site: Site) -> list[Explanation]:
@@ -66,13 +69,25 @@ class AttentionCore:
             return []
         deep = failures.get(kind, 0) < MOST_FAILURES and FAINT_MEMORY not in site.memory
         with np.errstate(all="ignore"):
-            found = self._explained(site, deep)
+            found = self._gated(site, deep) or self._explained(site, deep)
             for inner, product in unprojected(site) if not found else ():
                 found = [projected(explanation, product) for explanation in self._explained(inner, deep)]
                 if found:
                     break
         failures[kind] = failures.get(kind, 0) + (not found)
         return found
+
+    def _gated(self, site: Site, deep: bool) -> list[Explanation]:
+        """Return how attentions whose outputs are multiplied by a gate differ, or their gates."""
+        for inner, gate in ungated(site):
+            a, b = self._cores(inner, deep)
+            if a is None:
+                continue
+            if b is not None:
+                return [gated(explanation, gate) for explanation in _explanations(a, b)]
+            other = other_gate(site, a, gate)
+            return [] if other is None else [other]
+        return []
 
     def _explained(self, site: Site, deep: bool) -> list[Explanation]:
         a, b = self._cores(site, deep)

@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Source
 
-__all__ = ["SIZES", "Projections", "is_causal", "least_window", "projections", "spans_values", "splits"]
+__all__ = ["SIZES", "Projections", "divisors", "is_causal", "least_window", "projections", "spans_values", "splits"]
 
 #: The sizes of heads that models have, the frequent ones first.
 SIZES: Final = (64, 128, 32, 96, 80, 256, 48, 16, 8, 4, 2)
@@ -155,7 +155,7 @@ def _crossing(site: Site, found: Sequence[Source], others: Sequence[Source]) -> 
             for place, query in (
                 enumerate(queries) if key is not value and key.values.shape == value.values.shape else ()
             ):
-                for size in _divisors(narrow):
+                for size in divisors(narrow):
                     yield CROSSING + rank + place, Projections(query, key, value, size)
 
 
@@ -165,7 +165,7 @@ def _fused(site: Site, found: Sequence[Source]) -> Iterator[tuple[int, Projectio
     for rank, source in enumerate(found):
         if source.values.shape[-1] <= width:
             continue
-        for size in _divisors(width):
+        for size in divisors(width):
             for _, query, key, value in splits(source, width // size, size):
                 for tiled in (tiled for fits, tiled in _sizes(site, value) if fits == size):
                     yield rank, Projections(query, key, value, size, tiled)
@@ -187,14 +187,14 @@ def _sizes(site: Site, value: Source) -> list[tuple[int, bool]]:
         if narrow % size == 0 and spans_values(site, _shared(value.values, width, size, False))
     ]
     if spans_values(site, _shared(value.values, width, narrow, True)):
-        sizes += [(size, True) for size in _divisors(narrow) if size < narrow]
+        sizes += [(size, True) for size in divisors(narrow) if size < narrow]
     return sizes
 
 
 def _by_rows(site: Site, value: Source) -> list[int]:
     """Return the sizes of heads that the second row of each text allows, where its queries see two values alone."""
     width, narrow = site.a.shape[-1], value.values.shape[-1]
-    sizes = _divisors(narrow)
+    sizes = divisors(narrow)
     first = site.real.argmax(1)
     each = np.flatnonzero(site.real.sum(1) > 1)
     second = first[each] + 1
@@ -228,5 +228,6 @@ def spans_values(site: Site, values: np.ndarray) -> bool:
     return bool(inside[site.real].all())
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """Return the numbers from 2 by which a number can be divided, in order."""
     return [size for size in range(2, number + 1) if number % size == 0]

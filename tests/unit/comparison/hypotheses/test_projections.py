@@ -9,7 +9,7 @@ import pytest
 
 from embgrad.comparison.hypotheses.projections import (
     Projections,
-    _divisors,
+    divisors,
     is_causal,
     least_window,
     projections,
@@ -181,7 +181,7 @@ def test_queries_may_be_of_another_text_than_keys_and_values() -> None:
 
 
 def test_heads_have_two_features_at_least() -> None:
-    assert _divisors(12) == [2, 3, 4, 6, 12]
+    assert divisors(12) == [2, 3, 4, 6, 12]
 
 
 def test_a_tensor_as_wide_as_the_output_is_not_fused() -> None:
