@@ -235,10 +235,14 @@ def _of_rotaries(a: Rotary, b: Rotary, head_a: int, head_b: int) -> Iterator[Dif
     if a.layout != b.layout:
         names = [_layout(rotary) for rotary in (a, b)]
         yield Difference("rotary-layout", "rotary pairs are", (names[0], names[1]))
-    if not math.isclose(a.size / head_a, b.size / head_b) and not (a.size == head_a and b.size == head_b):
+    if not math.isclose(a.turned / head_a, b.turned / head_b) and not (a.turned == head_a and b.turned == head_b):
         yield Difference(
-            "rotary-partial", "rotary share of a head", (f"{a.size / head_a:.3g}", f"{b.size / head_b:.3g}")
+            "rotary-partial", "rotary share of a head", (f"{a.turned / head_a:.3g}", f"{b.turned / head_b:.3g}")
         )
+    elif a.turned < head_a and not math.isclose(a.size / head_a, b.size / head_b):
+        wholes = (a.size == head_a, b.size == head_b)
+        texts = [f"the {'whole head' if is_whole else 'features that are turned'}" for is_whole in wholes]
+        yield Difference("rotary-partial", "frequencies of rotary positions are spread over", (texts[0], texts[1]))
     if a.scaling != b.scaling:
         texts = ["none" if rotary.scaling is None else rotary.scaling.text for rotary in (a, b)]
         yield Difference("rotary-scaling", "rotary scaling", (texts[0], texts[1]))

@@ -74,6 +74,12 @@ def likely_rotaries(declared: Mapping[str, Any], candidate: Projections) -> Iter
     plain: list[Rotary] = []
     for kept, number, kind, part in itertools.product([scaling] if scaling else [None], bases, layouts, shares):
         plain.append(Rotary(number, turned_size(size, part), cast("Layout", kind), kept))
+    plain += [
+        Rotary(number, size, HALVES, pairs=round(size * part) // 2)
+        for number in bases[:2]
+        for part in shares
+        if part < 1
+    ]
     if scaling is not None:
         plain += [replace(rotary, scaling=None) for rotary in plain]
     plain += [Rotary(number, size, HALVES, other) for number in bases[:4] for other in SCALINGS]

@@ -173,6 +173,7 @@ class Rotary:
     Attributes:
         base: the base of the frequencies.
         size: the number of features of a head that are turned, the first ones.
+        pairs: how many pairs of these have a frequency that is not zero, those of the highest; None for all.
         layout: "halves" if feature i is paired with i + size / 2, "interleaved" if with its neighbour.
         scaling: a change of the frequencies; None for none.
         queries: whether queries are turned.
@@ -193,6 +194,12 @@ class Rotary:
     sense: int = 1
     values: bool = False
     rounded: tuple[str, str] | None = None
+    pairs: int | None = None
+
+    @property
+    def turned(self) -> int:
+        """The number of features whose frequency is not zero."""
+        return self.size if self.pairs is None else 2 * self.pairs
 
     def turn_queries(self, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return turned queries, (example, position, head, feature), at positions (position,) or (example, position)."""
@@ -208,7 +215,7 @@ class Rotary:
 
     def _turn(self, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
         distinct, at = np.unique(positions, return_inverse=True)
-        tables = _angles(self.base, self.size, self.scaling, tuple(distinct.tolist()), self.rounded)
+        tables = _angles(self.base, self.size, self.scaling, tuple(distinct.tolist()), self.rounded, self.pairs)
         cosine, sine = (table[at.reshape(positions.shape)] for table in tables)
         half = self.size // 2
         turned = np.array(values)
@@ -223,7 +230,7 @@ class Rotary:
 
     def of_head(self, old: int, new: int) -> Rotary:
         """Return the settings with the same share of heads of another size."""
-        return replace(self, size=max(2, 2 * round(self.size * new / old / 2)))
+        return replace(self, size=max(2, 2 * round(self.size * new / old / 2)), pairs=None)
 
 
 #: What of rotary positions is rounded where they are computed in half precision, each with what is computed from it exactly.
@@ -233,7 +240,12 @@ ROUNDINGS: Final = tuple(itertools.product(ROUNDED, HALF_DTYPES))
 
 @lru_cache(maxsize=512)
 def _angles(
-    base: float, size: int, scaling: Scaling | None, positions: tuple[int, ...], in_half: tuple[str, str] | None
+    base: float,
+    size: int,
+    scaling: Scaling | None,
+    positions: tuple[int, ...],
+    in_half: tuple[str, str] | None,
+    pairs: int | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the cosines and sines, (position, 1, pair)."""
     part, dtype = in_half or ("", "float32")
@@ -246,6 +258,8 @@ def _angles(
     length = 1.0
     if scaling is not None:
         frequencies, length = scaling.apply(frequencies, base, size), scaling.length
+    if pairs is not None:
+        frequencies = np.where(np.arange(half) < pairs, frequencies, 0.0)
     angles = within("angles", np.array(positions, np.float64)[:, None, None] * within("frequencies", frequencies))
     return within("cosines", length * np.cos(angles)), within("sines", length * np.sin(angles))
 

@@ -174,6 +174,13 @@ def _rotaries(declared: Mapping[str, Any], core: Core, rare: bool) -> Iterator[R
     yield from (replace(rotary, base=number) for number in bases)
     yield replace(rotary, layout=HALVES if rotary.layout == INTERLEAVED else INTERLEAVED)
     yield from (replace(rotary, size=size) for size in range(2, core.size + 1, 2) if rare or core.size % size == 0)
+    if rotary.pairs is not None:
+        yield replace(rotary, size=rotary.turned, pairs=None)
+    elif rotary.layout == HALVES and rotary.size < core.size:
+        yield replace(rotary, size=core.size, pairs=rotary.size // 2)
+    if rotary.layout == HALVES:
+        numbers = range(1, core.size // 2) if rare and rotary.size == core.size else ()
+        yield from (replace(rotary, pairs=pairs) for pairs in numbers)
     yield from (replace(rotary, scaling=scaling) for scaling in _scalings(declared, rotary.scaling))
     yield from (replace(rotary, queries=queries, keys=not queries) for queries in (True, False))
     if rotary.size <= core.value_size:

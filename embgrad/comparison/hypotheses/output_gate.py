@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -16,7 +17,11 @@ from embgrad.comparison.hypotheses.sources import Source, sources
 
 __all__ = ["gated", "other_gate", "ungated"]
 
-LOGISTIC = next(function for function in ACTIVATIONS if function.apply is logistic)
+#: The share of a difference, and the number of floors, that another function of the gate may leave.
+MOST_LEFT: Final = 0.01
+FLOORS: Final = 10.0
+
+LOGISTIC: Final = next(function for function in ACTIVATIONS if function.apply is logistic)
 
 
 def ungated(site: Site) -> Iterator[tuple[Site, Source]]:
@@ -78,7 +83,7 @@ def other_gate(site: Site, core: Core, gate: Source) -> Explanation | None:
 
     predicted = core.predicted * best.apply(gate.values)
     inputs = tuple(dict.fromkeys((*core.inputs, *gate.names)))
-    if best is LOGISTIC or site.off(predicted) > 0.5 * site.difference:
+    if best is LOGISTIC or site.off(predicted) > max(MOST_LEFT * site.difference, FLOORS * site.floor):
         return None
     if best is without:
         return Explanation(

@@ -43,6 +43,7 @@ def turned(vector: np.ndarray, position: float, base: float = 10000.0, **setting
     result = np.array(vector)
     for pair in range(size // 2):
         frequency = within("frequencies", base ** (-2 * pair / size) / settings.get("factor", 1.0))
+        frequency = frequency if pair < settings.get("pairs", size) else 0.0
         angle = within("angles", position * frequency)
         cosine, sine = within("cosines", math.cos(angle)), within("sines", math.sin(angle))
         i, j = (2 * pair, 2 * pair + 1) if settings.get("interleaved") else (pair, pair + size // 2)

@@ -150,6 +150,7 @@ SCALED = (
     Scaling("yarn", 40.0, 1.0, 32.0, 4096.0),
 )
 PLAIN = [Rotary(base, size, kind) for base in BASES for kind in (HALVES, INTERLEAVED) for size in TURNED]
+PLAIN += [Rotary(base, SIZE, pairs=pairs) for base in BASES[:2] for pairs in (1, 2, 3)]
 WITH_SCALING = [Rotary(base, SIZE, HALVES, scaling) for base in BASES[:4] for scaling in SCALED]
 
 
@@ -172,9 +173,12 @@ def test_rotary_positions_that_are_declared_come_first() -> None:
     kinds = [
         Rotary(base, size, kind) for base in (7.0, *BASES) for kind in (INTERLEAVED, HALVES) for size in (4, 8, 2, 6)
     ]
+    by_pairs = [Rotary(base, SIZE, pairs=pairs) for base in (7.0, BASES[0]) for pairs in (2, 1, 3)]
     scaled = [Rotary(each.base, each.size, each.layout, scaling) for each in kinds]
     rest = [Rotary(base, SIZE, HALVES, other) for base in (7.0, *BASES[:3]) for other in SCALED]
-    assert list(likely_rotaries(declared, CANDIDATE)) == [scaled[0], None, *scaled[1:], *kinds, *rest, *rare(scaled[0])]
+    assert list(likely_rotaries(declared, CANDIDATE)) == [
+        scaled[0], None, *scaled[1:], *by_pairs, *kinds, *rest, *rare(scaled[0]),
+    ]  # fmt: skip
 
 
 def settings_of(core: Core) -> tuple[Mask, Rotary | None, float, float | None]:

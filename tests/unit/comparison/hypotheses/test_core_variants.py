@@ -171,14 +171,17 @@ SCALINGS = (
 )
 
 
-@pytest.mark.parametrize(("rare", "sizes"), [(True, (2, 4, 6)), (False, (2, 4))])
-def test_rotary_positions_that_differ_in_one_setting(rare: bool, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("rare", "sizes", "pairs"), [(True, (2, 4, 6), (1, 2, 3)), (False, (2, 4), ())])
+def test_rotary_positions_that_differ_in_one_setting(
+    rare: bool, sizes: tuple[int, ...], pairs: tuple[int, ...]
+) -> None:
     own = Rotary(1000.0, SIZE)
     assert rotaries_of(own, rare=rare) == [
         None,
         *(Rotary(base, SIZE) for base in BASES[:-1]),
         Rotary(1000.0, SIZE, INTERLEAVED),
         *(Rotary(1000.0, size) for size in sizes),
+        *(Rotary(1000.0, SIZE, pairs=number) for number in pairs),
         *(Rotary(1000.0, SIZE, scaling=scaling) for scaling in SCALINGS),
         Rotary(1000.0, SIZE, keys=False),
         Rotary(1000.0, SIZE, queries=False),
@@ -188,6 +191,13 @@ def test_rotary_positions_that_differ_in_one_setting(rare: bool, sizes: tuple[in
         Rotary(1000.0, SIZE, sense=-1),
         *(Rotary(1000.0, SIZE, rounded=(part, dtype)) for part in ROUNDED for dtype in ("float16", "bfloat16")),
     ]
+
+
+def test_a_share_of_a_head_has_the_frequencies_of_its_own_or_of_the_whole_head() -> None:
+    own, whole = Rotary(1000.0, 4), Rotary(1000.0, SIZE, pairs=2)
+    assert whole in rotaries_of(own)
+    assert own in rotaries_of(whole)
+    assert not any(each.pairs for each in rotaries_of(Rotary(1000.0, 4, INTERLEAVED)) if each is not None)
 
 
 def test_rotary_positions_in_place_of_none() -> None:
