@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.hypotheses.site import Explanation, Site, arrived
 from embgrad.comparison.led_pass import can_be_led
 from embgrad.comparison.recording import FINAL, Recording
 from embgrad.comparison.sites import Pair, name_of
@@ -56,6 +56,7 @@ def share_explained(
             new = np.array(values, np.float64)
             for name in names:
                 pair, explanation = keys[name], computed.get(name)
+                at[arrived(name)] = pair.in_a(new)
                 if explanation is not None and explanation.compute is not None:
                     new = pair.reversed.put_in_b(new, explanation.compute(at.__getitem__))
                 at[name] = pair.in_a(new)
@@ -68,7 +69,7 @@ def share_explained(
         by_key[keys[name].a].append(name)
     final = a.live.led({key: change(names) for key, names in by_key.items()}, {})
     if FINAL in final:
-        at[FINAL] = final[FINAL]
+        at[FINAL] = at[arrived(FINAL)] = final[FINAL]
         if FINAL in computed and (compute := computed[FINAL].compute) is not None:
             at[FINAL] = compute(at.__getitem__)
     real = a.batch.real

@@ -14,7 +14,7 @@ from embgrad.comparison.hypotheses.site import Before, Site, real_of
 from embgrad.comparison.led_pass import Led, can_be_led, lead
 from embgrad.comparison.recording import FINAL, Recording, Tensor, layer_at, layer_spans
 from embgrad.comparison.repair import differing_pairs, fixed_pairs, misleading_pairs, repair_pairs
-from embgrad.comparison.sites import Pair, difference, name_of
+from embgrad.comparison.sites import Pair, count_layers, difference, name_of
 from embgrad.comparison.unled import follow
 from embgrad.comparison.weights import Matching
 from embgrad.model_points.points import INPUT, OUTPUT, WORD
@@ -298,11 +298,12 @@ def _layer_before(recording: Recording, end: Tensor, layer_of: Callable[[float],
     Behind the first output in a layer its input is a part of the layer, such as what an MLP beside an attention is given.
     """
     layer = layer_of(end.time)
-    before = recording.by_role(f"{LAYER}.{layer - 1}") if layer else None
-    if not layer or end.side != INPUT or before is None or not _equal(before.values, end.values):
+    last = count_layers(recording) - 1 if layer is None else layer - 1
+    before = recording.by_role(f"{LAYER}.{last}") if last >= 0 and end.side == INPUT else None
+    if before is None or not _equal(before.values, end.values):
         return layer
     outputs = (it for it in recording.tensors.values() if it.side == OUTPUT and before.time < it.time < end.time)
-    return layer if any(layer_of(it.time) == layer for it in outputs) else layer - 1
+    return layer if any(layer_of(it.time) == layer for it in outputs) else last
 
 
 def _before(

@@ -114,7 +114,8 @@ def routers_of(side: Recording, layer: int | None, stacks: Stacks, width: int) -
             fitting = [vector for vector in vectors if max(vector.shape) == count]
             for vector in fitting:
                 added = vector.get().astype(np.float64).reshape(count)
-                yield Router(matrix, added, none) if vector.module == weight.module else Router(matrix, none, added)
+                yield from [Router(matrix, added, none)] if vector.module == weight.module else []
+                yield Router(matrix, none, added)
             yield Router(matrix, none, none)
 
 

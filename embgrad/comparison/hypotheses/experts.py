@@ -235,12 +235,24 @@ def _ported(site: Site, a: Mixture) -> Mixture | None:
         ([bank for bank in own if bank.label == a.bank.label], [a.function]),
         (own, [a.function]),
     ]
+    starts = [a, *(replace(a, router=router) for router in _without_vectors(a.router))]
     for number, (banks, functions) in enumerate(tried):
         sums = [a.added] if number else [a.added, *_fewer(a.added)]
-        for mixture in _nearest(site, a, banks, functions, site.b, sums, most):
-            if site.off(mixture.predicted(site)) <= most:
-                return mixture
+        for start in starts[:1] if number else starts:
+            for mixture in _nearest(site, start, banks, functions, site.b, sums, most):
+                if site.off(mixture.predicted(site)) <= most:
+                    return mixture
     return None
+
+
+def _without_vectors(router: Router) -> Iterator[Router]:
+    """Yield a router without what it adds to scores, before or behind the softmax."""
+    none = np.zeros(len(router.bias))
+    if router.preferred.any():
+        yield router._replace(preferred=none)
+        yield router._replace(preferred=none, bias=router.bias + router.preferred)
+    if router.bias.any():
+        yield router._replace(bias=none)
 
 
 def _fewer(added: tuple[Term, ...]) -> Iterator[tuple[Term, ...]]:
@@ -355,6 +367,11 @@ def _explanations(site: Site, a: Mixture, b: Mixture) -> list[Explanation]:
 
 def _differences(a: Mixture, b: Mixture) -> Iterator[tuple[str, str, tuple[str, str]]]:
     mine, its = a.routing, b.routing
+    if a.router.preferred.any() and not b.router.preferred.any():
+        how = "added to the scores themselves" if b.router.bias.any() and not a.router.bias.any() else "missing"
+        yield "expert-routing", "what the choice of experts adds to their scores is", ("added", how)
+    elif a.router.bias.any() and not b.router.bias.any():
+        yield "missing-bias", "the bias of the router is", ("added", "missing")
     if mine.number != its.number:
         yield "expert-routing", "experts for each token", (str(mine.number), str(its.number))
     if mine.groups != its.groups:

@@ -26,7 +26,15 @@ from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.hypotheses.skipped import Skipped
 from embgrad.comparison.hypotheses.terms import OtherTerm
 from embgrad.comparison.hypotheses.turned import TurnedFeatures
-from embgrad.comparison.hypotheses.unprojected import before_product, before_sum, projected, with_added
+from embgrad.comparison.hypotheses.unprojected import (
+    before_carried,
+    before_product,
+    before_sum,
+    carried_on,
+    projected,
+    with_added,
+    with_carried,
+)
 
 __all__ = ["EXPLAINING", "HYPOTHESES", "Hypothesis", "explain"]
 
@@ -103,11 +111,24 @@ def explain(site: Site, hypotheses: Sequence[Hypothesis] = HYPOTHESES) -> Explan
         site: the site, whose memory keeps the hypotheses that explain one.
         hypotheses: those that are tested.
     """
-    found = _explain(site, hypotheses)
+    carried = before_carried(site)
+    found = _explain(site, [it for it in hypotheses if carried is None or not isinstance(it, SEARCHING)])
+    if found is None and carried is not None:
+        found = _carried(site, hypotheses, *carried) or _explain(site, hypotheses)
     for behind in _seen_before(site, hypotheses) if found is None else ():
         if site.off(behind.predicted) <= MOST_LEFT * site.difference and site.suits_most_tokens(behind.predicted):
             return behind
     return found
+
+
+def _carried(
+    site: Site, hypotheses: Sequence[Hypothesis], inner: Site, earlier: Site, explanation: Explanation
+) -> Explanation | None:
+    """Return the explanation of a site by the difference of an earlier one that goes on, and by what else differs there."""
+    if inner.difference <= max(MOST_LEFT * site.difference, FLOORS * site.floor):
+        return carried_on(site, earlier, explanation)
+    found = _explain(inner, hypotheses)
+    return None if found is None else with_carried(found, earlier)
 
 
 def _seen_before(site: Site, hypotheses: Sequence[Hypothesis]) -> Iterator[Explanation]:

@@ -15,7 +15,7 @@ from embgrad.comparison.weights import Match, Matching
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.points import INPUT, OUTPUT
 
-__all__ = ["FAINT_MEMORY", "Before", "Explanation", "Site", "real_of", "together"]
+__all__ = ["FAINT_MEMORY", "Before", "Explanation", "Site", "arrived", "real_of", "together"]
 
 #: The key in a site's memory of whether its difference is so small that only what is known from others is tried.
 FAINT_MEMORY: Final = "faint"
@@ -31,6 +31,11 @@ SHARE: Final = 0.25
 
 #: Returns the values at a point before a site, (example, position, feature), by its name.
 Values = Callable[[str], np.ndarray]
+
+
+def arrived(name: str) -> str:
+    """Return the name under which a pass keeps the values of a point as they are before they are changed."""
+    return f"{name} as it arrives"
 
 
 @dataclass(frozen=True, eq=False)

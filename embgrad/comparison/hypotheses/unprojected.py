@@ -8,11 +8,20 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.site import Before, Explanation, Site
+from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values, arrived
 from embgrad.comparison.sites import difference, name_of
 from embgrad.model_points.points import OUTPUT
 
-__all__ = ["before_product", "before_sum", "projected", "unprojected", "with_added"]
+__all__ = [
+    "before_carried",
+    "before_product",
+    "before_sum",
+    "carried_on",
+    "projected",
+    "unprojected",
+    "with_added",
+    "with_carried",
+]
 
 #: The condition number up to which a matrix is inverted.
 MOST_CONDITION: Final = 1e4
@@ -81,6 +90,43 @@ def before_sum(site: Site) -> Iterator[tuple[Site, Before]]:
         if other is not None:
             pair = replace(site.pair, name=added.name, a=tensor.key)
             yield replace(site, pair=pair, a=added.values, b=site.b - other.values), other
+
+
+def before_carried(site: Site) -> tuple[Site, Site, Explanation] | None:
+    """Return the site without the difference of an earlier one that goes on beside it, the earlier site, and its explanation.
+
+    None where no such difference is known. Points on the way are set where modules read them, not in the residual itself.
+    """
+    for earlier, explanation in reversed(site.memory.get("explained", [])):
+        is_known = explanation is not None and earlier.a.shape == site.a.shape
+        if is_known and any(np.array_equal(before.values, earlier.a) for before in site.before):
+            return replace(site, b=site.b - (earlier.b - earlier.a)), earlier, explanation
+    return None
+
+
+def carried_on(site: Site, earlier: Site, explanation: Explanation) -> Explanation:
+    """Return the explanation that a site differs by what an earlier one differs by."""
+    own = arrived(site.name)
+    rest = Explanation(explanation.cause, explanation.setting, explanation.values, site.a, lambda at: at(own))
+    return with_carried(replace(rest, sentence=explanation.sentence), earlier)
+
+
+def with_carried(explanation: Explanation, earlier: Site) -> Explanation:
+    """Return an explanation of a site without an earlier one's difference as one of the site with it."""
+    inner, name = explanation.compute, earlier.name
+    if inner is not None and name not in explanation.inputs:  # otherwise it reads what the earlier site is changed to
+        function = inner
+
+        def inner(at: Values) -> np.ndarray:
+            return np.asarray(function(at) + at(name) - at(arrived(name)))
+
+    return replace(
+        explanation,
+        predicted=explanation.predicted + earlier.b - earlier.a,
+        compute=inner,
+        inputs=tuple(dict.fromkeys((*explanation.inputs, name))),
+        also=tuple(with_carried(other, earlier) for other in explanation.also),
+    )
 
 
 def _is(site: Site, before: Before, values: np.ndarray) -> bool:
