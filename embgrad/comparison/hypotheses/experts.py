@@ -293,24 +293,29 @@ def _nearest(
     tokens = _few(site)
     rows = site.rows(start.source.values)[tokens]
     logits, preferred = start.router.logits(rows), start.router.preferred
-    routings = [*_routings(len(preferred)), *_grouped(site, len(preferred), start.routing)]
+    routings = list(dict.fromkeys([*_routings(len(preferred)), *_grouped(site, len(preferred), start.routing)]))
     weights = {routing: routing.weights(logits, preferred) for routing in routings}
     at = {before.name: before.values for before in site.before}.__getitem__
     whole = site.rows(wanted)[tokens]
     rests = [whole - sum((site.rows(term.read(at))[tokens] for term in added), np.zeros(1)) for added in sums]
+    wide = np.stack([rest.ravel() for rest in rests])
+    limit = 3 * most * np.linalg.norm(whole)
     found: list[tuple[int, float, Mixture]] = []
     for bank, function in itertools.product(banks, functions):
         outputs = bank.outputs(rows, function)
-        mixed = np.stack([np.einsum("te,etf->tf", shares, outputs) for shares in weights.values()])
-        power = (mixed**2).sum((1, 2)) + 1e-300
-        for added, rest in zip(sums, rests, strict=True):
-            factors = np.einsum("rtf,tf->r", mixed, rest) / power
-            offs = np.linalg.norm((rest - factors[:, None, None] * mixed).reshape(len(mixed), -1), axis=1)
-            for routing, factor, off in zip(weights, factors.tolist(), offs.tolist(), strict=True):
-                if off <= 3 * most * np.linalg.norm(whole) and abs(factor) > SAME:
-                    exact = 1.0 if abs(factor - 1) <= SAME else factor
-                    mixture = replace(start, bank=bank, function=function, routing=routing, factor=exact, added=added)
-                    found.append((_changes(start, mixture), off, mixture))
+        mixed = np.stack([np.einsum("te,etf->tf", shares, outputs).ravel() for shares in weights.values()])
+        power = (mixed**2).sum(1) + 1e-300
+        products = mixed @ wide.T
+        # What is left of a rest without its part along a mixture, up to the rounding of the subtraction.
+        left = (wide**2).sum(1) - products**2 / power[:, None]
+        for number, place in np.argwhere(left <= (limit + SAME * np.linalg.norm(whole)) ** 2):
+            factor = float(products[number, place] / power[number])
+            off = float(np.linalg.norm(wide[place] - factor * mixed[number]))
+            if off <= limit and abs(factor) > SAME:
+                exact = 1.0 if abs(factor - 1) <= SAME else factor
+                routing, added = routings[number], sums[place]
+                mixture = replace(start, bank=bank, function=function, routing=routing, factor=exact, added=added)
+                found.append((_changes(start, mixture), off, mixture))
     return [mixture for *_, mixture in sorted(found, key=lambda entry: entry[:2])]
 
 

@@ -116,9 +116,12 @@ def test_a_square_router_is_read_in_both_ways() -> None:
 
 def test_a_vector_is_added_to_scores_or_to_what_experts_are_chosen_by() -> None:
     vector = np.array([1.0, 2.0, 3.0])
-    own, none = routers({"gate.W": MATRIX, "gate.b": vector[:, None], "short.b": np.ones(2), "pair": np.ones((3, 3))})
+    own, choosing, none = routers(
+        {"gate.W": MATRIX, "gate.b": vector[:, None], "short.b": np.ones(2), "pair": np.ones((3, 3))}
+    )
     np.testing.assert_array_equal([own.bias, own.preferred, none.bias], [vector, vector * 0, vector * 0])
     np.testing.assert_array_equal(own.logits(ROWS), ROWS @ MATRIX + vector)
+    np.testing.assert_array_equal([choosing.bias, choosing.preferred], [vector * 0, vector])
     other, _ = routers({"gate.W": MATRIX, "choice.b": vector})
     np.testing.assert_array_equal([other.bias, other.preferred], [vector * 0, vector])
 

@@ -57,12 +57,16 @@ def mixed(
     down: np.ndarray = DOWN,
     added: np.ndarray | float = RESIDUAL,
     bias: np.ndarray | None = None,
+    x: np.ndarray = X,
+    router: np.ndarray = ROUTER,
 ) -> np.ndarray:
     """Return what a mixture of experts makes of X, as its definition says."""
-    result = np.zeros(X.shape)
-    for place in np.ndindex(*X.shape[:2]):
-        logits = ROUTER @ X[place]
-        scores = [1 / (1 + math.exp(-x)) for x in logits] if sigmoid else list(np.exp(logits) / np.exp(logits).sum())
+    result = np.zeros(x.shape)
+    for place in np.ndindex(*x.shape[:2]):
+        logits = router @ x[place]
+        scores = (
+            [1 / (1 + math.exp(-logit)) for logit in logits] if sigmoid else list(np.exp(logits) / np.exp(logits).sum())
+        )
         allowed = set(range(EXPERTS))
         if groups is not None:
             count, kept, counted = groups
@@ -72,8 +76,8 @@ def mixed(
         chosen = sorted(allowed, key=lambda number: -(scores[number] + preferred[number]))[:taken]
         total = sum(scores[number] for number in chosen) if normalised else 1.0
         for number in chosen:
-            units = np.array([function(x) for x in gate[number] @ X[place]])
-            units = units if up is None else units * (up[number] @ X[place])
+            units = np.array([function(unit) for unit in gate[number] @ x[place]])
+            units = units if up is None else units * (up[number] @ x[place])
             output = down[number] @ units + (0.0 if bias is None else bias[number])
             result[place] += factor * scores[number] / total * output
     return result + added
@@ -137,6 +141,31 @@ def test_the_kind_of_scores_is_not_named_where_one_is_divided_by_itself(taken: t
     a, b = (mixed(taken=number, sigmoid=number == 2) for number in taken)
     found = explained(site(b, a))
     assert [it.text for it in (found, *found.also)] == [f"experts for each token {taken[0]} in a and {taken[1]} in b"]
+
+
+@pytest.mark.parametrize("name", ["block.choice.bias", "block.gate_bias"])
+def test_what_the_port_does_not_add_to_the_scores_that_choose_is_named(name: str) -> None:
+    """It may be a weight of the router's own module, as in transformers."""
+    preferred = [0.9, -0.5, 0.25, -0.9]
+    a = mixed(preferred=preferred, sigmoid=True)
+    held = {**named(), name: np.array(preferred)}
+    found = explained(site(mixed(sigmoid=True), a, held=held))
+    text = "what the choice of experts adds to their scores is added in a and missing in b"
+    assert (found.cause, found.text) == ("expert-routing", text)
+    found = explained(site(mixed(sigmoid=True, preferred=preferred, taken=1), a, held=held))
+    assert found.text == "experts for each token 2 in a and 1 in b"
+
+
+def test_the_bias_of_a_router_that_the_port_lacks_is_named() -> None:
+    """A constant feature of the input makes a bias of the router's last row."""
+    constant = np.concatenate([X[..., :-1], np.ones((*X.shape[:2], 1))], -1)
+    bias = np.array([1.0, -1.0, 0.5, 0.0])
+    held = {**named(), "block.gate_bias": bias}
+    moved = ROUTER.copy()
+    moved[:, -1] += bias
+    a, b = (mixed(x=constant, router=router) for router in (moved, ROUTER))
+    found = explained(site(b, a, {**BEFORE, "block": constant}, held=held))
+    assert (found.cause, found.text) == ("missing-bias", "the bias of the router is added in a and missing in b")
 
 
 GROUPED = {

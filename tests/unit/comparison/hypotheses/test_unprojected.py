@@ -10,7 +10,7 @@ import pytest
 
 from embgrad.comparison.hypotheses.attention import AttentionCore
 from embgrad.comparison.hypotheses.explain import explain
-from embgrad.comparison.hypotheses.site import Before, Site
+from embgrad.comparison.hypotheses.site import Before, Explanation, Site, arrived
 from embgrad.comparison.hypotheses.unprojected import before_product, before_sum, unprojected
 from embgrad.comparison.recording import HeldWeight, Tensor
 from embgrad.comparison.sites import Pair, name_of
@@ -138,3 +138,53 @@ def test_a_norm_before_a_sum_is_explained() -> None:
     expect_exact(site, found)
     assert not list(before_sum(replace(site, a=a + 0.01 * residual)))
     assert explain(replace(site, b=b + residual**2)) is None
+
+
+EARLIER_A, SHIFT, PART = RANDOM.normal(size=(3, 2, 9, 32))
+CAUSE = Explanation("residual-scale", "o is multiplied by", ("1", "2"), EARLIER_A + SHIFT)
+#: A function of this tensor that no hypothesis knows.
+UNKNOWN = np.sin(3 * PART)
+
+
+def behind_residual(a: np.ndarray, b: np.ndarray, explanation: Explanation | None = CAUSE) -> Site:
+    """Return a site behind another one, whose difference goes on in a residual."""
+    at = site_of(a, b, {"layers.0.stream": EARLIER_A, **BEFORE}, real=REAL)
+    pair = Pair("layers.0.stream", "stream", "stream")
+    earlier = replace(at, pair=pair, a=EARLIER_A, b=EARLIER_A + SHIFT, before=[], memory={})
+    return replace(at, memory={"explained": [(earlier, explanation)]})
+
+
+def in_a_pass(found: Explanation, site: Site) -> np.ndarray:
+    """Return what an explanation computes where the earlier point is changed, and the site's own value is not yet."""
+    at = {before.name: before.values for before in site.before}
+    at |= {"layers.0.stream": EARLIER_A + SHIFT, arrived("layers.0.stream"): EARLIER_A, arrived(site.name): site.a}
+    assert found.compute is not None
+    return found.compute(at.__getitem__)
+
+
+def test_the_difference_of_an_earlier_site_goes_on_beside_any_function() -> None:
+    site = behind_residual(EARLIER_A + UNKNOWN, EARLIER_A + UNKNOWN + SHIFT)
+    found = explain(site)
+    assert found is not None
+    assert (found.cause, found.text) == (CAUSE.cause, CAUSE.text)
+    np.testing.assert_allclose(found.predicted, site.b)
+    np.testing.assert_allclose(in_a_pass(found, site), site.b)
+
+
+def test_what_differs_beside_an_earlier_difference_that_goes_on_is_named() -> None:
+    first, second = (attended(scale=scale) for scale in (None, 1.0))
+    site = behind_residual(first, second + SHIFT)
+    found = explain(site)
+    assert found is not None
+    assert found.text == "attention scale 0.353553 in a and 1 in b"
+    np.testing.assert_allclose(found.predicted, site.b)
+    np.testing.assert_allclose(in_a_pass(found, site), site.b)
+
+
+@pytest.mark.parametrize(
+    ("b", "explanation"),
+    [(EARLIER_A + UNKNOWN - SHIFT, CAUSE), (EARLIER_A + UNKNOWN + SHIFT, None)],
+    ids=["another difference", "one without a cause"],
+)
+def test_other_differences_than_known_ones_do_not_go_on(b: np.ndarray, explanation: Explanation | None) -> None:
+    assert explain(behind_residual(EARLIER_A + UNKNOWN, b, explanation)) is None
