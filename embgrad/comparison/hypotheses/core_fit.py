@@ -22,6 +22,8 @@ from embgrad.comparison.hypotheses.core_likely import (
     scales,
 )
 from embgrad.comparison.hypotheses.core_parts import (
+    HALVES,
+    INTERLEAVED,
     HeadNorm,
     Mask,
     Rotary,
@@ -216,14 +218,18 @@ def _with_biases(site: Site, candidate: Projections) -> Iterator[Core]:
 
 def _with_norms(site: Site, candidate: Projections) -> Iterator[Core]:
     """Yield cores with norms of queries and keys."""
-    declared = itertools.islice(likely_rotaries(declared_by(site, 0), candidate), LIKELY)
-    rotaries = [
-        *declared,
-        Rotary(BASES[0], candidate.turned or candidate.size),
-    ]  # that of local layers, beside another one of global layers
+    declared = list(itertools.islice(likely_rotaries(declared_by(site, 0), candidate), LIKELY))
+    others = [changed for it in declared if it is not None for changed in _turned_otherwise(it)]
+    local = Rotary(BASES[0], candidate.turned or candidate.size)  # that of local layers, beside another of global ones
+    rotaries = [*declared, local, *others]
     usual = list(_cores(site, candidate, rotaries=list(dict.fromkeys(rotaries))))
     for norm in _norms(site, candidate):
         yield from (replace(core, norm=norm) for core in usual)
+
+
+def _turned_otherwise(rotary: Rotary) -> list[Rotary]:
+    """Return rotary positions with the other layout, and with the opposite angles."""
+    return [replace(rotary, layout=HALVES if rotary.layout == INTERLEAVED else INTERLEAVED), replace(rotary, sense=-1)]
 
 
 def _with_rotaries(site: Site, candidate: Projections) -> Iterator[Core]:
@@ -284,6 +290,9 @@ def _norms(site: Site, candidate: Projections) -> Iterator[HeadNorm]:
         gains, (False, True), (0.0, 1.0), (1e-6, 1e-5) if epsilon is None else (epsilon,)
     ):
         yield HeadNorm(query, key, small, offset, centred=centred)
+    unit = np.ones(candidate.size)
+    for small, late in itertools.product((1e-6, 1e-5) if epsilon is None else (epsilon, 1e-6), (True, False)):
+        yield HeadNorm(unit, unit, small, late=late)
 
 
 def _masks(site: Site, candidate: Projections) -> list[Mask]:

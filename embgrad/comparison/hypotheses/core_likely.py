@@ -85,6 +85,7 @@ def likely_rotaries(declared: Mapping[str, Any], candidate: Projections) -> Iter
     plain += [Rotary(number, size, HALVES, other) for number in bases[:4] for other in SCALINGS]
     if plain[0].size <= candidate.value_size:
         plain.append(replace(plain[0], values=True))
+    plain.append(replace(plain[0], sense=-1))
     plain += [replace(plain[0], rounded=rounded) for rounded in ROUNDINGS]
     yield from dict.fromkeys([plain[0], None, *plain])
 

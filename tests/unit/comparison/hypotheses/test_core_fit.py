@@ -155,8 +155,8 @@ WITH_SCALING = [Rotary(base, SIZE, HALVES, scaling) for base in BASES[:4] for sc
 
 
 def rare(rotary: Rotary) -> list[Rotary]:
-    """Return the rotary positions that are tried last: of values as well, or with a part in half precision."""
-    return [replace(rotary, values=True), *_in_half(rotary)]
+    """Return the rotary positions that are tried last: of values as well, of opposite angles, or with a part in half."""
+    return [replace(rotary, values=True), replace(rotary, sense=-1), *_in_half(rotary)]
 
 
 def _in_half(rotary: Rotary) -> list[Rotary]:
@@ -241,13 +241,17 @@ def test_norms_are_those_of_two_gains_in_either_order() -> None:
     site = site_seen(within(3), weights=weights)
     found = [(norm.query[0], norm.key[0], norm.centred, norm.offset, norm.epsilon) for norm in _norms(site, CANDIDATE)]
     rests = [*itertools.product((False, True), (0, 1), (1e-6, 1e-5))]
-    assert found == [(*pair, *rest) for pair in ((0, 1), (1, 0)) for rest in rests]
+    assert found[:-4] == [(*pair, *rest) for pair in ((0, 1), (1, 0)) for rest in rests]
+    assert [norm.late for norm in _norms(site, CANDIDATE)][-4:] == [True, False] * 2
+    assert found[-4:] == [(1, 1, False, 0.0, epsilon) for epsilon in (1e-6, 1e-6, 1e-5, 1e-5)]  # without gains
     declared = site_seen(within(3), weights=weights, settings=({"epsilon": 1e-3, "rotary_base": 7.0}, {}))
-    assert [norm.epsilon for norm in _norms(declared, CANDIDATE)] == [1e-3] * 8
+    assert [norm.epsilon for norm in _norms(declared, CANDIDATE)] == [1e-3] * 8 + [1e-3, 1e-3, 1e-6, 1e-6]
     cores = [(core.norm and core.norm.query[0], *settings_of(core)) for core in _with_norms(declared, CANDIDATE)]
-    rotaries = [Rotary(7.0, SIZE), None, PLAIN[0]]  # the last of local layers, beside those with the declared base
+    own = Rotary(7.0, SIZE)
+    # The third is that of local layers, beside those with the declared base.
+    rotaries = [own, None, PLAIN[0], replace(own, layout=INTERLEAVED), replace(own, sense=-1)]
     rests = [*itertools.product(LIKELY[0], rotaries, *LIKELY[2:])] * 4
-    assert cores == [(query, *rest) for query in (0, 1) for rest in rests]
+    assert cores == [(query, *rest) for query in (0, 1, 1) for rest in rests]
 
 
 @pytest.mark.parametrize("stacked", [False, True])
