@@ -17,6 +17,7 @@ from embgrad.comparison.hypotheses.output_gate import gated, other_gate, ungated
 from embgrad.comparison.hypotheses.site import FAINT_MEMORY, Explanation, Site, together
 from embgrad.comparison.hypotheses.sources import most_off
 from embgrad.comparison.hypotheses.unprojected import projected, unprojected
+from embgrad.model_points.points import INPUT
 
 __all__ = ["AttentionCore"]
 
@@ -97,6 +98,8 @@ class AttentionCore:
             a, b = self._from_shared(site)
             if a is None and b is not None and is_dropped_in(b, site.a):
                 return [left_on(site, "a", "b")]
+        if a is not None and b is not None and _may_be_turned_before(site, a, b):
+            a, b = self._from_shared(site)
         return [] if a is None or b is None else _explanations(a, b)
 
     def _from_shared(self, site: Site) -> tuple[Core | None, Core | None]:
@@ -123,6 +126,15 @@ class AttentionCore:
             first, second = Places.of(site, a), Places.of(site, b)
             known += [(first, second)] if first is not None and second is not None else []
         return a, b
+
+
+def _may_be_turned_before(site: Site, a: Core, b: Core) -> bool:
+    """Return whether a has no rotary positions and b has, of tensors that a module without weights of a alone returns.
+
+    Such a module, as a norm without weights, may be given what a has turned already.
+    """
+    alone = {it.name for it in site.before if not it.shared and not site.held_by(it.name.removesuffix(f":{INPUT}"))}
+    return a.rotary is None and b.rotary is not None and not alone.isdisjoint((*a.query.names, *a.key.names))
 
 
 def _explanations(a: Core, b: Core) -> list[Explanation]:

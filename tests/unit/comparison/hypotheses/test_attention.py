@@ -31,6 +31,7 @@ from tests.unit.comparison.hypotheses.attended import (
     attended,
     causal,
     everywhere,
+    turned,
 )
 from tests.unit.comparison.hypotheses.planted import expect_exact, site_of
 
@@ -265,6 +266,20 @@ def test_norms_whose_outputs_the_reference_alone_has_are_computed_again() -> Non
     b = attended(normed(QUERY, second), normed(KEY, first), rotary={"base": 10000.0})
     site = shared_in_part(site_of(a, b, {**own, **BEFORE}, real=REAL, weights=GAINS), *own)
     assert only(site).text == "the gain of the norm of queries is that of queries in a and that of keys in b"
+
+
+def test_what_a_module_without_weights_returns_may_have_been_turned_before() -> None:
+    """The reference's norm without gains returns turned queries and keys, which the port's own function turns otherwise."""
+
+    def turned_heads(values: np.ndarray) -> np.ndarray:
+        heads = values.reshape(*REAL.shape, -1, SIZE)
+        places = np.ndindex(*heads.shape[:3])
+        return np.array([turned(heads[place], place[1]) for place in places]).reshape(values.shape)
+
+    own = {"layers.0.k_norm": turned_heads(KEY), "layers.0.q_norm": turned_heads(QUERY)}
+    a, b = (attended(rotary={**ROTARY, "factor": factor}) for factor in (1.0, 4.0))
+    at = shared_in_part(site_of(a, b, {**own, **BEFORE}, real=REAL), *own)
+    assert only(at).text == "rotary scaling none in a and linear with factor 4 in b"
 
 
 def test_a_projection_that_the_reference_alone_outputs_is_found_transposed() -> None:
