@@ -277,9 +277,9 @@ def test_what_a_module_without_weights_returns_may_have_been_turned_before() -> 
         return np.array([turned(heads[place], place[1]) for place in places]).reshape(values.shape)
 
     own = {"layers.0.k_norm": turned_heads(KEY), "layers.0.q_norm": turned_heads(QUERY)}
-    a, b = (attended(rotary={**ROTARY, "factor": factor}) for factor in (1.0, 4.0))
+    a, b = (attended(rotary={**ROTARY, "factor": factor}) for factor in (1.0, 0.25))
     at = shared_in_part(site_of(a, b, {**own, **BEFORE}, real=REAL), *own)
-    assert only(at).text == "rotary scaling none in a and linear with factor 4 in b"
+    assert only(at).text == "rotary scaling none in a and linear with factor 0.25 in b"
 
 
 def test_a_projection_that_the_reference_alone_outputs_is_found_transposed() -> None:
