@@ -54,7 +54,7 @@ def _with_queries(found: Sequence[Source], both: Source, count: int, plain: int,
     for query in found:
         size, left = divmod(query.values.shape[-1], count)
         turned = size - plain
-        if query is both or left or turned < 2 or turned % 2:
+        if query is both or left or turned < 2:
             continue
         for shared in found:
             if shared is not query and shared is not both and turned < shared.values.shape[-1] < size * count:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.hypotheses.expert_weights import banks_of, stacks_of
-from embgrad.comparison.hypotheses.experts import Experts, Routing
+from embgrad.comparison.hypotheses.experts import Experts, Groups, Routing
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from tests.unit.comparison.hypotheses.modules import best, module_site
 from tests.unit.comparison.hypotheses.planted import expect_exact
@@ -173,6 +173,13 @@ GROUPED = {
     "largest": ((2, 1, 1), "1 of 2 groups by their best"),
     "two largest": ((2, 1, 2), "1 of 2 groups by their two best"),
 }
+
+
+def test_experts_of_the_groups_with_the_largest_scores_may_be_taken() -> None:
+    scores = np.array([[9.0, 0.0, 5.0, 5.0, 6.0, 1.0]])
+    for taken, counted, groups in ((1, 1, [0]), (1, 2, [1]), (2, 1, [0, 2]), (2, 2, [0, 1]), (3, 1, [0, 1, 2])):
+        allowed = Groups(3, taken, counted).allow(scores)[0]
+        assert np.flatnonzero(allowed).tolist() == [2 * group + place for group in groups for place in (0, 1)]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,11 @@ FUSED = {"by head": BY_HEAD.reshape(*REAL.shape, -1), "whole": np.concatenate([Q
 A = attended()
 
 
-def explained(a: np.ndarray, b: np.ndarray, **before: np.ndarray) -> tuple[str, str]:
-    at = site_of(a, b, {f"layers.0.attention.{name}": values for name, values in before.items()} | BEFORE, real=REAL)
+def explained(
+    a: np.ndarray, b: np.ndarray, others: Mapping[str, np.ndarray] = BEFORE, **before: np.ndarray
+) -> tuple[str, str]:
+    named = {f"layers.0.attention.{name}": values for name, values in before.items()}
+    at = site_of(a, b, {**named, **others}, real=REAL)
     (found,) = AttentionCore().explain(at)
     expect_exact(at, found)
     return found.cause, found.text
@@ -62,7 +65,7 @@ def test_each_head_may_have_keys_and_values_of_its_own(fused: str) -> None:
     """Then the first query shows the values, whatever the size of the heads is."""
     keys, values = (np.repeat(it.reshape(*REAL.shape, -1, SIZE), 2, 2).reshape(QUERY.shape) for it in (KEY, VALUE))
     a, b = (attended(QUERY, keys, values, scale=scale) * SHARE for scale in (None, 1.0))
-    cause, text = explained(a, b, both=FUSED[fused], k2=keys, v2=values)
+    cause, text = explained(a, b, {}, both=FUSED[fused], k=keys, v=values, q=QUERY)
     assert (cause, text) == ("attention-scale", "attention scale 0.353553 in a and 1 in b")
 
 
