@@ -39,7 +39,7 @@ def test_a_certificate_is_summed_up() -> None:
     assert expect_short(CERTIFICATE) == "Certificate(1 slopes, all hold, scatter 1e-08)"
     wrong = Slope("gradient", 1.0, 2.0, 1e-9, 1e-6)
     many = Certificate(
-        CERTIFICATE.slopes * 500 + (wrong,), 1e-8, 0.25, tuple(range(99)), None, 0.5, None, 0.125, {"order": "x"}
+        CERTIFICATE.slopes * 500 + (wrong,), 1e-8, 0.25, tuple(range(99)), 0.5, None, 0.125, {"order": "x"}
     )
     assert expect_short(many) == (
         "Certificate(501 slopes, 1 wrong, scatter 1e-08, independence 0.25, neighbours 0.5, padding 0.12, "
