@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from embgrad.toolkit import order_of_product, split_last_factor
+from embgrad.toolkit import split_last_factor
+from embgrad.toolkit.module_calls import order_of_product
 
 
 @pytest.mark.parametrize(
