@@ -102,7 +102,7 @@ class Core:
     @property
     def is_latent(self) -> bool:
         """Return whether keys are made of tensors of which heads share some."""
-        return isinstance(self.key, Fused)
+        return isinstance(self.key, Fused) and not isinstance(self.query, Fused)
 
     @property
     def crosses(self) -> bool:

@@ -74,7 +74,7 @@ def _ordered(
     of_shared = of_shared[-turned:] if order[2] else of_shared[:turned]
     places = np.concatenate([np.tile(of_shared, (count, 1)), of_both], 1).ravel()
     values = np.concatenate([both.values, shared.values], -1)[..., places]
-    key = Fused(f"{both.name} + {shared.name}", values, label="key", parts=(both, shared), order=places)
+    key = Fused(both.name, values, label="key", parts=(both, shared), order=places)
     value = _value(both, count, plain, order)
     return Projections(query.part(of_query.ravel(), "query"), key, value, size, turned=turned)
 
@@ -92,8 +92,9 @@ def other_orders(core: Core, found: Sequence[Source]) -> Iterator[Projections]:
         found: the whole tensors before the site.
     """
     whole = next((source for source in found if source.name == core.query.name), None)
-    if whole is None or not isinstance(core.key, Fused):
+    if whole is None:
         return
+    assert isinstance(core.key, Fused), "it is latent"
     both, shared = core.key.parts
     plain = both.values.shape[-1] // core.heads - core.value_size
     for order in ORDERS:

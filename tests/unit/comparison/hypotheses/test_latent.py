@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.hypotheses.attention import AttentionCore
+from embgrad.comparison.hypotheses.core import Core
+from embgrad.comparison.hypotheses.core_difference import differences
+from embgrad.comparison.hypotheses.core_fit import fitted_core
+from embgrad.comparison.hypotheses.core_search import Places
+from embgrad.comparison.hypotheses.core_variants import variants
 from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.hypotheses.sources import Fused, Source
 from tests.unit.comparison.hypotheses.attended import REAL, turned
 from tests.unit.comparison.hypotheses.planted import expect_exact, site_of
 
@@ -91,3 +97,31 @@ def test_another_setting_is_named(changed: dict[str, Any], text: str) -> None:
 def test_features_may_stand_in_any_order_in_the_reference(order: str) -> None:
     a, b = (attended(**{order: True}, rotary=rotary) for rotary in ({}, {"base": 1000.0}))
     assert explained(a, b).text == "rotary base 10000 in a and 1000 in b"
+
+
+def test_parts_of_a_fused_projection_are_no_latent_keys() -> None:
+    """A port's fused projection, which is split in another order, is changed further like any other."""
+    parts = tuple(Source(name, RANDOM.normal(size=(*SHAPE, 12))) for name in "qkv")
+    order = np.arange(36)
+    whole = Fused("q", np.concatenate([part.values for part in parts], -1), parts=parts, order=order)
+    query, key, value = (
+        whole.part(order[start : start + 12], name) for start, name in ((12, "query"), (0, "key"), (24, "value"))
+    )
+    core = Core(query, key, value, HEADS, 0.5, REAL)
+    assert not core.is_latent
+    before = {part.name: part.values for part in parts}
+    changed = list(variants(site_of(value.values, query.values, before, real=REAL), core))
+    assert any(each.heads != HEADS for each in changed)
+
+
+def test_latent_keys_of_another_layer_have_the_same_name_as_those_that_are_found() -> None:
+    at = site_of(A, attended(scale=1.0), BEFORE, real=REAL)
+    found = fitted_core(at)
+    assert found is not None
+    assert found.is_latent
+    places = Places.of(at, found)
+    assert places is not None
+    again = places.at(at)
+    assert again is not None
+    np.testing.assert_array_equal(again.predicted, found.predicted)
+    assert differences(found, again) == []
