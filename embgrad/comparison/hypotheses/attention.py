@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core
-from embgrad.comparison.hypotheses.core_difference import differences
+from embgrad.comparison.hypotheses.core_difference import ROTARY_CAUSES, differences
 from embgrad.comparison.hypotheses.core_fit import fitted_core
 from embgrad.comparison.hypotheses.core_search import Places, ported_core
 from embgrad.comparison.hypotheses.dropping import is_dropped_in, left_on
@@ -49,13 +49,7 @@ class AttentionCore:
         "norm-offset",
         "norm-order",
         "different-weight",
-        "rotary-base",
-        "rotary-scaling",
-        "rotary-layout",
-        "rotary-partial",
-        "rotary-offset",
-        "missing-rotary",
-        "rotary-in-half",
+        *ROTARY_CAUSES,
         "missing-gate",
         "activation",
     )

@@ -15,7 +15,18 @@ from embgrad.comparison.hypotheses.other_weights import OtherWeights
 from embgrad.comparison.hypotheses.sources import Fused, last_part
 from embgrad.model_points.points import INPUT
 
-__all__ = ["Difference", "differences", "listed"]
+__all__ = ["ROTARY_CAUSES", "Difference", "differences", "listed"]
+
+#: The causes of differences in rotary positions.
+ROTARY_CAUSES: Final = (
+    "rotary-base",
+    "rotary-scaling",
+    "rotary-layout",
+    "rotary-partial",
+    "rotary-offset",
+    "missing-rotary",
+    "rotary-in-half",
+)
 
 
 #: The relative difference up to which a scale is what another cause leaves, and the number up to which a mask's is 0.
@@ -52,7 +63,7 @@ def differences(a: Core, b: Core) -> list[Difference]:
 
 
 def _of_sources(a: Core, b: Core) -> Iterator[Difference]:
-    if isinstance(b.query, Fused):
+    if isinstance(b.query, Fused) and not a.is_latent:
         yield Difference(
             "permuted-weight", "the fused projection is split into", ("the order of its weights", "another")
         )
