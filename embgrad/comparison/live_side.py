@@ -46,7 +46,7 @@ from embgrad.errors import (
     UnsupportedError,
 )
 from embgrad.inputs.batch import TokenBatch
-from embgrad.model_points.axes import Arrangement, axis_of_examples, of_lookup, of_module
+from embgrad.model_points.axes import Arrangement, axis_of_examples, axis_of_positions, of_lookup, of_module
 from embgrad.model_points.points import OUTPUT, WORD, Layout, Lookup, Point, split_name
 from embgrad.objectives.objectives import Objective, as_objective
 
@@ -285,7 +285,7 @@ class LiveSide:
             if layout is not None:
                 shape = (*self.batch.shape, point.shape[1])
                 return Arrangement(point.shape, shape, self.batch.ids, is_batch=True, layout=layout)
-            if (behind := self._axis_of_positions(point.shape)) is not None:
+            if (behind := axis_of_positions(point.shape, *self.batch.shape)) is not None:
                 others = np.delete(point.shape, behind)
                 seen = (others[0], point.shape[behind], *others[1:])
                 return Arrangement(point.shape, seen, self.batch.ids, is_batch=True, positions=behind)
@@ -305,16 +305,6 @@ class LiveSide:
     def _is_flat(self, point: Point) -> bool:
         """Return whether a module's tensor has the positions of all examples one after another."""
         return point.lookup is None and len(point.shape) == 2 and point.shape[0] == self.batch.ids.size
-
-    def _axis_of_positions(self, shape: Sequence[int]) -> int | None:
-        """Return the axis of positions that are not the second axis of a module's tensor; None for all others.
-
-        Convolutions have (example, feature, …, position), and heads may stand before positions.
-        """
-        examples, positions = self.batch.shape
-        if len(shape) < 3 or shape[0] != examples or shape[1:].count(positions) != 1:
-            return None
-        return next((axis for axis in {2, len(shape) - 1} if shape[axis] == positions), None)
 
     def _packed_layout(self) -> Layout | None:
         """Return the layout of a lookup of each id that is not padding, once; None where there is none."""

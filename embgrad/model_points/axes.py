@@ -11,7 +11,7 @@ from embgrad.errors import UnsupportedError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.points import Layout, Lookup
 
-__all__ = ["Arrangement", "Located", "axis_of_examples", "of_lookup", "of_module"]
+__all__ = ["Arrangement", "Located", "axis_of_examples", "axis_of_positions", "of_lookup", "of_module"]
 
 
 @dataclass(frozen=True)
@@ -222,3 +222,13 @@ def axis_of_examples(shape: Sequence[int], examples: int, positions: int) -> int
     if pair == (examples, positions):
         return 0
     return 1 if pair == (positions, examples) else None
+
+
+def axis_of_positions(shape: Sequence[int], examples: int, positions: int) -> int | None:
+    """Return the axis of positions that are not the second axis of a module's tensor; None for all others.
+
+    Convolutions have (example, feature, …, position), and heads may stand before positions.
+    """
+    if len(shape) < 3 or shape[0] != examples or list(shape[1:]).count(positions) != 1:
+        return None
+    return next((axis for axis in {2, len(shape) - 1} if shape[axis] == positions), None)
