@@ -22,7 +22,7 @@ from embgrad.comparison.hypotheses.pooling import Pooling
 from embgrad.comparison.hypotheses.product import Product
 from embgrad.comparison.hypotheses.recurrent import Recurrent
 from embgrad.comparison.hypotheses.selective_scan import SelectiveScan
-from embgrad.comparison.hypotheses.site import Explanation, Site
+from embgrad.comparison.hypotheses.site import MOST_LEFT, Explanation, Site
 from embgrad.comparison.hypotheses.skipped import Skipped
 from embgrad.comparison.hypotheses.terms import OtherTerm
 from embgrad.comparison.hypotheses.turned import TurnedFeatures
@@ -43,13 +43,6 @@ EXPLAINING: Final = "explaining"
 
 #: The relative L2 up to which an explanation is exact, so that no other one is looked for.
 EXACT: Final = 1e-7
-
-#: The share of a site's difference that an explanation may leave. Of what is true, weights of 8 bits leave the most in the lists
-#: of tests, 0.7 %; functions that are merely alike leave more, such as tanh for a limit of -1 and 1, 8 %.
-MOST_LEFT: Final = 0.01
-
-#: The number of floors that an explanation may leave.
-FLOORS: Final = 10.0
 
 
 class Hypothesis(Protocol):
@@ -112,9 +105,10 @@ def explain(site: Site, hypotheses: Sequence[Hypothesis] = HYPOTHESES) -> Explan
         hypotheses: those that are tested.
     """
     carried = before_carried(site)
-    found = _explain(site, [it for it in hypotheses if carried is None or not isinstance(it, SEARCHING)])
-    if found is None and carried is not None:
-        found = _carried(site, hypotheses, *carried) or _explain(site, hypotheses)
+    found = None
+    if carried is not None and _explain(site, [it for it in hypotheses if not isinstance(it, SEARCHING)]) is None:
+        found = _carried(site, hypotheses, *carried)  # before anything is searched for in the whole difference
+    found = found or _explain(site, hypotheses)
     for behind in _seen_before(site, hypotheses) if found is None else ():
         if site.off(behind.predicted) <= MOST_LEFT * site.difference and site.suits_most_tokens(behind.predicted):
             return behind
@@ -125,7 +119,7 @@ def _carried(
     site: Site, hypotheses: Sequence[Hypothesis], inner: Site, earlier: Site, explanation: Explanation
 ) -> Explanation | None:
     """Return the explanation of a site by the difference of an earlier one that goes on, and by what else differs there."""
-    if inner.difference <= max(MOST_LEFT * site.difference, FLOORS * site.floor):
+    if inner.difference <= site.most_left:
         return carried_on(site, earlier, explanation)
     found = _explain(inner, hypotheses)
     return None if found is None else with_carried(found, earlier)
@@ -151,8 +145,7 @@ def _explain(site: Site, hypotheses: Sequence[Hypothesis]) -> Explanation | None
             break
         for explanation in hypothesis.explain(site):
             left = site.off(explanation.predicted)
-            most = min(max(MOST_LEFT * site.difference, FLOORS * site.floor), 0.5 * site.difference)
-            is_better = left <= most and (best is None or left < 0.5 * best[0])
+            is_better = left <= site.most_left and (best is None or left < 0.5 * best[0])
             if is_better and site.suits_most_tokens(explanation.predicted):
                 best = (left, explanation, hypothesis)
     if best is None:

@@ -12,7 +12,10 @@ import numpy as np
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Source
 
-__all__ = ["SIZES", "Projections", "divisors", "is_causal", "least_window", "projections", "spans_values", "splits"]
+__all__ = [
+    *("SIZES", "Projections", "divisors", "is_causal", "is_one_value", "least_window", "projections", "spans_values"),
+    "splits",
+]
 
 #: The sizes of heads that models have, the frequent ones first.
 SIZES: Final = (64, 128, 32, 96, 80, 256, 48, 16, 8, 4, 2)
@@ -101,11 +104,15 @@ def splits(source: Source, heads: int, size: int) -> Iterator[tuple[str, Source,
 
 def is_causal(site: Site, candidate: Projections) -> bool:
     """Return whether the first query of each text takes the first value alone."""
-    values = _shared(candidate.value.values, site.a.shape[-1], candidate.value_size, candidate.tiled)
-    first = site.real.argmax(1)
-    each = np.arange(len(first))
-    wanted, at = site.a[each, first], values[each, first]
-    return bool(np.linalg.norm(wanted - at) <= 1e-3 * np.linalg.norm(at))
+    first, each = site.real.argmax(1), np.arange(len(site.real))
+    values = candidate.value.values[each, first]
+    return is_one_value(site.a[each, first], values, candidate.value_size, tiled=candidate.tiled)
+
+
+def is_one_value(outputs: np.ndarray, values: np.ndarray, size: int, *, tiled: bool = False) -> bool:
+    """Return whether outputs, (example, feature), are the value that each head takes, of heads of a size."""
+    shared = _shared(values[:, None], outputs.shape[-1], size, tiled)[:, 0]
+    return bool(np.linalg.norm(outputs - shared) <= 1e-3 * np.linalg.norm(shared))
 
 
 def least_window(site: Site, candidate: Projections, *, causal: bool) -> int:

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values, arrived
+from embgrad.comparison.hypotheses.site import Before, Explanation, Site, arrived
 from embgrad.comparison.sites import difference, name_of
 from embgrad.model_points.points import OUTPUT
 
@@ -113,20 +113,10 @@ def carried_on(site: Site, earlier: Site, explanation: Explanation) -> Explanati
 
 def with_carried(explanation: Explanation, earlier: Site) -> Explanation:
     """Return an explanation of a site without an earlier one's difference as one of the site with it."""
-    inner, name = explanation.compute, earlier.name
-    if inner is not None and name not in explanation.inputs:  # otherwise it reads what the earlier site is changed to
-        function = inner
-
-        def inner(at: Values) -> np.ndarray:
-            return np.asarray(function(at) + at(name) - at(arrived(name)))
-
-    return replace(
-        explanation,
-        predicted=explanation.predicted + earlier.b - earlier.a,
-        compute=inner,
-        inputs=tuple(dict.fromkeys((*explanation.inputs, name))),
-        also=tuple(with_carried(other, earlier) for other in explanation.also),
-    )
+    name, predicted = earlier.name, explanation.predicted + earlier.b - earlier.a
+    if name in explanation.inputs:  # it reads what the earlier site is changed to
+        return explanation.behind(predicted, lambda values, at: values)
+    return explanation.behind(predicted, lambda values, at: values + at(name) - at(arrived(name)), [name])
 
 
 def _is(site: Site, before: Before, values: np.ndarray) -> bool:
@@ -135,14 +125,8 @@ def _is(site: Site, before: Before, values: np.ndarray) -> bool:
 
 def with_added(explanation: Explanation, added: Before) -> Explanation:
     """Return an explanation of the site before a sum as one of the sum."""
-    inner = explanation.compute
-    return replace(
-        explanation,
-        predicted=explanation.predicted + added.values,
-        compute=None if inner is None else lambda at: inner(at) + at(added.name),
-        inputs=tuple(dict.fromkeys((*explanation.inputs, added.name))),
-        also=tuple(with_added(other, added) for other in explanation.also),
-    )
+    predicted = explanation.predicted + added.values
+    return explanation.behind(predicted, lambda values, at: values + at(added.name), [added.name])
 
 
 def _matrices_of(site: Site, path: str, width: int) -> Iterator[np.ndarray]:
@@ -181,13 +165,7 @@ def unprojected(site: Site) -> Iterator[tuple[Site, Projection]]:
 
 def projected(explanation: Explanation, product: Projection) -> Explanation:
     """Return an explanation of the site before a product as one of the site behind it."""
-    inner = explanation.compute
-    return replace(
-        explanation,
-        predicted=product(explanation.predicted),
-        compute=None if inner is None else lambda at: product(inner(at)),
-        also=tuple(projected(other, product) for other in explanation.also),
-    )
+    return explanation.behind(product(explanation.predicted), lambda values, at: product(values))
 
 
 def _product(matrix: np.ndarray, bias: np.ndarray) -> Projection:
