@@ -29,6 +29,10 @@ MOST_CONDITION: Final = 1e4
 #: The relative L2 up to which an output is a product.
 EXACT: Final = 1e-4
 
+#: By how much the part of a difference along an earlier one may be off where that goes on in it: what else differs is seldom
+#: along it, and the differences of points that are alike in two layers have little in common.
+NEARLY: Final = 0.5
+
 #: The number of outputs for each input from which an input is solved, and the most entries of a matrix.
 ENOUGH: Final = 4
 MOST_ENTRIES: Final = 2**27
@@ -100,7 +104,9 @@ def before_carried(site: Site) -> tuple[Site, Site, Explanation] | None:
     for earlier, explanation in reversed(site.memory.get("explained", [])):
         is_known = explanation is not None and earlier.a.shape == site.a.shape
         if is_known and any(np.array_equal(before.values, earlier.a) for before in site.before):
-            return replace(site, b=site.b - (earlier.b - earlier.a)), earlier, explanation
+            step, whole = (site.rows(it.b - it.a) for it in (earlier, site))
+            if abs((step * whole).sum() / (step**2).sum() - 1) <= NEARLY:
+                return replace(site, b=site.b - (earlier.b - earlier.a)), earlier, explanation
     return None
 
 

@@ -11,7 +11,7 @@ import pytest
 from embgrad.comparison.hypotheses.attention import AttentionCore
 from embgrad.comparison.hypotheses.explain import explain
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, arrived
-from embgrad.comparison.hypotheses.unprojected import before_product, before_sum, unprojected
+from embgrad.comparison.hypotheses.unprojected import before_carried, before_product, before_sum, unprojected
 from embgrad.comparison.recording import HeldWeight, Tensor
 from embgrad.comparison.sites import Pair, name_of
 from tests.unit.comparison.hypotheses.attended import BEFORE, REAL, attended
@@ -188,3 +188,11 @@ def test_what_differs_beside_an_earlier_difference_that_goes_on_is_named() -> No
 )
 def test_other_differences_than_known_ones_do_not_go_on(b: np.ndarray, explanation: Explanation | None) -> None:
     assert explain(behind_residual(EARLIER_A + UNKNOWN, b, explanation)) is None
+
+
+def test_a_difference_that_has_little_in_common_with_an_earlier_one_is_none_that_goes_on() -> None:
+    """The inputs of two layers' projections have one shape, and another base changes both."""
+    shared = behind_residual(EARLIER_A, EARLIER_A + SHIFT + PART)
+    assert before_carried(shared) is not None
+    assert before_carried(replace(shared, b=EARLIER_A + PART)) is None
+    assert before_carried(replace(shared, b=EARLIER_A + 3 * SHIFT)) is None
