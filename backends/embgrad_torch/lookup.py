@@ -83,7 +83,8 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         self.halves: set[str] = set()
         self._paths = paths
         self._requested: set[str] = set()  # the paths of the tables in which points were looked up
-        self._calls = ModuleCalls(watch, is_floating, self._replace)
+        # A method of the mode would refer to the mode itself, which then only the garbage collector would free.
+        self._calls = ModuleCalls(watch, is_floating, functools.partial(_replace, at))
         self._scaled: list[tuple[Any, Any, Any]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -128,9 +129,6 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             return self._handle(func, tuple(changed.get(place, value) for place, value in enumerate(args)), kwargs)
 
         return self._calls.multiply(product, factors, paths, args[0] if is_sum else None, torch.Tensor.permute)
-
-    def _replace(self, key: str, tensor: Any) -> Any:
-        return self.at.tensor(key, tensor, aliased=split_name(key).side == INPUT)
 
     def is_active(self) -> bool:
         """Return whether the mode is active in this thread, or in the engine's thread that works for it."""
@@ -375,6 +373,11 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             table, rows = read.table.data, read.indices.unique()
             self._scaled.append((table, rows, table[rows]))
             torch.embedding_renorm_(table, read.indices.contiguous(), read.max_norm, read.norm_type)
+
+
+def _replace(at: PointHandler, key: str, tensor: Any) -> Any:
+    """Return the tensor with which the model continues at a point of a product with a weight of no module."""
+    return at.tensor(key, tensor, aliased=split_name(key).side == INPUT)
 
 
 def _holds_any_frozen(inputs: Any) -> bool:
