@@ -15,7 +15,7 @@ from embgrad.common.text import visible
 from embgrad.common.token_text import token_text
 from embgrad.errors import EmbgradError, brief
 
-__all__ = ["GAP", "MOST_PIECES", "Line", "Piece", "TokenMatrix", "examples_of", "first_of", "piece_name"]
+__all__ = ["GAP", "MOST_PIECES", "Line", "Piece", "TokenMatrix", "examples_of", "first_of", "note_of", "piece_name"]
 
 #: What stands between outputs that are not next to each other.
 GAP: Final = " … "
@@ -187,7 +187,7 @@ def examples_of(examples: Any, count: int) -> list[int]:
     return chosen
 
 
-def first_of(lengths: Sequence[int], rest: str, most: int = MOST_EXAMPLES) -> tuple[int, str]:
+def first_of(lengths: Sequence[int], rest: str) -> tuple[int, str]:
     """Return how many examples a notebook's cell shows, at least one, and a sentence about the others, "" where there are none.
 
     Args:
@@ -195,5 +195,10 @@ def first_of(lengths: Sequence[int], rest: str, most: int = MOST_EXAMPLES) -> tu
         rest: what shows all examples, such as "to_html() returns all".
     """
     within = int((np.cumsum(lengths) <= MOST_IN_CELL).sum())
-    shown = max(1, min(within, most))
-    return shown, f"the first {shown} of {len(lengths)} examples; {rest}" if shown < len(lengths) else ""
+    shown = max(1, min(within, MOST_EXAMPLES))
+    return shown, note_of(shown, len(lengths), rest)
+
+
+def note_of(shown: int, count: int, rest: str) -> str:
+    """Return the sentence about the others where a notebook's cell shows so many of the examples at most; "" for none."""
+    return f"the first {shown} of {count} examples; {rest}" if shown < count else ""

@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.common.options import expect_flag
 from embgrad.display.html import cell, line_html, page, tag
 from embgrad.display.latex import latex
-from embgrad.display.lines import Line, TokenMatrix, examples_of, first_of
+from embgrad.display.lines import Line, TokenMatrix, examples_of, first_of, note_of
 from embgrad.display.matrix import matrices_html, matrices_page
 from embgrad.display.pairs import lines_between
 from embgrad.display.pictures import bars, heat_map, matrix_picture
@@ -232,8 +232,8 @@ class DisplayedTokens:
     def _repr_html_(self) -> str:
         """Return the HTML that notebooks show: the first examples."""
         having = self._having_outputs()
-        shown, note = first_of([1] * len(having), "to_html() returns all", MOST_MATRICES)
-        matrices = self._matrices(having[:shown], None, True, OF_OUTPUTS)
+        note = note_of(MOST_MATRICES, len(having), "to_html() returns all")
+        matrices = self._matrices(having[:MOST_MATRICES], None, True, OF_OUTPUTS)
         # The names of the buttons in two cells of a notebook must differ.
         return matrices_html(matrices, f"embgrad-{secrets.token_hex(4)}", note)
 
@@ -327,8 +327,9 @@ class DisplayedPairs:
 
     def _repr_html_(self) -> str:
         """Return the HTML that notebooks show: lines between the texts of the first pairs."""
-        shown, note = first_of([1] * len(self.scores), "to_html() returns all", MOST_MATRICES)
-        pictures = [(matrix.summary, lines_between(matrix)) for matrix in self._matrices(slice(shown), None, True)]
+        note = note_of(MOST_MATRICES, len(self.scores), "to_html() returns all")
+        shown = self._matrices(slice(MOST_MATRICES), None, True)
+        pictures = [(matrix.summary, lines_between(matrix)) for matrix in shown]
         return cell([[tag("div", summary), picture] for summary, picture in pictures], notes=[note] * bool(note))
 
     def _matrices(self, pairs: Any, by: Unit | None, special: bool) -> list[TokenMatrix]:

@@ -58,6 +58,19 @@ def test_a_string_and_a_path_name_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "g.safetensors").read_bytes() == (tmp_path / "gradients élève.safetensors").read_bytes()
 
 
+def test_a_file_outlasts_a_power_failure_where_this_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = list[int]()
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_size))
+    path = tmp_path / "g.safetensors"
+    result().save(path)
+    embgrad.save(result(), path)
+    assert not synced
+    embgrad.save(result(), path, durable=True)
+    assert path.stat().st_size in synced
+
+
 SPECIAL = np.array([[[np.nan, -0.0, np.inf, 5e-324]]])
 
 

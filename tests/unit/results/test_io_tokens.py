@@ -145,6 +145,8 @@ def test_a_file_changed_by_hand_is_refused(change: Any, message: str) -> None:
             "holds output_ids of shape (2, 2, 1): expected"),
         (lambda arrays, entry: arrays.update(output_ids=arrays["output_ids"][:, :, ::-1]),
             "holds output_ids that are not -1"),
+        (lambda arrays, entry: arrays.update(output_ids=np.where([True, False], arrays["output_ids"], -1)),
+            "holds output_ids that are not -1"),
         (lambda arrays, entry: arrays.update(contrast_ids=np.ones((2, 2, 3), int)),
             "holds contrast_ids that are not -1 where"),
         (

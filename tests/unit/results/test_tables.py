@@ -208,6 +208,8 @@ def test_rows_may_be_turns_of_a_chat_and_named_parts() -> None:
     assert without_missing(alone[["position", "segment", "score"]]) == [(2, "user", 2.0), (4, "assistant", 4.0)]
     parts = attribution.to_pandas(by={"cause": slice(1, 3)})
     assert without_missing(parts[["segment", "score"]]) == [("(other)", 7.0), ("cause", 3.0)]
+    placed = attribution_of(BATCH).to_pandas(by={"noun": "film"})[:2]
+    assert without_missing(placed[["segment", "part", "start", "end"]]) == [("(other)", 0, 0, 11), ("noun", 0, 5, 9)]
     with refused(EmbgradError, "by is {}: expected names of parts"):
         attribution.to_pandas(by={})
     made = encoder_decoder()

@@ -10,9 +10,10 @@ import matplotlib
 import numpy as np
 
 import embgrad
+from embgrad.results import PairAttribution
 from tests.unit.display.test_html import Parsed
 from tests.unit.refusals import refused
-from tests.unit.results.attributed import byte_level, encoder_decoder, token_attribution_of
+from tests.unit.results.attributed import attribution_of, byte_level, encoder_decoder, token_attribution_of
 
 TOKENS = ["<s>", "The", "Ġdou", "gh", "Ġro", "se"]
 SCORES = np.array([[[90, 1, -2, 0, 0, 0], [0, 3, 4, -8, 0, 0], [0, 1, 1, 1, 16, 0]]], float)
@@ -288,6 +289,11 @@ def test_a_notebook_shows_the_first_examples_with_names_of_their_own() -> None:
     assert "<html" not in shown
     ids = re.findall(' id="([^"]+)"', ATTRIBUTION._repr_html_() + ATTRIBUTION._repr_html_())
     assert len({*ids}) == len(ids)
+    side, zeros = attribution_of(batch), np.zeros(5)
+    side = replace(side, provenance={**side.provenance, "objective": {"of": "Cosine"}})
+    pairs = PairAttribution(np.ones((5, 2, 2)), zeros, zeros, zeros, side, side)._repr_html_()
+    assert pairs.count("<svg") == 3
+    assert "the first 3 of 5 examples; to_html() returns all" in pairs
 
 
 def test_the_terminal_has_a_text_for_each_output(capsys: Any, monkeypatch: Any) -> None:
