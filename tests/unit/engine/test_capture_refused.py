@@ -40,6 +40,15 @@ def test_forward_passes_with_incompatible_shapes_are_refused() -> None:
     with pytest.raises(embgrad.errors.PointError, match=message), embgrad.capture(built, at="scores"):
         step(built, IDS, OTHER[:, :2])
 
+    def pooling(model: Any, input_ids: Any) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        sums = model.module("sums", lambda x: (x @ model[f"keys.{input_ids.shape[1]}"]).sum(1), rows)
+        return sums @ model[f"head.{input_ids.shape[1]}"]
+
+    pooled = ReferenceModel(pooling, weights, ["sums"])
+    with refused(embgrad.errors.PointError, "in the shapes (2, 3), (2, 2), which"), embgrad.capture(pooled, at="sums"):
+        step(pooled, IDS, OTHER[:, :2])
+
     def total(model: Any, input_ids: Any) -> Tensor:
         sizes = model.module("total", lambda x: x.sum(1).sum(1).sum(0), lookup(model["E"], input_ids))
         return lookup(model["E"], input_ids).sum(1) @ model["H"] + sizes

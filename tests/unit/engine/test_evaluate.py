@@ -57,7 +57,10 @@ def test_a_table_is_a_copy_of_the_weight() -> None:
 
 @pytest.mark.parametrize("most", [2, 10_000])
 def test_a_table_that_the_model_computes_is_read_by_forward_passes(most: int) -> None:
+    passes: list[int] = []
+
     def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        passes.append(len(input_ids))
         if len(input_ids) > most:
             raise ValueError(f"{most} examples at most")
         return lookup(model["E"] @ model["U"], input_ids).sum(1)
@@ -65,6 +68,7 @@ def test_a_table_that_the_model_computes_is_read_by_forward_passes(most: int) ->
     model = ReferenceModel(forward, {"E": np.random.default_rng(0).normal(size=(31, 3)), "U": np.diag([2.0, 1, 3])})
     table = embgrad.tables.embedding_table(model, IDS)
     np.testing.assert_allclose(table, model["E"].value @ model["U"].value, rtol=1e-14)
+    assert len(passes) == (7 if most == 2 else 4), "as many ids in a pass as the model takes"
 
 
 def test_a_computed_table_of_other_indices_is_refused() -> None:

@@ -152,6 +152,13 @@ def test_padding_on_the_left_that_is_counted_is_a_warning() -> None:
     ]
 
 
+def test_the_example_with_most_padding_is_run_alone() -> None:
+    def of_each(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        return by_column(model, input_ids, attention_mask, np.tile(np.arange(input_ids.shape[1]), (len(input_ids), 1)))
+
+    assert of_padding(of_each, LEFT[::-1]) == [BY_COLUMN.replace("example 1", "example 0")]
+
+
 def test_the_warning_is_true() -> None:
     padded = {"input_ids": IDS, "attention_mask": LEFT}
     bare = {"input_ids": IDS[1:, 2:]}
@@ -230,6 +237,16 @@ def test_padding_that_a_model_reads_beside_its_mask_is_a_warning() -> None:
     assert (
         len(of_leak(running, np.array([[0, 1, 1, 1, 1], [0, 0, 1, 1, 1]]))) == 1
     )  # no example is real in the first column
+
+
+def test_padding_that_is_read_is_reported_at_the_first_point_that_is_named() -> None:
+    def through(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        return model.module("head", lambda x: x.tanh(), running(model, input_ids, attention_mask))
+
+    built = ReferenceModel(through, WEIGHTS, ["head"])
+    batch = {"input_ids": IDS, "attention_mask": LEFT}
+    (found,) = warned(lambda: embgrad.gradients(built, batch, embgrad.Logit(3), at=["word", "head"]))
+    assert "at 'word' the gradient at padding" in found
 
 
 def test_padding_that_a_model_does_not_read_is_no_warning() -> None:

@@ -249,7 +249,13 @@ def test_an_order_that_no_probe_shows_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("ids", "rows"),
-    [([[3, 4, 3]], VOCAB), ([[5, 6], [5, 6]], VOCAB), ([[3, 4, 3], [7, 7, 0]], VOCAB), ([[0, 1, 0]], 2)],
+    [
+        ([[3, 4, 3]], VOCAB),
+        ([[5, 6], [5, 6]], VOCAB),
+        ([[3, 4, 3], [7, 7, 0]], VOCAB),
+        ([[1, 1, 0]], VOCAB),
+        ([[0, 1, 0]], 2),
+    ],
 )
 def test_ids_that_read_the_same_both_ways_hide_no_order(ids: list[list[int]], rows: int) -> None:
     batch = embgrad.TokenBatch(ids, (np.array(ids) >= (rows > 2)).astype(int))
@@ -312,6 +318,8 @@ def test_that_ids_read_forward_is_remembered_for_batches_of_one_form() -> None:
     for only, other in ((3, 1), (1, 2)):  # an id that the batch has not, and that is no padding
         embgrad.gradients(built(counted), embgrad.TokenBatch([[only] * 2], [[1, 1]]), embgrad.Logit(0))
         assert passes[-1] == [[other, only]]
+    embgrad.gradients(built(counted), embgrad.TokenBatch([[3, 0, 4, 0, 3]], [[1] * 5]), embgrad.Logit(0))
+    assert passes[-1] == [[4, 0, 4, 0, 3]]
 
 
 def test_a_batch_that_is_its_own_transpose_shows_its_axes_by_one_other_id() -> None:
