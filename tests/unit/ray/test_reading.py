@@ -26,6 +26,14 @@ def test_errors_of_a_dataset_are_unchanged() -> None:
         embgrad.ray.table(rows, models.reading, embgrad.Sum())
 
 
+def test_a_table_of_no_rows_is_refused() -> None:
+    import ray.data
+
+    rows = ray.data.from_items([{"text": "w1"}]).filter(lambda row: False)
+    with pytest.raises(BatchError, match="^the dataset holds no row: expected one at least"):
+        embgrad.ray.table(rows, models.reading, embgrad.Sum(), text="text")
+
+
 def test_rows_are_a_dataset_of_ray() -> None:
     for given in (3, [], [{"text": "a"}], "a.parquet"):
         for call in (embgrad.ray.gradients, embgrad.ray.table):
