@@ -30,7 +30,7 @@ def test_a_table_of_no_rows_is_refused() -> None:
     import ray.data
 
     rows = ray.data.from_items([{"text": "w1"}]).filter(lambda row: False)
-    with pytest.raises(BatchError, match="^the dataset holds no row: expected one at least"):
+    with pytest.raises(BatchError, match=r"^the dataset holds no row: expected one at least"):
         embgrad.ray.table(rows, models.reading, embgrad.Sum(), text="text")
 
 
