@@ -174,8 +174,11 @@ def _tables(
         rows = weight.get().astype(np.float64)
         if rows.shape[1] == size:
             yield _Table(rows, ""), None
-        elif first is not None and second is not None and rows.shape[1] == len(first.matrix) == len(second.matrix):
-            yield from ((table, (first, second)) for table in _normed(site, rows))
+        elif first is not None and second is not None:
+            # Of several modules' features together, the first one's projection makes a part only.
+            shapes = {first.matrix.shape, second.matrix.shape}
+            if shapes == {(rows.shape[1], query.values.shape[-1])}:
+                yield from ((table, (first, second)) for table in _normed(site, rows))
 
 
 def _is_projection(side: Recording, weight: HeldWeight) -> bool:

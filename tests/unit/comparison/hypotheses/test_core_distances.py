@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.hypotheses.attention import AttentionCore
-from embgrad.comparison.hypotheses.core_distances import DistanceTerms, _Table
+from embgrad.comparison.hypotheses.core_distances import DistanceTerms, _Table, distance_terms
+from embgrad.comparison.hypotheses.projections import Projections
 from embgrad.comparison.hypotheses.site import Site
+from embgrad.comparison.hypotheses.sources import Source
 from tests.unit.comparison.hypotheses.planted import expect_exact, site_of
 
 RANDOM = np.random.default_rng(8)
@@ -132,6 +134,21 @@ def test_rows_of_heads_by_each_distance_are_found() -> None:
     text = "vectors by distance are multiplied with queries and keys in a and queries in b"
     found_cause = found(with_rows_of_heads(keys=True), with_rows_of_heads(keys=False), weights)
     assert found_cause == ("attention-bias", text)
+
+
+def test_keys_of_several_modules_have_no_products_with_projected_rows() -> None:
+    """Keys with latent parts are called as one of the modules that they come from, whose projection is narrower than they are."""
+    before = {**BEFORE, "layers.0.k": KEY[..., :SIZE]}
+    weights = {**DEBERTA, "layers.0.k.weight": K[:SIZE], "layers.0.k.bias": BIAS_K[:SIZE]}
+    site = site_of(attended(), attended(of=""), before, weights=weights)
+    query, wide = Source("layers.0.q", QUERY), Source("layers.0.k", KEY)
+    narrow = Source("layers.0.k", KEY[..., :SIZE])
+    assert [list(distance_terms(site, Projections(query, key, query, SIZE))) for key in (wide, narrow)] == [[], []]
+    assert list(
+        distance_terms(
+            site_of(attended(), attended(of=""), BEFORE, weights=DEBERTA), Projections(query, wide, query, SIZE)
+        )
+    )
 
 
 def test_distances_are_in_their_rows() -> None:
