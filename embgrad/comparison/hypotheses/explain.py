@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -35,6 +36,7 @@ from embgrad.comparison.hypotheses.unprojected import (
     with_added,
     with_carried,
 )
+from embgrad.errors import EmbgradWarning, level_of_user
 
 __all__ = ["EXPLAINING", "HYPOTHESES", "Hypothesis", "explain"]
 
@@ -143,7 +145,7 @@ def _explain(site: Site, hypotheses: Sequence[Hypothesis]) -> Explanation | None
         enough = max(site.floor, EXACT, LATE.get(type(hypothesis), 0.0) * site.difference)
         if best is not None and best[0] <= enough:
             break
-        for explanation in hypothesis.explain(site):
+        for explanation in _explanations(site, hypothesis):
             left = site.off(explanation.predicted)
             is_better = left <= site.most_left and (best is None or left < 0.5 * best[0])
             if is_better and site.suits_most_tokens(explanation.predicted):
@@ -152,3 +154,17 @@ def _explain(site: Site, hypotheses: Sequence[Hypothesis]) -> Explanation | None
         return None
     site.memory.setdefault(EXPLAINING, []).append(best[2])
     return best[1]
+
+
+def _explanations(site: Site, hypothesis: Hypothesis) -> list[Explanation]:
+    """Return a hypothesis's explanations of a site; where it raises, warn and return none: the figures hold without it."""
+    try:
+        return list(hypothesis.explain(site))
+    except Exception as error:
+        warnings.warn(
+            f"the hypothesis {type(hypothesis).__name__} failed at {site.name} ({type(error).__name__}: {error}), so that a cause "
+            "there may be missing from the report. This is an error of embgrad: please report it",
+            EmbgradWarning,
+            stacklevel=level_of_user() + 1,
+        )
+        return []

@@ -90,6 +90,7 @@ def run(trial: Trial) -> Outcome:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", embgrad.EmbgradWarning)
+            warnings.filterwarnings("error", "the hypothesis .* failed")
             found = embgrad.compare(a, b, models=models)
     except Exception as error:
         # A comparison that ends in an exception is a miss to be listed, not the end of the table.

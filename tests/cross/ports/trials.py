@@ -76,6 +76,7 @@ class Outcome:
 def check(pair: Pair, floor: str | None = None, call: Any = None) -> PortReport:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", embgrad.EmbgradWarning)
+        warnings.filterwarnings("error", "the hypothesis .* failed")
         texts = None if isinstance(pair.port, Path) else (pair.batch, pair.port_batch)  # a dump's folder has its own
         return check_port(pair.reference, pair.port, texts, floor=floor, call=(None, call))
 

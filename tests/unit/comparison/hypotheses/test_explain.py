@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.explain import EXPLAINING, explain
+from embgrad.comparison.hypotheses.explain import EXPLAINING, Hypothesis, explain
 from embgrad.comparison.hypotheses.site import Explanation, Site, real_of, together
 from embgrad.comparison.hypotheses.sources import Source, first_that_explains, most_off, sample_of, sources
 from embgrad.comparison.recording import Tensor
 from embgrad.comparison.settings import Declared
+from embgrad.errors import EmbgradWarning
 from tests.unit.comparison.hypotheses.modules import module_site
 from tests.unit.comparison.hypotheses.planted import site_of
 from tests.unit.comparison.recorded import BATCH
@@ -33,11 +34,20 @@ class Leaving:
         return [Explanation("dropout", f"{left}", ("", ""), site.b * (1 + left)) for left in self.left]
 
 
+class Failing:
+    """A hypothesis that cannot read a site."""
+
+    causes = ()
+
+    def explain(self, site: Site) -> list[Explanation]:
+        raise IndexError("index 3 is out of bounds")
+
+
 def site(floor: float = 1e-9) -> Site:
     return site_of(X, 2 * X, {}, floor=floor)
 
 
-def taken(*hypotheses: Leaving, floor: float = 1e-9) -> str | None:
+def taken(*hypotheses: Hypothesis, floor: float = 1e-9) -> str | None:
     found = explain(site(floor), hypotheses)
     return None if found is None else found.setting
 
@@ -51,6 +61,13 @@ def test_an_explanation_leaves_a_hundredth_or_ten_floors_and_never_half(
     left: float, floor: float, accepted: bool
 ) -> None:
     assert (taken(Leaving(left), floor=floor) is not None) is accepted
+
+
+def test_a_hypothesis_that_fails_costs_no_more_than_its_cause() -> None:
+    message = r"^the hypothesis Failing failed at layers.0.last:input \(IndexError: index 3 is out of bounds\), so that a cause"
+    with pytest.warns(EmbgradWarning, match=message) as warned:
+        assert taken(Failing(), Leaving(0.001)) == "0.001"
+    assert warned[0].filename == __file__
 
 
 @pytest.mark.parametrize(("wrong", "accepted"), [(5, True), (6, False)])
