@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
@@ -130,9 +129,6 @@ def location_of(tensor: Any) -> str | None:
 _of_sessions: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()
 _of_protos: LRUCache[Source] = LRUCache(1)
 
-#: Held while a `ModelProto` is run.
-_protos: Final = threading.RLock()
-
 
 def source_of(model: Any) -> Source:
     """Return the graph of a model. That of a `ModelProto` is read again if its content has changed.
@@ -153,19 +149,7 @@ def source_of(model: Any) -> Source:
 
 def alone(model: Any) -> AbstractContextManager[None]:
     """Prevent other threads from running the model while the context is open."""
-    parts = as_parts(model)
-    # A lock is kept with its object, for ever where that takes no weak references.
-    return _Held() if any(hasattr(part, "SerializeToString") for part in parts) else model_lock(parts)
-
-
-class _Held(AbstractContextManager[None]):
-    """Hold the lock of all protos."""
-
-    def __enter__(self) -> None:
-        _protos.acquire()
-
-    def __exit__(self, *exc_info: object) -> None:
-        _protos.release()
+    return model_lock(as_parts(model))
 
 
 def _digest(proto: Any) -> bytes:

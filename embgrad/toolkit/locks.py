@@ -20,7 +20,9 @@ _guard = threading.Lock()
 
 _acquire: Final[Any] = type(process_lock).acquire
 _release: Final[Any] = type(process_lock).release
-_locks: dict[int, tuple[Any, threading.RLock]] = {}
+#: The locks by the identity of their parts, each while somebody has it. They refer to no part: a dictionary of weights takes no
+#: weak references, and would be kept for ever. Of two objects that have an identity one after the other, both have one lock.
+_locks: weakref.WeakValueDictionary[int, threading.RLock] = weakref.WeakValueDictionary()
 
 
 def model_lock(parts: Sequence[object]) -> AbstractContextManager[None]:
@@ -29,7 +31,7 @@ def model_lock(parts: Sequence[object]) -> AbstractContextManager[None]:
 
 
 def locks_of(parts: Sequence[object]) -> list[threading.RLock]:
-    """Return the locks of a model's parts in the order in which to acquire them. A part keeps its lock while it lives."""
+    """Return the locks of a model's parts in the order in which to acquire them. They are for as long as a caller keeps them."""
     with _guard:
         return [_lock_of(part) for part in sorted(parts, key=id)]
 
@@ -57,26 +59,15 @@ class held:  # noqa: N801  # used like a function
 
 
 def _lock_of(part: object) -> threading.RLock:
-    key = id(part)
-    entry = _locks.get(key)
-    if entry is not None and entry[0]() is part:
-        return entry[1]
-    lock = threading.RLock()
-    _locks[key] = (_reference(part, key), lock)
+    lock = _locks.get(id(part))
+    if lock is None:
+        lock = _locks[id(part)] = threading.RLock()
     return lock
-
-
-def _reference(part: object, key: int) -> Any:
-    """Return a callable that returns the part without keeping it alive; the lock is dropped when the part dies."""
-    try:
-        return weakref.ref(part, lambda _: _locks.pop(key, None))
-    except TypeError:  # it takes no weak references: keep it alive with its lock, or another object could get its id
-        return lambda: part
 
 
 def _renew() -> None:
     """Reset all locks in a forked child: the threads that held them do not exist there and could never release them."""
-    locks: list[Any] = [_guard, process_lock, *(lock for _, lock in _locks.values())]
+    locks: list[Any] = [_guard, process_lock, *_locks.values()]
     for lock in locks:
         lock._at_fork_reinit()  # as the standard library's modules do
 

@@ -1,4 +1,4 @@
-"""Locks: one a model, re-entrant, in one order, and gone with the model."""
+"""Locks: one a model, re-entrant, in one order, and gone with their use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -44,6 +45,16 @@ def test_a_held_model_keeps_other_threads_out(kind: Any) -> None:
         assert not free_for_another_thread([model])
         assert free_for_another_thread([other])
     assert free_for_another_thread([model])
+
+
+def test_a_lock_keeps_no_model() -> None:
+    """A dictionary, as of weights in JAX, takes no weak references: its lock must not stand for one."""
+    model = {"weight": Model()}
+    weight = weakref.ref(model["weight"])
+    with model_lock([model]):
+        pass
+    del model
+    assert weight() is None
 
 
 def test_the_lock_is_reentrant() -> None:
