@@ -59,7 +59,8 @@ class Graph:
         returned: the model's return value, with an `Output` in the place of each array.
         outputs: the number of arrays in it.
         unused: the parts of the batch that the model cannot take.
-        ids: the `id` of each of the model's arrays when the graph was made, by which it is known as a constant.
+        ids: the `id` of each of the model's arrays when the graph was made, by which it is known as a constant of the graph.
+            Where it is none, it may be gone, and another array may have the `id`.
     """
 
     jaxpr: Any

@@ -66,17 +66,8 @@ class Cell:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_value",
-        "compute",
-        "counts",
-        "dtype",
-        "leaf",
-        "mask",
-        "one_hot",
-        "shape",
-        "sources",
-        "weight",
+        *("__weakref__", "_value", "compute", "counts", "dtype"),
+        *("leaf", "mask", "one_hot", "shape", "sources", "weight"),
     )
 
     def __init__(
@@ -207,7 +198,7 @@ class _Surveyor(Walker[Cell]):
         """Return the cells of the batch's arrays, and note which of these are its ids."""
         cells = []
         for number, value in enumerate(values):
-            cell = self.constant(value)
+            cell = _known(value)
             cell.sources = 1 << number
             if np.shape(value) == self._watch.batch.shape and np.array_equal(np.asarray(value), self._watch.batch.ids):
                 self._ids |= cell.sources
@@ -224,13 +215,9 @@ class _Surveyor(Walker[Cell]):
     # The walk
 
     def constant(self, value: Any) -> Cell:
-        """Return the cell of a constant: an array of the model that a function holds, or an array of the batch."""
+        """Return the cell of a constant of the graph, which may be an array of the model that a function holds."""
         leaf = self._by_id.get(id(value))
-        if leaf is not None:
-            return self.leaf(leaf)
-        # A typed key of `jax.random` has a dtype, and cannot be converted to NumPy.
-        dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
-        return Cell(np.shape(value), dtype, lambda: value)
+        return _known(value) if leaf is None else self.leaf(leaf)
 
     def apply(self, equation: Any, values: Sequence[Cell]) -> list[Cell]:
         """Return cells of which nothing is computed yet."""
@@ -478,6 +465,13 @@ class _Surveyor(Walker[Cell]):
                     for _ in range(times):
                         self._watch.count(mark.path, in_order=False)
                 self._count_inside(inner, times)
+
+
+def _known(value: Any) -> Cell:
+    """Return the cell of an array that is no array of the model."""
+    # A typed key of `jax.random` has a dtype, and cannot be converted to NumPy.
+    dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+    return Cell(np.shape(value), dtype, lambda: value)
 
 
 def look_into(watch: PassRecorder) -> Callable[[str], bool]:

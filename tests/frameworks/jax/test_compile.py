@@ -15,9 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from embgrad_jax.fingerprint import Fingerprint
+from embgrad_jax.graphs import trace_model
+from embgrad_jax.lookup import survey
+from embgrad_jax.walk import Structure
 from flax import nnx
 
 import embgrad
+from embgrad.backend import PassRecorder, TokenBatch
 
 IDS = np.array([[5, 7, 9], [3, 2, 7]])
 
@@ -210,3 +214,21 @@ def test_sets_are_compared_by_numbers_and_texts_and_by_the_identity_of_objects()
     assert fingerprint({int("1000000"), kept}).is_that_of(fingerprint({int("1000000"), kept}))
     assert not fingerprint({int("1000000"), kept}).is_that_of(fingerprint({int("1000001"), kept}))
     assert not fingerprint({kept}).is_that_of(fingerprint({other}))
+
+
+def test_an_array_of_the_batch_where_a_freed_one_of_the_model_was_is_no_array_of_the_model() -> None:
+    """A kept graph knows the model's arrays by where they were, which those of a later batch may be."""
+    weights, batch = {"table": jnp.ones((11, 4)), "out": jnp.ones((4, 3))}, TokenBatch(IDS)
+    structure = Structure(weights)
+    graph, inputs = trace_model(
+        structure,
+        weights,
+        batch,
+        lambda held, ids: held["table"][ids["input_ids"]].sum(1) @ held["out"],
+        training=False,
+    )
+    kept = dataclasses.replace(graph, ids=tuple(id(inputs[0]) for _ in graph.ids))
+    for either in (graph, kept):
+        watch = PassRecorder(batch, None)
+        survey(either, structure.leaves, inputs, watch)
+        assert [lookup.path for lookup in watch.lookups] == ["table"]
