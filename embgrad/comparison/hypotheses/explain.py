@@ -162,8 +162,8 @@ def _explanations(site: Site, hypothesis: Hypothesis) -> list[Explanation]:
         return list(hypothesis.explain(site))
     except Exception as error:
         warnings.warn(
-            f"the hypothesis {type(hypothesis).__name__} failed at {site.name} ({type(error).__name__}: {error}), so that a cause "
-            "there may be missing from the report. This is an error of embgrad: please report it",
+            f"the hypothesis {type(hypothesis).__name__} failed at {site.name} ({type(error).__name__}: {error}), so that a "
+            "cause there may be missing from the report. This is an error of embgrad: please report it",
             EmbgradWarning,
             stacklevel=level_of_user() + 1,
         )
