@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -26,6 +27,9 @@ MERGED: Final = "the weights of several modules"
 LEAST_WEIGHTS: Final = 3
 MOVED: Final = re.compile(r"b has (\S+) equal to a's ([^\s,]+)")
 LAYERS: Final = "the weights of a layer"
+
+#: The path of a term of a sum, which may be in the layer before that of the sum.
+TERM: Final = re.compile(r"[^\s\d]*[./](\d+)[./:][^\s\d]* is multiplied by$")
 
 #: Sites with the same explanation, by its cause, setting and values.
 Key = tuple[str, ...]
@@ -83,7 +87,7 @@ def share_explained(
 
 def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cause, ...]:
     """Return the causes, one for all sites with the same values, those with the largest effect first."""
-    entries = [(site, it) for site, best in explained if best is not None for it in (best, *best.also)]
+    entries = [(site, it) for site, best in _decided(explained) for it in (best, *best.also)]
     moved = _moved_layers(entries)
     grouped: dict[Key, Explained] = defaultdict(list)
     for site, explanation in entries:
@@ -92,13 +96,36 @@ def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cau
     return tuple(sorted(causes, key=lambda cause: -cause.difference))
 
 
+def _decided(explained: Sequence[tuple[Site, Explanation | None]]) -> Explained:
+    """Return the sites that are explained; of explanations that one site cannot tell apart those that most sites have."""
+    entries = [(site, explanation) for site, explanation in explained if explanation is not None]
+    said = Counter(_whatever_the_layer(it) for _, explanation in entries for it in (explanation, *explanation.rivals))
+
+    def most_frequent(explanation: Explanation) -> Explanation:
+        rivals = (replace(rival, predicted=explanation.predicted) for rival in explanation.rivals)
+        return max((explanation, *rivals), key=lambda it: said[_whatever_the_layer(it)])
+
+    return [(site, most_frequent(explanation)) for site, explanation in entries]
+
+
+def _whatever_the_layer(explanation: Explanation) -> Key:
+    return tuple(re.sub(r"(?<=[./])\d+(?=[./:])", "N", text) for text in (explanation.setting, *explanation.values))
+
+
 def _key(site: Site, explanation: Explanation, moved: Container[tuple[int, int] | None]) -> Key:
     """Return what sites with the same cause have in common: the cause, the setting, and its two values."""
     if _move_of(site, explanation) in moved:
         return explanation.cause, LAYERS, "", ""
     if explanation.cause == "half-weights":
         return explanation.cause, _rounding(explanation), "", ""
-    return (explanation.cause, *(_general(text, site) for text in (explanation.setting, *explanation.values)))
+    layer = _layer_of(site, explanation)
+    return (explanation.cause, *(_general(text, layer) for text in (explanation.setting, *explanation.values)))
+
+
+def _layer_of(site: Site, explanation: Explanation) -> int | None:
+    """Return the index of the layer that a cause is in: that of a term where it is another number, else the site's."""
+    own = TERM.match(explanation.setting) if explanation.cause == "residual-scale" else None
+    return site.layer if own is None else int(own[1])
 
 
 def _cause(key: Key, same: Explained) -> Cause:
@@ -106,9 +133,11 @@ def _cause(key: Key, same: Explained) -> Cause:
     cause, setting, *values = key
     site, explanation = same[0]
     layers = (
-        () if _is_outside(site, explanation) else tuple(sorted({at.layer for at, _ in same if at.layer is not None}))
+        ()
+        if _is_outside(site, explanation)
+        else tuple(sorted({layer for it in same if (layer := _layer_of(*it)) is not None}))
     )
-    sentence = _general(explanation.sentence, site)
+    sentence = _general(explanation.sentence, site.layer)
     if setting == LAYERS:
         sentence = _text_of_moves({move for entry in same if (move := _move_of(*entry)) is not None})
     elif setting == MERGED:
@@ -181,13 +210,13 @@ def _rounding(explanation: Explanation) -> str:
     return explanation.text[explanation.text.index("rounded") :]
 
 
-def _general(text: str, site: Site) -> str:
-    """Return a text without the number of the site's layer, and of its partner, so that it is the same for all layers."""
+def _general(text: str, layer: int | None) -> str:
+    """Return a text without the number of a layer, and of its partner, so that it is the same for all layers."""
     text = re.sub(r" \(\d+\)", "", text)
-    if site.layer is None:
+    if layer is None:
         return text
     # Numbers such as 0.1 remain: a path has letters.
-    number = rf"(?<=[./]){site.layer}(?=[._/:,]|$)"
+    number = rf"(?<=[./]){layer}(?=[._/:,]|$)"
     return re.sub(r"\S*[^\W\d_]\S*", lambda word: re.sub(number, "N", word[0]), text)
 
 

@@ -74,6 +74,7 @@ class Explanation:
         inputs: the names of the points that `compute` reads.
         sentence: the text, where it is not that the setting has these values in a and in b.
         also: the further settings that differ, if several do; they have the same predicted output.
+        rivals: explanations of the same predicted output, which other sites may decide for.
     """
 
     cause: str
@@ -84,6 +85,7 @@ class Explanation:
     inputs: tuple[str, ...] = ()
     sentence: str = ""
     also: tuple[Explanation, ...] = ()
+    rivals: tuple[Explanation, ...] = ()
 
     @property
     def text(self) -> str:

@@ -15,7 +15,7 @@ from embgrad.comparison.hypotheses.lookup import MISSING, explanation_of_rows, r
 from embgrad.comparison.hypotheses.norm import NUMBER, norms_of
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import Term, carried, norms_before, skipped_norms
-from embgrad.model_points.points import OUTPUT
+from embgrad.model_points.points import INPUT, OUTPUT
 
 __all__ = ["OtherTerm", "known_changes", "remember", "sums"]
 
@@ -105,7 +105,10 @@ class OtherTerm:
                 predicted = computed.apply(computed.whole + change)
                 found.append(replace(explanation, predicted=predicted))
                 if site.off(predicted) <= site.near:
+                    rivals = [] if _is_known(explanation, known) else explanation.rivals
                     remember(site, (explanation, change))
+                    for rival in rivals:
+                        remember(site, (rival, rival.predicted - computed.whole))
                     return found[-1:]
         return found
 
@@ -128,6 +131,10 @@ def _again(computed: Sum, known: Sequence[Changed]) -> Iterator[Changed]:
         if change.shape == computed.whole.shape:
             again, _ = _of_change(computed, replace(explanation, also=()), change)
             yield (again if computed.name else replace(again, compute=None, inputs=())), change
+
+
+def _is_known(explanation: Explanation, known: Sequence[Changed]) -> bool:
+    return any(entry.rivals is explanation.rivals for entry, _ in known)
 
 
 def _of_change(computed: Sum, explanation: Explanation, change: np.ndarray) -> Changed:
@@ -162,6 +169,12 @@ def _explanations(site: Site, computed: Sum, tensors: Sequence[Before]) -> Itera
     if any(led):
         terms = [change or term for change, term in zip(led, own, strict=True)]
         yield from _of_multipliers(site, computed, terms, multipliers)
+    for (_, change), number in itertools.product(reversed(known_changes(site)), range(len(own))):
+        if change.shape == computed.whole.shape:  # which goes on in one of the terms
+            terms = [*own]
+            terms[number] = Term(own[number].before, own[number].values + change)
+            for explanation, whole in _of_multipliers(site, computed, terms, multipliers):
+                yield _of_change(computed, explanation, whole)
     looked_up: list[tuple[Before, float, Looked]] = []
     for term, multiplier in zip(own, multipliers, strict=True):
         path = term.before.name.removesuffix(f":{OUTPUT}").partition("#")[0]
@@ -227,28 +240,44 @@ def _of_multipliers(site: Site, computed: Sum, terms: Sequence[Term], multiplier
     powers, vectors = np.linalg.eigh(seen @ seen.T)
     if powers[0] > site.near**2 * powers[-1]:
         return
-    factors = _with_unchanged(site, terms, vectors[:, 0])
-    for explanation in by_multipliers(site, terms, multipliers, factors * multipliers):
+    found: list[Explanation] = []
+    for factors in _with_unchanged(site, terms, vectors[:, 0]):
+        found += by_multipliers(site, terms, multipliers, factors * multipliers)
+    for explanation in found[:1]:
         inner = explanation.compute
         compute = None if inner is None else partial(_composed, computed.apply, inner)
-        yield replace(explanation, compute=compute), explanation.predicted - computed.whole
+        change = explanation.predicted - computed.whole
+        yield replace(explanation, compute=compute, rivals=tuple(found[1:])), change
 
 
 def _composed(function: Function, inner: Callable[[Values], np.ndarray], at: Values) -> np.ndarray:
     return function(inner(at))
 
 
-def _with_unchanged(site: Site, terms: Sequence[Term], factors: np.ndarray) -> np.ndarray:
-    """Return factors, which are known up to a common one, so that most terms are unchanged, and those of words are not."""
+def _with_unchanged(site: Site, terms: Sequence[Term], factors: np.ndarray) -> list[np.ndarray]:
+    """Return factors, which are known up to a common one, so that as many terms as can be are unchanged, likeliest first.
+
+    Words are seldom unchanged, and what a sum is given by a module is so less often than what a residual carries.
+    """
     same = max(SAME, site.floor)
     factors = np.where(np.abs(factors) <= same * np.abs(factors).max(), 0.0, factors)
-    words = [bool({"word", "embeddings"} & set(roles_of(site, term.before))) for term in terms]
 
-    def unchanged(number: int) -> tuple[int, bool]:
-        return int((np.abs(factors / factors[number] - 1) <= same).sum()), not words[number]
+    def unchanged(number: int) -> int:
+        return int((np.abs(factors / factors[number] - 1) <= same).sum())
 
-    found = factors / factors[max(np.flatnonzero(factors).tolist(), key=unchanged)]
-    return np.where(np.abs(found - 1) <= same, 1.0, found)
+    def likelihood(number: int) -> tuple[bool, bool]:
+        before = terms[number].before
+        return not {"word", "embeddings"} & set(roles_of(site, before)), before.name.endswith(f":{INPUT}")
+
+    numbers = np.flatnonzero(factors).tolist()
+    most = max(map(unchanged, numbers))
+    found: list[np.ndarray] = []
+    for number in sorted((it for it in numbers if unchanged(it) == most), key=likelihood, reverse=True):
+        each = factors / factors[number]
+        each = np.where(np.abs(each - 1) <= same, 1.0, each)
+        if not any(np.array_equal(each == 1, other == 1) for other in found):
+            found.append(each)
+    return found
 
 
 def _of_rows(site: Site, computed: Sum, term: Before, multiplier: float, held: Looked) -> Iterator[Changed]:
