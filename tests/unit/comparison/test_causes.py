@@ -54,6 +54,25 @@ def test_other_values_are_another_cause_and_the_largest_is_first() -> None:
     assert (first.difference, second.difference) == (pytest.approx(0.5), pytest.approx(0.25))
 
 
+def test_of_explanations_that_a_site_cannot_tell_apart_the_most_frequent_one_is_taken() -> None:
+    sites = [site(f"layers.{number}.norm", number) for number in (1, 2, 3)]
+
+    def multiplied(at: Site, path: str, number: str, **further: Any) -> Explanation:
+        values = {"setting": f"{path} is multiplied by", "values": ("1", number)}
+        return explanation(at, "residual-scale", **values, **further)
+
+    halves = [multiplied(at, f"layers.{number}.mlp", "0.5") for number, at in enumerate(sites)]
+    either = [
+        multiplied(at, f"layers.{number}.norm:input", "2", rivals=(half,))
+        for number, (at, half) in enumerate(zip(sites, halves, strict=True))
+    ]
+    (cause,) = causes_of(list(zip(sites, [*either[:2], halves[2]], strict=True)))
+    assert cause.text == "layers.N.mlp is multiplied by 1 in a and 0.5 in b, layers 0–2"
+    assert cause.remaining == pytest.approx(0.0)
+    (cause,) = causes_of(list(zip(sites, either, strict=True)))  # none of which is more frequent
+    assert cause.text == "layers.N.norm:input is multiplied by 1 in a and 2 in b, layers 0–2"
+
+
 @pytest.mark.parametrize("field", ["cause", "setting"])
 def test_another_cause_or_setting_is_apart(field: str) -> None:
     sites = [site("norm"), site("other")]

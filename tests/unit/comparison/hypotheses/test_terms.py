@@ -185,6 +185,29 @@ def test_only_changes_that_explain_a_site_are_remembered() -> None:
     np.testing.assert_allclose(change, -KIND, atol=1e-6)
 
 
+@pytest.mark.parametrize(("carried", "added"), [(1.0, 0.5), (0.5, 1.0)])
+def test_of_two_terms_before_a_norm_the_sum_behind_says_which_is_multiplied(carried: float, added: float) -> None:
+    """Twice one is half of the other there: what is carried is taken as unchanged first, and the other way is kept."""
+    stream, branch, first, more = 1e3 * RANDOM.normal(size=(4, *WORD.shape))  # beside which the epsilon is nothing
+    a, b = stream + branch, carried * stream + added * branch
+    memory: dict[str, Any] = {}
+
+    def found(a: np.ndarray, b: np.ndarray, terms: dict[str, np.ndarray]) -> Explanation:
+        weights = {"norm.gain": GAIN, "norm.shift": SHIFT}
+        settings = {"key": "norm:output#0", "held_a": weights, "alone": ["norm:input"], "memory": memory}
+        return explained(module_site(norm(a), norm(b), {"norm:input": a, **terms}, **settings))
+
+    texts = [
+        f"branch is multiplied by 1 in a and {added / carried:g} in b",
+        f"stream:input is multiplied by 1 in a and {carried / added:g} in b",
+    ]
+    at_first = found(a, b, {"branch": branch, "stream:input": stream})
+    assert [at_first.text, *(rival.text for rival in at_first.rivals)] == texts
+    assert found(a + first, b + first, {"next": first, "sum:input": a}).text == texts[carried != 1]
+    terms = {"last": more, "later:input": a + first}
+    assert found(a + first + more, b + first + 3 * more, terms).text == "last is multiplied by 1 in a and 3 in b"
+
+
 def test_values_that_are_not_finite_have_no_terms() -> None:
     at = behind(*CHANGED["no types"][:2])
     assert OtherTerm().explain(replace(at, b=np.where(REAL[..., None], np.nan, at.b))) == []
