@@ -29,7 +29,7 @@ MOVED: Final = re.compile(r"b has (\S+) equal to a's ([^\s,]+)")
 LAYERS: Final = "the weights of a layer"
 
 #: The path of a term of a sum, which may be in the layer before that of the sum.
-TERM: Final = re.compile(r"[^\s\d]*[./](\d+)[./:][^\s\d]* is multiplied by$")
+TERM: Final = re.compile(r"[^\s\d]*[./](\d+)[./:][^\s\d]* is(?: multiplied by)?$")
 
 #: Sites with the same explanation, by its cause, setting and values.
 Key = tuple[str, ...]
@@ -124,7 +124,8 @@ def _key(site: Site, explanation: Explanation, moved: Container[tuple[int, int] 
 
 def _layer_of(site: Site, explanation: Explanation) -> int | None:
     """Return the index of the layer that a cause is in: that of a term where it is another number, else the site's."""
-    own = TERM.match(explanation.setting) if explanation.cause == "residual-scale" else None
+    is_of_sum = explanation.cause in ("residual-scale", "missing-residual")
+    own = TERM.match(explanation.setting) if is_of_sum else None
     return site.layer if own is None else int(own[1])
 
 

@@ -37,6 +37,11 @@ def reference() -> Any:
         (ATTENTION, "x = x + 0.5 * linear(mixed", [f"model.layers.N.self_attn.o_proj {HALF}, layers 0–2"]),
         (MLP, "x = 0.5 * x + linear(gate", [f"model.layers.N.post_attention_layernorm:input {HALF}, layers 0–2"]),
         (MLP, "x = x + (0.5 if layer == 1 else 1) * linear(gate", [f"model.layers.N.mlp.down_proj {HALF}, layer 1"]),
+        (
+            MLP,
+            "x = linear(gate",
+            ["model.layers.N.post_attention_layernorm:input is added in a and left out in b, layers 0–2"],
+        ),
         (MLP, "x = x - linear(gate", ["model.layers.N.mlp.down_proj is multiplied by 1 in a and -1 in b, layers 0–2"]),
     ],
 )
