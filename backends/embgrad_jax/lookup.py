@@ -198,7 +198,7 @@ class _Surveyor(Walker[Cell]):
         """Return the cells of the batch's arrays, and note which of these are its ids."""
         cells = []
         for number, value in enumerate(values):
-            cell = _known(value)
+            cell = _make_cell(value)
             cell.sources = 1 << number
             if np.shape(value) == self._watch.batch.shape and np.array_equal(np.asarray(value), self._watch.batch.ids):
                 self._ids |= cell.sources
@@ -217,7 +217,7 @@ class _Surveyor(Walker[Cell]):
     def constant(self, value: Any) -> Cell:
         """Return the cell of a constant of the graph, which may be an array of the model that a function holds."""
         leaf = self._by_id.get(id(value))
-        return _known(value) if leaf is None else self.leaf(leaf)
+        return _make_cell(value) if leaf is None else self.leaf(leaf)
 
     def apply(self, equation: Any, values: Sequence[Cell]) -> list[Cell]:
         """Return cells of which nothing is computed yet."""
@@ -467,7 +467,7 @@ class _Surveyor(Walker[Cell]):
                 self._count_inside(inner, times)
 
 
-def _known(value: Any) -> Cell:
+def _make_cell(value: Any) -> Cell:
     """Return the cell of an array that is no array of the model."""
     # A typed key of `jax.random` has a dtype, and cannot be converted to NumPy.
     dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
