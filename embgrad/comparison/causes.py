@@ -14,6 +14,7 @@ from embgrad.comparison.hypotheses.site import Explanation, Site, arrived
 from embgrad.comparison.led_pass import can_be_led
 from embgrad.comparison.recording import FINAL, Recording
 from embgrad.comparison.sites import Pair, name_of
+from embgrad.comparison.weight_matches import kind_of
 from embgrad.results.port_records import Cause
 
 __all__ = ["causes_of", "share_explained"]
@@ -109,7 +110,7 @@ def _decided(explained: Sequence[tuple[Site, Explanation | None]]) -> Explained:
 
 
 def _whatever_the_layer(explanation: Explanation) -> Key:
-    return tuple(re.sub(r"(?<=[./])\d+(?=[./:])", "N", text) for text in (explanation.setting, *explanation.values))
+    return (kind_of(explanation.setting), *explanation.values)
 
 
 def _key(site: Site, explanation: Explanation, moved: Container[tuple[int, int] | None]) -> Key:

@@ -31,7 +31,7 @@ def model_lock(parts: Sequence[object]) -> AbstractContextManager[None]:
 
 
 def locks_of(parts: Sequence[object]) -> list[threading.RLock]:
-    """Return the locks of a model's parts in the order in which to acquire them. They are for as long as a caller keeps them."""
+    """Return the locks of a model's parts in the order in which to acquire them. Each exists while a caller keeps it."""
     with _guard:
         return [_lock_of(part) for part in sorted(parts, key=id)]
 

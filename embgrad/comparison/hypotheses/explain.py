@@ -159,7 +159,7 @@ def _explain(site: Site, hypotheses: Sequence[Hypothesis]) -> Explanation | None
 def _explanations(site: Site, hypothesis: Hypothesis) -> list[Explanation]:
     """Return a hypothesis's explanations of a site; where it raises, warn and return none: the figures hold without it."""
     try:
-        return list(hypothesis.explain(site))
+        return hypothesis.explain(site)
     except Exception as error:
         warnings.warn(
             f"the hypothesis {type(hypothesis).__name__} failed at {site.name} ({type(error).__name__}: {error}), so that a "

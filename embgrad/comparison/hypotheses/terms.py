@@ -134,6 +134,7 @@ def _again(computed: Sum, known: Sequence[Changed]) -> Iterator[Changed]:
 
 
 def _is_known(explanation: Explanation, known: Sequence[Changed]) -> bool:
+    """Return whether an explanation is that of an earlier sum, whose rivals were remembered there."""
     return any(entry.rivals is explanation.rivals for entry, _ in known)
 
 
@@ -240,14 +241,15 @@ def _of_multipliers(site: Site, computed: Sum, terms: Sequence[Term], multiplier
     powers, vectors = np.linalg.eigh(seen @ seen.T)
     if powers[0] > site.near**2 * powers[-1]:
         return
-    found: list[Explanation] = []
-    for factors in _with_unchanged(site, terms, vectors[:, 0]):
-        found += by_multipliers(site, terms, multipliers, factors * multipliers)
-    for explanation in found[:1]:
-        inner = explanation.compute
+    found = [
+        explanation
+        for factors in _with_unchanged(site, terms, vectors[:, 0])
+        for explanation in itertools.islice(by_multipliers(site, terms, multipliers, factors * multipliers), 1)
+    ]
+    if found:
+        inner = found[0].compute
         compute = None if inner is None else partial(_composed, computed.apply, inner)
-        change = explanation.predicted - computed.whole
-        yield replace(explanation, compute=compute, rivals=tuple(found[1:])), change
+        yield replace(found[0], compute=compute, rivals=tuple(found[1:])), found[0].predicted - computed.whole
 
 
 def _composed(function: Function, inner: Callable[[Values], np.ndarray], at: Values) -> np.ndarray:

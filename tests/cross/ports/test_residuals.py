@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from tests.support import llama_by_hand
+from tests.support.llama_by_hand import changed_llama
 
 IDS = np.array([[1, 2, 3, 4, 9, 8], [5, 6, 7, 8, 11, 3]])
 
@@ -47,15 +46,13 @@ def reference() -> Any:
 )
 def test_the_multiplied_term_is_named(reference: Any, before: str, after: str, causes: list[str]) -> None:
     """Behind a norm a sum's terms are known up to a common number: which of them is multiplied later sums decide."""
-    source, names = inspect.getsource(llama_by_hand), dict[str, Any]()
-    assert before in source
-    exec(compile(source.replace(before, after) if before else source, "a port", "exec"), names)
+    decoder = changed_llama(before, after)
     config = {"rms_norm_eps": 1e-6, "rope_theta": 1e4, **reference.config.to_dict()}
     weights = {name: jnp.asarray(value.numpy()) for name, value in reference.state_dict().items()}
     del weights["lm_head.weight"]
 
     def call(params: Any, inputs: Any) -> Any:
-        return names["llama_by_hand"](jnp, params, config, inputs["input_ids"])
+        return decoder(jnp, params, config, inputs["input_ids"])
 
     report = embgrad.check_port(reference, weights, {"input_ids": IDS}, call=(None, call))
     assert [cause.text for cause in report.causes] == causes

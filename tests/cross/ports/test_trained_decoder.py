@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import embgrad
-from tests.support import llama_by_hand
+from tests.support.llama_by_hand import changed_llama
 from tests.support.smollm2 import load_smollm2, smollm2_folder
 
 pytestmark = pytest.mark.slow
@@ -53,11 +52,8 @@ def reference() -> tuple[Any, dict[str, np.ndarray]]:
 
 def ported(before: str, after: str) -> Callable[..., Any]:
     """Return the decoder by hand with a piece of its source in the place of another."""
-    source = inspect.getsource(llama_by_hand)
-    assert before in source
-    names: dict[str, Any] = {}
-    exec(compile(source.replace(before, after) if before else source, "a port", "exec"), names)
-    decoder, config = names["llama_by_hand"], json.loads((smollm2_folder() / "config.json").read_text(encoding="utf-8"))
+    decoder = changed_llama(before, after)
+    config = json.loads((smollm2_folder() / "config.json").read_text(encoding="utf-8"))
     return lambda params, inputs: decoder(jnp, params, config, inputs["input_ids"])
 
 
