@@ -29,8 +29,8 @@ LEAST_WEIGHTS: Final = 3
 MOVED: Final = re.compile(r"b has (\S+) equal to a's ([^\s,]+)")
 LAYERS: Final = "the weights of a layer"
 
-#: The path of a term of a sum, which may be in the layer before that of the sum.
-TERM: Final = re.compile(r"[^\s\d]*[./](\d+)[./:][^\s\d]* is(?: multiplied by)?$")
+#: The path of a term of a sum, or of its norm, which may be in the layer before that of the sum.
+TERM: Final = re.compile(r"(?:the norm )?[^\s\d]*[./](\d+)[./:][^\s\d]*(?: is(?: multiplied by)?)?$")
 
 #: Sites with the same explanation, by its cause, setting and values.
 Key = tuple[str, ...]
@@ -98,12 +98,19 @@ def causes_of(explained: Sequence[tuple[Site, Explanation | None]]) -> tuple[Cau
 
 
 def _decided(explained: Sequence[tuple[Site, Explanation | None]]) -> Explained:
-    """Return the sites that are explained; of explanations that one site cannot tell apart those that most sites have."""
+    """Return the sites that are explained; of explanations that one site cannot tell apart those that most sites have.
+
+    A number by which rows are multiplied is known from the sums that hold them, and only roughly from a norm of them.
+    """
     entries = [(site, explanation) for site, explanation in explained if explanation is not None]
-    said = Counter(_whatever_the_layer(it) for _, explanation in entries for it in (explanation, *explanation.rivals))
+    said = Counter(key for _, it in entries for key in {_whatever_the_layer(each) for each in (it, *it.rivals)})
+    scaled = {it.setting: it for _, it in entries if it.cause == "scaled-lookup"}
 
     def most_frequent(explanation: Explanation) -> Explanation:
-        rivals = (replace(rival, predicted=explanation.predicted) for rival in explanation.rivals)
+        known = (scaled.get(rival.setting) for rival in explanation.rivals if rival.cause == "scaled-lookup")
+        rivals = (
+            replace(rival, predicted=explanation.predicted) for rival in (*filter(None, known), *explanation.rivals)
+        )
         return max((explanation, *rivals), key=lambda it: said[_whatever_the_layer(it)])
 
     return [(site, most_frequent(explanation)) for site, explanation in entries]
@@ -124,8 +131,8 @@ def _key(site: Site, explanation: Explanation, moved: Container[tuple[int, int] 
 
 
 def _layer_of(site: Site, explanation: Explanation) -> int | None:
-    """Return the index of the layer that a cause is in: that of a term where it is another number, else the site's."""
-    is_of_sum = explanation.cause in ("residual-scale", "missing-residual")
+    """Return the index of the layer that a cause is in: that of a term or its norm where it is another, else the site's."""
+    is_of_sum = explanation.cause in ("residual-scale", "missing-residual", "norm-order")
     own = TERM.match(explanation.setting) if is_of_sum else None
     return site.layer if own is None else int(own[1])
 
@@ -139,7 +146,7 @@ def _cause(key: Key, same: Explained) -> Cause:
         if _is_outside(site, explanation)
         else tuple(sorted({layer for it in same if (layer := _layer_of(*it)) is not None}))
     )
-    sentence = _general(explanation.sentence, site.layer)
+    sentence = _general(explanation.sentence, _layer_of(site, explanation))
     if setting == LAYERS:
         sentence = _text_of_moves({move for entry in same if (move := _move_of(*entry)) is not None})
     elif setting == MERGED:
@@ -147,7 +154,11 @@ def _cause(key: Key, same: Explained) -> Cause:
     elif cause == "half-weights" and len(same) > 1:
         sentence = f"b has the weights of {len(same)} modules {setting}"
     # A sentence about layers or a part names both of its ends.
-    is_named = setting == LAYERS or (cause == "missing-part" and sentence == explanation.sentence != "")
+    is_named = (
+        setting == LAYERS
+        or cause == "layer-order"
+        or (cause == "missing-part" and sentence == explanation.sentence != "")
+    )
     where = f", {_span(layers)}" if layers and not is_named else "" if sentence else f", at {site.name}"
     return Cause(
         cause=cause,

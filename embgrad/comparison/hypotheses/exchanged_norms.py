@@ -12,9 +12,8 @@ import numpy as np
 from embgrad.comparison.hypotheses.combination import distinct, terms_of
 from embgrad.comparison.hypotheses.norm import NUMBER, norm_of, norms_of, with_weights_of_layer
 from embgrad.comparison.hypotheses.norm_fit import Parameters
-from embgrad.comparison.hypotheses.site import NEAR, Before, Explanation, Site, Values
+from embgrad.comparison.hypotheses.site import NEAR, Before, Explanation, Site, Values, known_changes, remember
 from embgrad.comparison.hypotheses.sources import skipped_norms
-from embgrad.comparison.hypotheses.terms import known_changes, remember
 from embgrad.model_points.points import INPUT
 
 __all__ = ["ExchangedNorms"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from embgrad.common.tolerance import HALVES
+from embgrad.comparison.hypotheses.changed_rows import with_changed_rows
 from embgrad.comparison.hypotheses.in_half import MOST_ROUNDOFFS, has_digits_of
-from embgrad.comparison.hypotheses.lookup import is_looked_up
 from embgrad.comparison.hypotheses.norm_fit import (
     EPSILONS,
     ROUGHLY,
@@ -28,7 +27,7 @@ from embgrad.comparison.hypotheses.norm_fit import (
     what_differs,
 )
 from embgrad.comparison.hypotheses.product import cause_of
-from embgrad.comparison.hypotheses.site import NEAR, SHARE, Before, Explanation, Site, Values
+from embgrad.comparison.hypotheses.site import NEAR, Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import Term, carried, relative
 from embgrad.comparison.recording import HeldWeight
 from embgrad.comparison.weight_values import rounded
@@ -97,7 +96,7 @@ class Norm:
         missing = _missing(site, path, entry, x, b)
         if missing and site.is_coarse:  # a norm with an epsilon of any size is none, up to rounding to half precision
             return missing
-        explanations = [*_of_scaled_rows(site, entry, first), *explanations]
+        explanations = with_changed_rows(site, entry, first, explanations)
         return [*explanations, *missing, *_in_half(site, entry, first, "b")]
 
     def _by_weights(self, site: Site, path: str, entry: Before, first: Parameters) -> list[Explanation]:
@@ -275,29 +274,6 @@ def _is_read_elsewhere(site: Site) -> bool:
     tensors, values = site.recordings[0].tensors, site.recordings[0].tensors[site.pair.a].values
     agreeing = (pair for pair in site.pairs if pair.name not in site.memory.get("differing", {site.name}))
     return any(tensors[it.a].side == INPUT and np.array_equal(tensors[it.a].values, values) for it in agreeing)
-
-
-def _of_scaled_rows(site: Site, entry: Before, norm: Parameters) -> Iterator[Explanation]:
-    """Yield the explanations that a norm is given looked-up rows that a or b alone scales, which another epsilon looks like.
-
-    What b multiplies rows by is not seen before the norm: the root of their width is tried, and one over it.
-    """
-    x, root = site.rows(entry.values), math.sqrt(entry.values.shape[-1])
-    for before in site.before:
-        if before.values.shape != entry.values.shape or not is_looked_up(site, before):
-            continue
-        rows = site.rows(before.values)
-        scale = float((x * rows).sum() / ((rows**2).sum() or 1.0))
-        is_scaled = abs(scale - 1) > NEAR and relative(scale * rows, x) <= NEAR
-        factors = [(scale, 1.0)] if is_scaled else []
-        if np.array_equal(before.values, entry.values):
-            factors = [(1.0, root), (1.0, 1 / root)]
-        for own, other in factors:
-            predicted = norm.apply(other * before.values)
-            if is_scaled or site.off(predicted) <= SHARE * site.difference:
-                setting, values = f"{before.name} is multiplied by", (f"{own:.6g}", f"{other:.6g}")
-                compute = partial(_applied, norm, before.name, factor=other)
-                yield Explanation("scaled-lookup", setting, values, predicted, compute, (before.name,))
 
 
 def _missing_in_a(site: Site) -> Iterator[Explanation]:

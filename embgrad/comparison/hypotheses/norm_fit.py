@@ -13,9 +13,11 @@ from embgrad.comparison.hypotheses.site import NEAR
 from embgrad.comparison.hypotheses.sources import relative
 
 __all__ = [
+    "ALIKE",
     "DIVISORS",
     "EPSILONS",
     "ROUGHLY",
+    "ROUNDING",
     "TRIED",
     "Parameters",
     "changed_norm",

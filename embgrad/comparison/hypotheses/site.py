@@ -15,10 +15,27 @@ from embgrad.comparison.weights import Match, Matching
 from embgrad.inputs.batch import TokenBatch
 from embgrad.model_points.points import INPUT, OUTPUT
 
-__all__ = ["FAINT_MEMORY", "MOST_LEFT", "Before", "Explanation", "Site", "arrived", "real_of", "together"]
+__all__ = [
+    "FAINT_MEMORY",
+    "MOST_LEFT",
+    "Before",
+    "Changed",
+    "Explanation",
+    "Site",
+    "arrived",
+    "known_changes",
+    "real_of",
+    "remember",
+    "together",
+]
 
 #: The key in a site's memory of whether its difference is so small that only what is known from others is tried.
 FAINT_MEMORY: Final = "faint"
+
+#: The key in a site's memory of the changes of sums at earlier sites, which later sums contain where no point stops them, and
+#: the most of them that are kept.
+CHANGES: Final = "changes of sums"
+MOST_KNOWN: Final = 16
 
 #: The number of floors from which a token's own difference is not rounding.
 TOKEN_FLOORS: Final = 10.0
@@ -110,6 +127,10 @@ class Explanation:
             inputs=tuple(dict.fromkeys((*self.inputs, *names))),
             also=tuple(other.behind(predicted, function, names) for other in self.also),
         )
+
+
+#: An explanation of a sum, and what is added to the sum in b.
+Changed = tuple[Explanation, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,6 +299,18 @@ class Site:
         """Return a tensor's vectors at real positions as float64, (token, feature)."""
         at = values[self.real] if values.shape[:2] == self.real.shape else values.reshape(-1, values.shape[-1])
         return np.asarray(at, np.float64)
+
+
+def known_changes(site: Site) -> list[Changed]:
+    """Return the changes of sums that were found at earlier sites, the last at the end."""
+    known: list[Changed] = site.memory.setdefault(CHANGES, [])
+    return known
+
+
+def remember(site: Site, changed: Changed) -> None:
+    """Keep the change of a sum for later sites."""
+    known = known_changes(site)
+    known[:] = [*known, changed][-MOST_KNOWN:]
 
 
 def together(found: Sequence[Explanation]) -> list[Explanation]:

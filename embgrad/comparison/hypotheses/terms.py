@@ -12,12 +12,12 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.combination import by_multipliers, distinct, terms_of
 from embgrad.comparison.hypotheses.lookup import MISSING, explanation_of_rows, roles_of, rows_of, table_of
-from embgrad.comparison.hypotheses.norm import NUMBER, norms_of
-from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
+from embgrad.comparison.hypotheses.norm import norms_of
+from embgrad.comparison.hypotheses.site import Before, Changed, Explanation, Site, Values, known_changes, remember
 from embgrad.comparison.hypotheses.sources import Term, carried, norms_before, skipped_norms
 from embgrad.model_points.points import INPUT, OUTPUT
 
-__all__ = ["OtherTerm", "known_changes", "remember", "sums"]
+__all__ = ["OtherTerm", "sums"]
 
 #: The most entries of a table times the number of tokens for which all rows are tried behind a norm.
 MOST_TRIED: Final = 2**24
@@ -25,9 +25,8 @@ MOST_TRIED: Final = 2**24
 #: The size of a gain, as a share of the largest, up to which its feature of a norm's input cannot be seen.
 HIDDEN: Final = 1e-6
 
-#: The most tensors of a alone that may be terms, and the most changes of earlier sums.
+#: The most tensors of a alone that may be terms.
 MOST_UNSHARED: Final = 8
-MOST_KNOWN: Final = 8
 
 #: The most norms before a sum that may be those of one of its terms.
 MOST_NORMS: Final = 4
@@ -35,9 +34,6 @@ MOST_NORMS: Final = 4
 #: The relative difference up to which two multipliers are equal.
 SAME: Final = 1e-3
 
-
-#: The key in a site's memory of the changes of sums at earlier sites, which later sums contain where no point stops them.
-CHANGES: Final = "changes of sums"
 
 Function = Callable[[np.ndarray], np.ndarray]
 
@@ -70,9 +66,6 @@ class Sum:
 
 #: The name of a table, its values, and the rows of it that a looks up.
 Looked = tuple[str, np.ndarray, np.ndarray]
-
-#: An explanation of a sum, and what is added to the sum in b.
-Changed = tuple[Explanation, np.ndarray]
 
 
 class OtherTerm:
@@ -111,18 +104,6 @@ class OtherTerm:
                         remember(site, (rival, rival.predicted - computed.whole))
                     return found[-1:]
         return found
-
-
-def known_changes(site: Site) -> list[Changed]:
-    """Return the changes of sums that were found at earlier sites, the last at the end."""
-    known: list[Changed] = site.memory.setdefault(CHANGES, [])
-    return known
-
-
-def remember(site: Site, changed: Changed) -> None:
-    """Keep the change of a sum for later sites."""
-    known = known_changes(site)
-    known[:] = [*known, changed][-MOST_KNOWN:]
 
 
 def _again(computed: Sum, known: Sequence[Changed]) -> Iterator[Changed]:
@@ -214,7 +195,6 @@ def _of_skipped_norms(site: Site, computed: Sum, term: np.ndarray, multiplier: f
         text = f"b lacks the norm {norm}"
         if is_held:
             cause, values = "norm-order", ("what it returns", "what it is given")
-            norm = NUMBER.sub("N", norm)  # of the layer before
             text = f"b adds what the norm {norm} is given, where a adds what it returns"
         found = Explanation(cause, f"the norm {norm}", values, given.values, sentence=text)
         yield _of_change(computed, found, multiplier * (given.values - term))
@@ -225,7 +205,7 @@ def _of_normed_residuals(site: Site, computed: Sum) -> Iterator[Changed]:
     for given, returned in itertools.islice(norms_before(site), MOST_NORMS):
         if returned.values.shape != computed.whole.shape or np.array_equal(given.values, computed.whole):
             continue
-        norm, texts = NUMBER.sub("N", returned.name), ("what it is given", "what it returns")
+        norm, texts = returned.name, ("what it is given", "what it returns")
         sentence = f"b adds what the norm {norm} returns, where a adds what it is given"
         own = Term(returned, returned.values)
         for term in filter(None, (carried(site, own), own)):

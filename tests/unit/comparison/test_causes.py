@@ -73,6 +73,28 @@ def test_of_explanations_that_a_site_cannot_tell_apart_the_most_frequent_one_is_
     assert cause.text == "layers.N.norm:input is multiplied by 1 in a and 2 in b, layers 0–2"
 
 
+def test_a_number_that_one_site_shows_roughly_is_that_of_the_sites_that_show_it() -> None:
+    first, *later = [site(f"layers.{number}.norm", number) for number in (0, 1, 2)]
+    scaled = {"cause": "scaled-lookup", "setting": "table is multiplied by"}
+    rough = explanation(first, **scaled, values=("1", "10"))
+    either = explanation(first, rivals=(rough,))
+    exact = [explanation(at, **scaled, values=("1", "12")) for at in later]
+    (cause,) = causes_of([(first, either), *zip(later, exact, strict=True)])
+    assert cause.text == "table is multiplied by 1 in a and 12 in b, layers 0–2"
+    (cause,) = causes_of([(first, explanation(first, rivals=(rough, rough)))])  # one rival, though it is named twice
+    assert cause.cause == "layer-norm-epsilon"
+
+
+def test_a_norm_of_an_earlier_layer_is_named_with_its_own_layer() -> None:
+    sites = [site(f"layers.{number}.mlp", number) for number in (1, 2)]
+    norm = "layers.0.norm"
+    text = f"b adds what the norm {norm} returns, where a adds what it is given"
+    found = [explanation(at, "norm-order", setting=f"the norm {norm}", sentence=text) for at in sites]
+    (cause,) = causes_of(list(zip(sites, found, strict=True)))
+    assert cause.text == "b adds what the norm layers.N.norm returns, where a adds what it is given, layer 0"
+    assert cause.layers == (0,)
+
+
 @pytest.mark.parametrize("field", ["cause", "setting"])
 def test_another_cause_or_setting_is_apart(field: str) -> None:
     sites = [site("norm"), site("other")]

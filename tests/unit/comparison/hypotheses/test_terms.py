@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.site import Explanation, Site
-from embgrad.comparison.hypotheses.terms import CHANGES, OtherTerm
+from embgrad.comparison.hypotheses.site import CHANGES, Explanation, Site
+from embgrad.comparison.hypotheses.terms import OtherTerm
 from embgrad.comparison.sites import Pair
 from embgrad.comparison.weight_values import rounded
 from tests.unit.comparison.hypotheses.modules import IDS, REAL, best, module_site
@@ -164,7 +164,7 @@ def test_a_residual_of_what_a_norm_returns_is_named_also_where_b_holds_it_with_a
     normed, added = norm(WORD), RANDOM.normal(size=WORD.shape)
     before = {"added": added, "layers.3.first": normed, "layers.3.first:input": WORD}
     settings = {"key": "sum:input#0", "held_a": weights}
-    text = "b adds what the norm layers.N.first returns, where a adds what it is given"
+    text = "b adds what the norm layers.3.first returns, where a adds what it is given"
     found = explained(module_site(WORD + added, normed + added, before, **settings))
     assert (found.cause, found.text) == ("norm-order", text)
     earlier = module_site(normed, 3 * normed, before, **settings)
