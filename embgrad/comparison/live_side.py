@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -17,6 +16,7 @@ from embgrad.backend.protocol import Call, Change, PointValues, Request, Run
 from embgrad.backend.registry import bind
 from embgrad.backend.responses import Callback
 from embgrad.comparison.outputs import OUTPUTS
+from embgrad.comparison.partial_calls import Step, change_step, steps_of
 from embgrad.comparison.recording import (
     FINAL,
     HeldWeight,
@@ -68,18 +68,6 @@ class _Changes(NamedTuple):
 _NONE: Final = _Changes()
 
 
-class _Step(NamedTuple):
-    """A call of a module for some positions or some texts of the batch, with the key of its point."""
-
-    key: str
-    examples: slice
-    positions: slice
-
-    def of(self, values: np.ndarray) -> np.ndarray:
-        """Return the part of a tensor of the whole batch that the call computes, (example, position, …)."""
-        return values[self.examples, self.positions]
-
-
 class LiveSide:
     """A model that can be run, with the points that its pass reaches.
 
@@ -97,16 +85,32 @@ class LiveSide:
         with explain_forward(self.bound, batch):
             self.points: Mapping[str, Point] = {point.key: point for point in self._reached()}
         self._in_order = order_of(self.bound, batch, list(self.points.values())).is_batch
+        self._follows_ids = True
         self._turned = self._axes_of_examples()
         self._packed = self._packed_layout()
-        self._steps = _steps_of(self.points.values(), batch)
+        self._steps = steps_of(self.points.values(), batch)
+        self._arrangements = self._arranged()
+        self.outputs: tuple[str | None, ...] = OUTPUTS
+
+    def _arranged(self) -> dict[str, Arrangement]:
         later = {step.key for steps in self._steps.values() for step in steps}
-        self._arrangements = {
+        return {
             key: arrangement
             for key, point in self.points.items()
             if key not in later and (arrangement := self._arrangement(point)) is not None
         }
-        self.outputs: tuple[str | None, ...] = OUTPUTS
+
+    def record_in_order(self) -> Recording | None:
+        """Return a recording in which the positions are those of the batch, whichever ids the model looks up.
+
+        None where they are so in any recording. A model may turn its texts round and its output back, so that this is for models
+        whose output is wrong.
+        """
+        if self._in_order:
+            return None
+        self._in_order, self._follows_ids = True, False
+        self._arrangements = self._arranged()
+        return self.record()
 
     @property
     def can_be_led(self) -> bool:
@@ -198,7 +202,7 @@ class LiveSide:
             features = int(np.prod(self.points[key].shape)) // steps[0].of(self.batch.ids).size if steps else 0
             arrived = np.zeros((*self.batch.shape, features))
             for step in steps:
-                found[step.key] = partial(_changed_step, function, arrived, step)
+                found[step.key] = partial(change_step, function, arrived, step)
         return found
 
     def _native(self, key: str, function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
@@ -294,7 +298,9 @@ class LiveSide:
             return found if len(found.shape) > 1 and found.shape[0] == examples else None
         try:
             lookup = with_layout(self.bound, self.batch, point.lookup)
-            if lookup.layout is None and self._is_packed(lookup.indices.size):  # positions or types of a packed batch
+            if not self._follows_ids:
+                lookup = replace(lookup, layout=None)
+            elif lookup.layout is None and self._is_packed(lookup.indices.size):  # positions or types of a packed batch
                 lookup = replace(lookup, layout=self._packed)
             return of_lookup(
                 point.name, lookup, self.batch, None if lookup.layout else axis, by_role=True, in_order=self._in_order
@@ -354,7 +360,7 @@ class LiveSide:
             ids=self._whole(steps, [it.indices for it in lookups if it is not None]),
         )
 
-    def _whole(self, steps: Sequence[_Step], parts: Sequence[np.ndarray]) -> Any:
+    def _whole(self, steps: Sequence[Step], parts: Sequence[np.ndarray]) -> Any:
         """Return the array of the whole batch that calls compute in parts, zeros where none does; None where one is missing."""
         if len(parts) < len(steps):
             return None
@@ -406,62 +412,6 @@ class LiveSide:
                 HeldWeight(name, module, weight.shape, read_once(weight.get, weight.shape), time / whole, layer)
             )
         return held
-
-
-def _changed_step(function: Change, arrived: np.ndarray, step: _Step, value: np.ndarray) -> np.ndarray:
-    """Return what a call for a part of the batch goes on with, and keep the values that arrive there for the other calls."""
-    step.of(arrived)[...] = value.reshape(step.of(arrived).shape)
-    new = step.of(np.asarray(function(arrived.astype(value.dtype)), value.dtype))
-    return np.ascontiguousarray(new.reshape(value.shape))
-
-
-def _steps_of(points: Iterable[Point], batch: TokenBatch) -> dict[str, tuple[_Step, ...]]:
-    """Return the calls of modules that are called for a part of the batch at a time, by the key of the first.
-
-    A model with a cache is called for some positions at a time, and one that takes a single text for each text in turn, with its
-    padding or without.
-    """
-    calls: dict[str, list[Point]] = defaultdict(list)
-    for point in points:
-        calls[point.key.partition("#")[0]].append(point)
-    found = {}
-    for same in calls.values():
-        steps = (_by_positions(same, batch) or _by_texts(same, batch)) if len(same) > 1 else ()
-        if steps:
-            found[same[0].key] = steps
-    return found
-
-
-def _by_positions(same: Sequence[Point], batch: TokenBatch) -> tuple[_Step, ...]:
-    """Return the calls of a module for some positions at a time; none where they do not make up the batch."""
-    examples, positions = batch.shape
-    shapes = [point.shape for point in same]
-    if not all(len(shape) > 2 and (shape[0], *shape[2:]) == (examples, *shapes[0][2:]) for shape in shapes):
-        return ()
-    ends = np.cumsum([0, *(shape[1] for shape in shapes)]).tolist()
-    if ends[-1] != positions:
-        return ()
-    return tuple(
-        _Step(point.key, slice(None), slice(*span)) for point, span in zip(same, itertools.pairwise(ends), strict=True)
-    )
-
-
-def _by_texts(same: Sequence[Point], batch: TokenBatch) -> tuple[_Step, ...]:
-    """Return the calls of a module for each text in turn; none where they do not make up the batch."""
-    shapes = [point.shape[1:] if point.shape[:1] == (1,) else point.shape for point in same]
-    if len(same) != len(batch.ids) or any(len(shape) < 2 or shape[1:] != shapes[0][1:] for shape in shapes):
-        return ()
-    lengths, counts = [shape[0] for shape in shapes], batch.real.sum(1).tolist()
-    if lengths == counts:
-        starts = batch.real.argmax(1).tolist()
-    elif all(length == batch.shape[1] for length in lengths):
-        starts = [0] * len(same)
-    else:
-        return ()
-    return tuple(
-        _Step(point.key, slice(number, number + 1), slice(start, start + length))
-        for number, (point, start, length) in enumerate(zip(same, starts, lengths, strict=True))
-    )
 
 
 def _is_of_batch(values: np.ndarray, batch: TokenBatch) -> bool:

@@ -52,6 +52,9 @@ class Running(Protocol):
     def can_be_led(self) -> bool:
         """Return whether values can be put in at the points of a pass."""
 
+    def record_in_order(self) -> Recording | None:
+        """Return a recording in the batch's order, whichever ids are looked up; None where any recording is."""
+
     def read_output(self) -> Tensor | None:
         """Return the output of the first of the names `outputs`; None where there is none."""
 
@@ -176,8 +179,8 @@ class Recording:
         """Return the tensor with a role; None where there is none."""
         return next((tensor for tensor in self.tensors.values() if role in tensor.roles), None)
 
-    def of_module(self, path: str, side: str, number: int = 0) -> Tensor | None:
-        """Return the tensor at a side of a call of a module; None where there is none."""
+    def of_module(self, path: str, side: str | None, number: int = 0) -> Tensor | None:
+        """Return the tensor at a side of a call of a module, or for no side that of a lookup; None where there is none."""
         return self._by_call.get((path, side, number))
 
     @cached_property

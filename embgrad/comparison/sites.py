@@ -385,7 +385,7 @@ def _composed(
 
 def _of_two_modules(a: Recording, b: Recording, module: str, other: str, permuted: Match | None) -> Iterator[Pair]:
     for tensor in a.tensors.values():
-        if tensor.path != module or tensor.side is None:
+        if tensor.path != module:
             continue
         partner = b.of_module(other, tensor.side, tensor.number)
         if partner is None or partner.values.shape != tensor.values.shape:

@@ -158,7 +158,7 @@ def explanation_of_rows(
                 values = ("as they are", "with padding") if first == "b" else ("with padding", "as they are")
                 sentence = f"the positions of {name} count the padding before a text in {first}, and not in {second}"
         return _explanation("position-ids-offset", f"the rows of {name}", values, predicted, sentence)
-    values = (_relative_to(ids, rows), _relative_to(ids, others))
+    values = (_relative_to(site, ids, rows), _relative_to(site, ids, others))
     return _explanation("other-ids", f"the rows of {name} are", values, predicted)
 
 
@@ -169,8 +169,10 @@ def _counts_on(site: Site, rows: np.ndarray) -> bool:
 
 
 def _moved(site: Site, rows: np.ndarray, others: np.ndarray) -> str:
-    """Return a text for b's rows: those of a at a neighbouring position, or others."""
+    """Return a text for rows of b: those of a at a neighbouring position, or from the text's end, or others."""
     both = list(zip(_by_text(site, rows), _by_text(site, others), strict=True))
+    if all(np.array_equal(its, mine[::-1]) for mine, its in both):
+        return "those of the text from its end"
     if all(np.array_equal(its[1:], mine[:-1]) for mine, its in both):
         return "those of the position before"
     if all(np.array_equal(its[:-1], mine[1:]) for mine, its in both):
@@ -206,11 +208,11 @@ def _turned(changed: Sequence[tuple[int, int]]) -> str:
     return " and ".join(f"{other} for {row}" for row, other in changed)
 
 
-def _relative_to(ids: np.ndarray, rows: np.ndarray) -> str:
+def _relative_to(site: Site, ids: np.ndarray, rows: np.ndarray) -> str:
     """Return a text for the rows that are looked up, such as "the ids + 1"."""
     steps = np.unique(rows - ids)
     if len(steps) > 1:
-        return "others"
+        return _moved(site, ids, rows)
     return "the ids" if not steps[0] else f"the ids {'+' if steps[0] > 0 else '-'} {abs(steps[0])}"
 
 
