@@ -88,6 +88,7 @@ CAUSES: Final[dict[str, str]] = {
     # residuals and the head
     "residual-scale": "the two scale a residual connection differently",
     "missing-residual": "one side lacks a residual connection",
+    "layer-order": "one side runs its layers in another order, or one of them again",
     "missing-part": "one side skips a part of the other, such as a layer",
     "head-untied": "one side's head holds another matrix than the table",
     "logit-cap": "the two cap the logits differently",

@@ -17,6 +17,7 @@ from embgrad.comparison.hypotheses.experts import Experts
 from embgrad.comparison.hypotheses.gate import Gate
 from embgrad.comparison.hypotheses.held_vector import HeldVector
 from embgrad.comparison.hypotheses.in_half import InHalf
+from embgrad.comparison.hypotheses.layer_order import LayerOrder
 from embgrad.comparison.hypotheses.lookup import Rows
 from embgrad.comparison.hypotheses.norm import Norm, NormOfSum
 from embgrad.comparison.hypotheses.pooling import Pooling
@@ -68,6 +69,7 @@ class Hypothesis(Protocol):
 HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     Rows(),
     Dropout(),
+    LayerOrder(),
     Norm(),
     InHalf(),
     Product(),

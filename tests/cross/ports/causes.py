@@ -27,7 +27,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "experts": ("expert-routing",),
     "recurrence": ("recurrence",),
     "convolution": ("convolution",),
-    "residual": ("residual-scale", "missing-residual", "missing-part", "norm-order"),
+    "residual": ("residual-scale", "missing-residual", "missing-part", "layer-order", "norm-order"),
     "head": ("head-untied", "logit-cap", "logit-scale"),
     "pooling": ("pooling",),
 }

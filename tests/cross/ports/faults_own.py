@@ -75,6 +75,7 @@ OWN: Final = [
             (1,)),
         Entry("residual-of-attention-missing", "missing-residual", r"layers\.0",
             setting(r"layers\.0", keeps=(False, True)), None, (0,)),
+        Entry("layer-again", "layer-order", r"layers\.2", setting("", order=(0, 1, 1, 2)), ("0–2", "0–1, 1–2")),
         Entry("norm-last", "norm-order", r"layers\.\d+", setting(r"layers\.\d+", norm_first=False), None, ALL),
         Entry("ids-two-late", "other-ids", _LOOKUP, setting("", shift=2)),
         Entry("padding-zeroed", "padding-row", _LOOKUP, changed(r"embed\.weight", row_zeroed(PADDING))),

@@ -190,6 +190,7 @@ class OwnDecoder(nn.Module):
         scale: by which the looked-up rows are multiplied.
         shift: what is added to each id.
         logit_scale, logit_cap: of the logits, where there is a head.
+        order: the numbers of the layers in the order in which they run; None for all of them.
     """
 
     def __init__(self, table: torch.Tensor) -> None:
@@ -199,11 +200,12 @@ class OwnDecoder(nn.Module):
         self.head: nn.Linear | None = None
         self.scale, self.shift, self.logit_scale = 1.0, 0, 1.0
         self.logit_cap: float | None = None
+        self.order: tuple[int, ...] | None = None
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         x = self.embed((input_ids + self.shift) % self.embed.num_embeddings) * self.scale
-        for layer in self.layers:
-            x = layer(x, attention_mask)
+        for number in range(len(self.layers)) if self.order is None else self.order:
+            x = self.layers[number](x, attention_mask)
         x = self.norm(x)
         if self.head is None:
             return {"last_hidden_state": x}

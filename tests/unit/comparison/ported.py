@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,8 @@ def model(
     residual: float = 1.0,
     at: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     layers: int = LAYERS,
+    order: Sequence[int] | None = None,
+    ids: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> ReferenceModel:
     """Return a model: rows and places, layers of a norm and three products with a residual, and a head for each position.
 
@@ -74,6 +76,8 @@ def model(
         residual: a multiplier of what each layer adds.
         at: by path a change of what a module returns.
         layers: the number of layers.
+        order: the numbers of those that run, in order; None for all.
+        ids: returns the ids that are looked up.
     """
     hooks = at or {}
     arrays = {**weights(), **(changes or {})}
@@ -109,12 +113,12 @@ def model(
         return result
 
     def forward(m: ReferenceModel, input_ids: np.ndarray) -> Tensor:
-        def embed(ids: np.ndarray) -> Tensor:
-            rows = lookup(m[stored("table.W")], ids) * scale
-            return rows + lookup(m[stored("places.W")], offset + np.arange(ids.shape[1])[None])
+        def embed(given: np.ndarray) -> Tensor:
+            rows = lookup(m[stored("table.W")], ids(given)) * scale
+            return rows + lookup(m[stored("places.W")], offset + np.arange(given.shape[1])[None])
 
         hidden = m.module(names("embed"), embed, input_ids)
-        for number in range(layers):
+        for number in range(layers) if order is None else order:
             hidden = layer(m, f"layers.{number}", hidden)
         return linear(m, "head", hidden)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,10 @@ FAULTS: dict[str, tuple[Callable[..., ReferenceModel], str, str, str]] = {
     ),
     "residual": (lambda **port: model(residual=0.5, **port), "layers.0", "residual-scale",
         f"layers.N.down is multiplied by 1 in a and 0.5 in b, {EVERY}"),
+    "layer again": (lambda **port: model(order=(0, 1, 1, 2), **port), "layers.2.norm:input", "layer-order",
+        "the layers run in the order 0–2 in a and 0–1, 1–2 in b"),
+    "layer left out": (lambda **port: model(order=(0, 2), **port), "layers.2.norm:input", "missing-part",
+        "b does not run the layer 1"),
     "head": (lambda **port: model(at={"head": lambda y: y * 0.25}, **port), "head", "logit-scale",
         "the output of head is multiplied by 1 in a and 0.25 in b, at head"),
     "table": (lambda **port: model(scale=DIM**0.5, **port), "embed", "scaled-lookup",
@@ -100,6 +105,37 @@ def test_a_fault_is_named_with_its_values_and_its_place(
     assert not points[first].agrees
     assert points["output"].values > 1e-5
     assert points["table.W"].values < 1e-14
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        (lambda ids: np.roll(ids, 1, 1), "those of the position before"),
+        (lambda ids: np.roll(ids, -1, 1), "those of the position behind"),
+        (lambda ids: np.minimum(ids + 1, 29), "the ids + 1"),
+    ],
+)
+def test_ids_of_other_positions_are_named_though_they_do_not_show_where_the_batchs_are(
+    ids: Callable[[np.ndarray], np.ndarray], text: str
+) -> None:
+    report = checked(model(ids=ids))
+    wanted = f"the rows of table.W are the ids in a and {text} in b, at table.W"
+    assert found(report) == [("other-ids", wanted)]
+    assert report.unexplained == ()
+
+
+def test_a_port_that_turns_texts_round_and_its_output_back_is_right() -> None:
+    def port(m: ReferenceModel, input_ids: np.ndarray, *, is_right: bool) -> Tensor:
+        turned = lookup(m["table.W"], input_ids[:, ::-1]).tanh() @ m["head.W"]
+        return Tensor(turned.value[:, ::-1], [(turned, lambda g: g[:, ::-1])]) if is_right else turned
+
+    held = {"table.W": W["table.W"], "head.W": W["head.W"]}
+    reference = ReferenceModel(lambda m, input_ids: lookup(m["table.W"], input_ids).tanh() @ m["head.W"], held)
+    right, wrong = (ReferenceModel(partial(port, is_right=is_right), held) for is_right in (True, False))
+    batch = {"input_ids": np.arange(1, 13).reshape(2, 6)}
+    assert embgrad.check_port(reference, right, batch).agrees
+    (cause,) = embgrad.check_port(reference, wrong, batch).causes
+    assert cause.text == "the rows of table.W are the ids in a and those of the text from its end in b, at table.W"
 
 
 def test_sites_and_layers_of_a_cause_are_listed() -> None:
