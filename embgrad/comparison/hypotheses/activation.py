@@ -34,8 +34,6 @@ MOST_SUMMED: Final = 6
 class ActivationFunction:
     """A function of each feature, such as GELU."""
 
-    causes = ("gelu", "activation")
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the functions of both models differ; an empty list where a computes no known one."""
         candidates = itertools.chain(

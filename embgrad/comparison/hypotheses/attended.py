@@ -59,8 +59,6 @@ class _Way(NamedTuple):
 class AttentivePooling:
     """A sum of vectors of a text that are weighed by scores."""
 
-    causes = ("pooling", "mask-ignored", "activation", "attention-scale")
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the weights of both models differ; an empty list where a has none."""
         batch = site.recordings[0].batch

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core
-from embgrad.comparison.hypotheses.core_difference import ROTARY_CAUSES, differences
+from embgrad.comparison.hypotheses.core_difference import differences
 from embgrad.comparison.hypotheses.core_fit import fitted_core
 from embgrad.comparison.hypotheses.core_search import Places, ported_core
 from embgrad.comparison.hypotheses.dropping import is_dropped_in, left_on
@@ -28,31 +28,6 @@ MOST_SHALLOW: Final = 6
 
 class AttentionCore:
     """An attention from the projections of queries, keys and values to the input of the output's projection."""
-
-    causes = (
-        "attention-scale",
-        "attention-cap",
-        "attention-causal",
-        "attention-window",
-        "attention-shift",
-        "attention-softmax",
-        "mask-ignored",
-        "dropout",
-        "attention-heads",
-        "attention-groups",
-        "attention-bias",
-        "swapped-weights",
-        "permuted-weight",
-        "transposed-weight",
-        "missing-norm",
-        "layer-norm-epsilon",
-        "norm-offset",
-        "norm-order",
-        "different-weight",
-        *ROTARY_CAUSES,
-        "missing-gate",
-        "activation",
-    )
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the cores of both models differ; an empty list where a computes none that is known."""

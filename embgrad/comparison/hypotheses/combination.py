@@ -30,17 +30,6 @@ SAME: Final = 1e-4
 class Combination:
     """A sum of earlier tensors times numbers: a residual, the sum of the embeddings, or just one of them."""
 
-    causes = (
-        "residual-scale",
-        "missing-residual",
-        "missing-norm",
-        "norm-order",
-        "scaled-lookup",
-        "logit-scale",
-        "missing-positions",
-        "types-ignored",
-    )
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the sums of both models differ; an empty list where a computes none."""
         tensors = list(distinct(site))

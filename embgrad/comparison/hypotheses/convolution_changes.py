@@ -36,21 +36,6 @@ SETTINGS: Final = ("padding", "dilation", "masked", "pool", "pools_first")
 class Convolving:
     """Convolutions over the positions of a text, such as those of Kim's classifier."""
 
-    causes = (
-        "convolution",
-        "gate-swapped",
-        "permuted-weight",
-        "transposed-weight",
-        "swapped-weights",
-        "half-weights",
-        "different-weight",
-        "missing-bias",
-        "activation",
-        "gelu",
-        "pooling",
-        "mask-ignored",
-    )
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the convolutions of both models differ; an empty list where a computes none."""
         fit = next(fits(site), None)

@@ -15,18 +15,7 @@ from embgrad.comparison.hypotheses.other_weights import OtherWeights
 from embgrad.comparison.hypotheses.sources import Fused, last_part
 from embgrad.model_points.points import INPUT
 
-__all__ = ["ROTARY_CAUSES", "Difference", "differences", "listed"]
-
-#: The causes of differences in rotary positions.
-ROTARY_CAUSES: Final = (
-    "rotary-base",
-    "rotary-scaling",
-    "rotary-layout",
-    "rotary-partial",
-    "rotary-offset",
-    "missing-rotary",
-    "rotary-in-half",
-)
+__all__ = ["Difference", "differences", "listed"]
 
 
 #: The relative difference up to which a scale is what another cause leaves, and the number up to which a mask's is 0.

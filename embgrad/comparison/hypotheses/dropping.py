@@ -26,8 +26,6 @@ MOST_CONDITION: Final = 1e3
 class Dropout:
     """Dropout of a tensor, which may be a term of the output."""
 
-    causes = ("dropout",)
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return which model drops features; an empty list where neither does."""
         a, b = site.rows(site.a), site.rows(site.b)

@@ -46,8 +46,6 @@ class ExchangedNorms:
     A norm whose input and output both models have is found by its own site, see `Norm`.
     """
 
-    causes = ("swapped-weights",)
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return which weights b's norms have; an empty list where a computes no norm within a sum."""
         changes = [change for _, change in reversed(known_changes(site)) if change.shape == site.a.shape]

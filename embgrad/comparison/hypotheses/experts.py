@@ -176,17 +176,6 @@ class Mixture:
 class Experts:
     """A mixture of experts, with a residual or shared experts beside them."""
 
-    causes = (
-        "expert-routing",
-        "swapped-weights",
-        "different-weight",
-        "permuted-weight",
-        "gate-swapped",
-        "missing-part",
-        "activation",
-        "gelu",
-    )
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the mixtures of both models differ; an empty list where a computes none."""
         with np.errstate(all="ignore"):

@@ -51,11 +51,6 @@ EXACT: Final = 1e-7
 class Hypothesis(Protocol):
     """A known function that a site may compute, with settings that two models may have in different ways."""
 
-    @property
-    def causes(self) -> tuple[str, ...]:
-        """The names of the causes that it can find."""
-        ...
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return explanations of a site, likeliest first; an empty list where the site does not compute this function.
 

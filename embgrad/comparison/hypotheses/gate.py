@@ -67,8 +67,6 @@ class Gated:
 class Gate:
     """An activation function of one branch, multiplied with another branch, as in SwiGLU."""
 
-    causes = ("gelu", "activation", "gate-swapped", "missing-gate", "permuted-weight")
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the gates of both models differ; an empty list where a computes none."""
         return first_that_explains(site, (self._explained(site, fit) for fit in self._fits(site)))

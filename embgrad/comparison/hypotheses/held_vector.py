@@ -19,8 +19,6 @@ LEAST_TOKENS: Final = 8
 class HeldVector:
     """A bias whose sum with a tensor is no point, such as that of values, which an attention hands on unchanged."""
 
-    causes = ("missing-bias", "different-weight")
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return the weight of the layer that the difference is at each token; an empty list where it is none."""
         off = site.rows(site.b) - site.rows(site.a)

@@ -25,8 +25,6 @@ NEAR_BEFORE: Final = 12
 class InHalf:
     """A part whose output has no more digits than half precision on one side, or that reads such an output of b."""
 
-    causes = ("half-precision",)
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return which side computes the site in half precision; an empty list where neither or both do."""
         for dtype, roundoff in reversed(HALVES.items()):  # the coarsest first

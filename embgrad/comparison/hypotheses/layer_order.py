@@ -63,8 +63,6 @@ class _Runs:
 class LayerOrder:
     """A sum of a residual to which b has added the outputs of other layers than a."""
 
-    causes = ("layer-order", "missing-part")
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return in which order b runs the layers; an empty list where it runs them as a does."""
         if ORDER not in site.memory:

@@ -14,7 +14,6 @@ from embgrad.comparison.weight_values import keys_of_rows, nearest_of
 from embgrad.model_points.points import INPUT, OUTPUT
 
 __all__ = [
-    "MISSING",
     "Rows",
     "cause_of_missing",
     "explanation_of_rows",
@@ -33,18 +32,6 @@ MISSING: Final = {"type": "types-ignored", "position": "missing-positions"}
 
 class Rows:
     """The rows of a table by the batch's ids or positions."""
-
-    causes = (
-        "scaled-lookup",
-        "position-ids-offset",
-        "other-ids",
-        "types-ignored",
-        "missing-positions",
-        "permuted-weight",
-        "padding-row",
-        "different-table",
-        "half-weights",
-    )
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the lookups of both models differ; an empty list where a makes none."""

@@ -53,21 +53,6 @@ LEAST_TOKENS: Final = 8
 class Norm:
     """A norm over the features, with a gain and a bias."""
 
-    causes = (
-        "layer-norm-epsilon",
-        "norm-kind",
-        "norm-offset",
-        "missing-bias",
-        "missing-norm",
-        "norm-order",
-        "norm-in-half",
-        "different-weight",
-        "half-weights",
-        "swapped-weights",
-        "permuted-weight",
-        "scaled-lookup",
-    )
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the norms of both models differ; an empty list where a computes none."""
         found = [explanation for path, entry in _norms(site) for explanation in self._of_module(site, path, entry)]
@@ -230,8 +215,6 @@ class NormOfSum:
 
     A norm that a lacks altogether is found by its weights, see `Norm`.
     """
-
-    causes = ("norm-order",)
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how b's norm differs from what a computes, which is a norm or a sum; an empty list where b computes none."""

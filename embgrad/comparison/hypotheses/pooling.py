@@ -85,8 +85,6 @@ POOLS: Final[Mapping[str, Pool]] = {
 class Pooling:
     """A vector of each text, which may have the length 1."""
 
-    causes = ("pooling", "missing-norm")
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the poolings of both models differ; an empty list where a has none."""
         batch = site.recordings[0].batch

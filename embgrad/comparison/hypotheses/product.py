@@ -78,19 +78,6 @@ class Factors:
 class Product:
     """A product with a matrix of weights, with a bias, and an activation of it that is no point of b."""
 
-    causes = (
-        "different-weight",
-        "half-weights",
-        "swapped-weights",
-        "transposed-weight",
-        "permuted-weight",
-        "missing-bias",
-        "logit-cap",
-        "logit-scale",
-        "head-untied",
-        "missing-norm",
-    )
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the products of both models differ; an empty list where a computes none."""
         factors = next(itertools.chain(_factors(site), _activated(site)), None)

@@ -13,20 +13,6 @@ __all__ = ["Recurrent"]
 class Recurrent:
     """Recurrent layers: LSTM, GRU or plain cells."""
 
-    causes = (
-        "recurrence",
-        "permuted-weight",
-        "transposed-weight",
-        "swapped-weights",
-        "half-weights",
-        "different-weight",
-        "missing-bias",
-        "missing-part",
-        "activation",
-        "mask-ignored",
-        "pooling",
-    )
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the recurrences of both models differ; an empty list where a computes none."""
         fit = next(fits(site), None)

@@ -42,22 +42,6 @@ class _Led(Source):
 class SelectiveScan:
     """A selective scan, as in Mamba."""
 
-    causes = (
-        "recurrence",
-        "activation",
-        "missing-bias",
-        "missing-part",
-        "missing-gate",
-        "missing-norm",
-        "gate-swapped",
-        "permuted-weight",
-        "transposed-weight",
-        "swapped-weights",
-        "half-weights",
-        "different-weight",
-        "mask-ignored",
-    )
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the scans of both models differ; an empty list where a computes none."""
         first = next(fits(site), None)

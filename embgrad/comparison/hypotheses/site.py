@@ -82,7 +82,7 @@ class Explanation:
     """A cause of a difference at a site, with the output of the port that it predicts.
 
     Attributes:
-        cause: its name, one of the hypothesis's `causes`.
+        cause: its name, a key of `embgrad.comparison.findings.CAUSES`.
         setting: what differs, as the subject of the text, such as "epsilon".
         values: the setting's value in a and in b, as texts.
         predicted: b's output according to the hypothesis, of the shape of the site's outputs.

@@ -18,8 +18,6 @@ __all__ = ["Skipped", "calls_as_often", "modules_between"]
 class Skipped:
     """A part that only the reference has, such as a layer, so that the port's output is a tensor before it."""
 
-    causes = ("missing-part",)
-
     def explain(self, site: Site) -> list[Explanation]:
         """Return the nearest tensor that the port's output equals up to rounding; an empty list where there is none.
 

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.combination import by_multipliers, distinct, terms_of
-from embgrad.comparison.hypotheses.lookup import MISSING, explanation_of_rows, roles_of, rows_of, table_of
+from embgrad.comparison.hypotheses.lookup import explanation_of_rows, roles_of, rows_of, table_of
 from embgrad.comparison.hypotheses.norm import norms_of
 from embgrad.comparison.hypotheses.site import Before, Changed, Explanation, Site, Values, known_changes, remember
 from embgrad.comparison.hypotheses.sources import Term, carried, norms_before, skipped_norms
@@ -70,19 +70,6 @@ Looked = tuple[str, np.ndarray, np.ndarray]
 
 class OtherTerm:
     """A sum of which b multiplies a term by another number, leaves it out, or takes other rows of its table."""
-
-    causes = (
-        "scaled-lookup",
-        "residual-scale",
-        "missing-residual",
-        *MISSING.values(),
-        "position-ids-offset",
-        "other-ids",
-        "permuted-weight",
-        "different-table",
-        "missing-norm",
-        "norm-order",
-    )
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how b's sum differs from a's; an empty list where a computes none."""

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.comparison.hypotheses.core import Core, Part
-from embgrad.comparison.hypotheses.core_difference import ROTARY_CAUSES, differences
+from embgrad.comparison.hypotheses.core_difference import differences
 from embgrad.comparison.hypotheses.core_fit import part_of
 from embgrad.comparison.hypotheses.core_likely import likely_rotaries, likely_sizes
 from embgrad.comparison.hypotheses.core_parts import places_of
@@ -38,8 +38,6 @@ class Turned(Core):
 
 class TurnedFeatures:
     """Rotary positions of the heads of a tensor."""
-
-    causes = ROTARY_CAUSES
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the positions of both models differ; an empty list where a turns no tensor."""

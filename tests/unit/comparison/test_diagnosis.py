@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import embgrad
 from embgrad.comparison.findings import CAUSES
-from embgrad.comparison.hypotheses.explain import HYPOTHESES
 from embgrad.testing.reference import ReferenceModel, lookup
 from tests.unit.comparison.test_factors import result
 
@@ -108,10 +107,6 @@ ALONE: dict[str, tuple[Callable[[Any], np.ndarray], str]] = {
     ),
     "float16": (lambda a: a.values.astype(np.float16).astype(np.float32), "half-precision"),
 }
-
-
-def test_every_cause_is_in_the_table() -> None:
-    assert {cause for hypothesis in HYPOTHESES for cause in hypothesis.causes} <= set(CAUSES)
 
 
 def causes(comparison: embgrad.results.Comparison) -> list[tuple[str, ...]]:

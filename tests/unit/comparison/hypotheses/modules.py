@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from embgrad import TokenBatch
+from embgrad.comparison.findings import CAUSES
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site
 from embgrad.comparison.recording import HeldWeight, Recording, Tensor
 from embgrad.comparison.settings import Declared
@@ -104,6 +105,7 @@ def best(site: Site, explanations: Sequence[Explanation]) -> Explanation:
     at = {before.name: before.values for before in site.before}
     for explanation in explanations:
         if site.off(explanation.predicted) < 1e-6:
+            assert explanation.cause in CAUSES
             assert explanation.compute is not None
             np.testing.assert_allclose(explanation.compute(at.__getitem__), explanation.predicted, rtol=1e-9, atol=1e-9)
             assert set(explanation.inputs) <= set(at)

@@ -295,7 +295,6 @@ def test_a_half_of_what_both_models_have_is_read(b: np.ndarray, cause: str, text
     a = depthwise(X)
     found = named(module_site(a, b, before, key="mixer.narrow:input#0", held_a=held, alone=["mixer.conv:input"]))
     assert (found.cause, found.text, found.inputs) == (cause, text, ("mixer.in",))
-    assert cause in Convolving.causes
 
 
 def test_nothing_is_said_of_a_tensor_that_is_no_other_half() -> None:

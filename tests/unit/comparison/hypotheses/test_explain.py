@@ -24,8 +24,6 @@ X = np.random.default_rng(0).normal(size=(2, 5, 6))
 class Leaving:
     """A hypothesis whose explanations leave these shares of b's output, which a has half of."""
 
-    causes = ("dropout",)
-
     def __init__(self, *left: float) -> None:
         self.left, self.sites = left, 0
 
@@ -36,8 +34,6 @@ class Leaving:
 
 class Failing:
     """A hypothesis that cannot read a site."""
-
-    causes = ()
 
     def explain(self, site: Site) -> list[Explanation]:
         raise IndexError("index 3 is out of bounds")
