@@ -207,10 +207,15 @@ def moved(values: np.ndarray) -> np.ndarray:
     return np.roll(values, 1, 0)
 
 
-def planted(port: str, label: str, causes: str, site: str, **more: Any) -> OwnFault:
-    """Return a fault; causes are separated by spaces, and what is no field of a fault is a setting of the port."""
+def planted(label: str, causes: str, site: str, **more: Any) -> OwnFault:
+    """Return a fault of no port; causes are separated by spaces, and what is no field of a fault is a setting of the port."""
     own = {name: more.pop(name) for name in ("layers", "change", "may_be_unnamed") if name in more}
-    return OwnFault(port, label, tuple(causes.split()), site, more, **own)
+    return OwnFault("", label, tuple(causes.split()), site, more, **own)
+
+
+def of(port: str, *faults: OwnFault) -> tuple[OwnFault, ...]:
+    """Return the faults of a port."""
+    return tuple(replace(fault, port=port) for fault in faults)
 
 
 #: The inputs of ports, by their names.
@@ -218,10 +223,18 @@ IDS: Final = "input_ids"
 MASKED: Final = "input_ids attention_mask"
 TYPED: Final = "input_ids attention_mask token_type_ids"
 
+#: Sites of faults: norms, attention, and the part behind it.
 NORM: Final = "norm|ln_|layernorm|LayerNorm"
-EPSILON: Final = "layer-norm-epsilon"
 ATTENTION: Final = "attn|attention|SelfAttention"
-FEED: Final = "mlp|intermediate|DenseReluDense|dense|moe"
+FEED: Final = "mlp|ffn|fc|intermediate|output.dense|activation|DenseReluDense"
+
+#: Causes of which each is true: of weights of another place, another residual, heads split otherwise, parts of a fused matrix or
+#: of a gate or rows in another order, and an activation that is left out.
+EPSILON: Final = "layer-norm-epsilon"
 SWAP: Final = "swapped-weights different-weight"
 STREAM: Final = "norm-order missing-residual"
 HEADS: Final = "attention-heads permuted-weight"
+FUSED: Final = "swapped-weights permuted-weight attention-heads"
+GATE: Final = "gate-swapped swapped-weights permuted-weight"
+ROWS: Final = "permuted-weight swapped-weights"
+ACT: Final = "activation missing-part"
