@@ -33,7 +33,7 @@ from tests.cross.ports.own_fault import (
 
 _PORTS: Final[Mapping[str, OwnPort]] = {
     "jax-llama": port_of("llama-lm", "decoders_jax", "plain_llama", MASKED),
-    "scan-opt": port_of("gpt2", "decoders_jax", "scanned_opt", MASKED, references.opt),
+    "scan-opt": port_of("gpt2", "decoders_jax", "scanned_opt", MASKED, references.drawn("opt")),
     "nnx-qwen": port_of("qwen2", "decoders_jax", "Qwen"),
     "fused-llama": port_of("llama", "decoders_jax", "FusedLlama"),
     "batched-moe": port_of("llama", "decoders_jax", "BatchedMoe", "", lambda: twins.model("qwen2-moe")),
@@ -42,7 +42,7 @@ _PORTS: Final[Mapping[str, OwnPort]] = {
     "jax-textcnn": OwnPort(
         lambda: references.TextCnn().drawn(), references.texts, ("recurrent_jax", "jax_textcnn"), IDS
     ),
-    "scan-mamba": OwnPort(references.mamba, references.texts, ("recurrent_jax", "scan_mamba"), IDS),
+    "scan-mamba": OwnPort(references.drawn("mamba"), references.texts, ("recurrent_jax", "scan_mamba"), IDS),
 }
 
 _FAULTS: Final = (

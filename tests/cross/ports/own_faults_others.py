@@ -34,7 +34,7 @@ _PORTS: Final[Mapping[str, OwnPort]] = {
         lambda: references.LstmAttention().drawn(), references.texts, ("recurrent_gluon", "GluonAttention"), MASKED
     ),
     "exported-minilm": OwnPort(references.sentences, references.minilm_batch, ("graphs_onnx", "exported_minilm")),
-    "helper-gptneo": port_of("gpt2-lm", "graphs_onnx", "helper_gptneo", "", references.gptneo),
+    "helper-gptneo": port_of("gpt2-lm", "graphs_onnx", "helper_gptneo", "", references.drawn("gptneo")),
     "dumped-llama": port_of("llama-lm", "dumps_numpy", "dumped_llama"),
 }
 

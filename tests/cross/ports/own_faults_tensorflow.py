@@ -35,9 +35,9 @@ _PORTS: Final[Mapping[str, OwnPort]] = {
     "int8-minilm": OwnPort(
         references.sentences_in_8_bits, references.minilm_batch, ("encoders_tensorflow", "Int8Minilm"), MASKED
     ),
-    "graph-gptj": port_of("llama-lm", "decoders_tensorflow", "GptJ", "called", references.gptj),
+    "graph-gptj": port_of("llama-lm", "decoders_tensorflow", "GptJ", "called", references.drawn("gptj")),
     "keras-bert": port_of("bert", "transformers_keras", "keras_bert"),
-    "reranker": port_of("bert", "transformers_keras", "Reranker", "", references.scorer_of_pairs),
+    "reranker": port_of("bert", "transformers_keras", "Reranker", "", references.drawn("bert-scorer")),
     "keras-mixtral": port_of("llama", "transformers_keras", "Mixtral", IDS, lambda: twins.model("mixtral")),
     "keras-bilstm": OwnPort(
         lambda: references.BiLstm().drawn(), references.texts, ("recurrent_keras", "KerasBiLstm"), MASKED

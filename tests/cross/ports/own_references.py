@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -28,6 +29,8 @@ DECODER: Final = {
     **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
 }
 
+_WITHOUT_INNER: Final = {name: size for name, size in ENCODER.items() if name != "intermediate_size"}
+
 #: The texts that MiniLM is given.
 TEXTS: Final = (
     "The keys to the cabinet that the carpenter's sons had locked are on the kitchen table, next to yesterday's bread.",
@@ -37,19 +40,57 @@ TEXTS: Final = (
 )
 
 
-def drawn(name: str, config: str, **options: Any) -> Any:
-    """Return a model of transformers with drawn weights."""
-    settings = getattr(transformers, config)(**options)
-    settings._attn_implementation = "eager"
-    return with_drawn_weights(getattr(transformers, name)(settings))
+#: Models of transformers: their classes' names, and the fields of their configurations.
+_MODELS: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {
+    "roberta-classifier": ("RobertaForSequenceClassification", "RobertaConfig",
+        {**ARCHITECTURES["roberta"].options, "num_labels": 5}),
+    "bert-scorer": ("BertForSequenceClassification", "BertConfig", {**ENCODER, "num_labels": 1}),
+    "mpnet": ("MPNetModel", "MPNetConfig", {**ENCODER, "max_position_embeddings": 42}),
+    # Of so many layers that their numbers are in another order as text.
+    "opt": ("OPTModel", "OPTConfig",
+        {**_WITHOUT_INNER, "ffn_dim": 48, "word_embed_proj_dim": 32, "num_hidden_layers": 11}),
+    # With a number of heads that is no power of two.
+    "bloom": ("BloomModel", "BloomConfig",
+        {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6, "pad_token_id": PADDING}),
+    "neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig",
+        {**ARCHITECTURES["gpt-neox"].options, "tie_word_embeddings": False}),
+    # With biases, and heads that share one key and one value.
+    "falcon": ("FalconForCausalLM", "FalconConfig", {**DECODER, "num_key_value_heads": None, "bias": True}),
+    # With heads that are wider than their share of the width.
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config",
+        {**DECODER, "head_dim": 24, "rope_theta": 1e6, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}),
+    "gptj": ("GPTJForCausalLM", "GPTJConfig", {**twins.MODELS["gptj"][1], "tie_word_embeddings": False}),
+    "phi3": ("Phi3ForCausalLM", "Phi3Config",
+        {**DECODER, "partial_rotary_factor": 0.5, "sliding_window": 6, "tie_word_embeddings": False}),
+    "gptneo": ("GPTNeoForCausalLM", "GPTNeoConfig",
+        {"vocab_size": VOCAB, "hidden_size": 32, "num_layers": 4, "num_heads": 4, "window_size": 5,
+            "attention_types": [[["global", "local"], 2]], "max_position_embeddings": 40, "bos_token_id": None,
+            "eos_token_id": None}),
+    "rwkv": ("RwkvForCausalLM", "RwkvConfig",
+        {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 3, "intermediate_size": 48, "context_length": 32,
+            "use_cache": False}),
+    # With fewer states than features.
+    "mamba": ("MambaForCausalLM", "MambaConfig",
+        {"vocab_size": VOCAB, "hidden_size": 24, "state_size": 6, "num_hidden_layers": 3, "conv_kernel": 4,
+            "time_step_rank": 6, "use_cache": False}),
+}  # fmt: skip
+
+
+def drawn(name: str) -> Callable[[], Any]:
+    """Return a function that makes a model of transformers with drawn weights."""
+    kind, config, options = _MODELS[name]
+
+    def make() -> Any:
+        settings = getattr(transformers, config)(**options)
+        settings._attn_implementation = "eager"
+        return with_drawn_weights(getattr(transformers, kind)(settings))
+
+    return make
 
 
 def with_drawn_weights(made: Any) -> Any:
     draw_weights(made, Architecture(type(made).__name__, "", "", {}, "bare"), 0)
     return made.eval()
-
-
-# encoders
 
 
 class Sentences(nn.Module):
@@ -107,64 +148,6 @@ def adapted_sentences() -> Any:
             for part in ("query", "value"):
                 layer.attention.self.get_submodule(part).weight += torch.tensor(product(number, part))
     return made.eval()
-
-
-def classifier() -> Any:
-    return drawn("RobertaForSequenceClassification", "RobertaConfig", **ARCHITECTURES["roberta"].options, num_labels=5)
-
-
-def scorer_of_pairs() -> Any:
-    return drawn("BertForSequenceClassification", "BertConfig", **ENCODER, num_labels=1)
-
-
-def mpnet() -> Any:
-    return drawn("MPNetModel", "MPNetConfig", **{**ENCODER, "max_position_embeddings": 42})
-
-
-# decoders
-
-
-def opt() -> Any:
-    """Return OPT of so many layers that their numbers are in another order as text."""
-    fields = {"ffn_dim": 48, "word_embed_proj_dim": 32, **ENCODER, "num_hidden_layers": 11}
-    return drawn("OPTModel", "OPTConfig", **{name: fields[name] for name in fields if name != "intermediate_size"})
-
-
-def bloom() -> Any:
-    """Return BLOOM with a number of heads that is no power of two."""
-    fields = {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6, "pad_token_id": PADDING}
-    return drawn("BloomModel", "BloomConfig", **fields)
-
-
-def neox() -> Any:
-    options = {**ARCHITECTURES["gpt-neox"].options, "tie_word_embeddings": False}
-    return drawn("GPTNeoXForCausalLM", "GPTNeoXConfig", **options)
-
-
-def falcon() -> Any:
-    """Return Falcon with biases, whose heads share one key and one value."""
-    return drawn("FalconForCausalLM", "FalconConfig", **{**DECODER, "num_key_value_heads": None}, bias=True)
-
-
-def qwen3() -> Any:
-    """Return Qwen 3 whose heads are wider than their share of the width."""
-    options = {"head_dim": 24, "rope_theta": 1e6, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
-    return drawn("Qwen3ForCausalLM", "Qwen3Config", **DECODER, **options)
-
-
-def gptj() -> Any:
-    return drawn("GPTJForCausalLM", "GPTJConfig", **twins.MODELS["gptj"][1], tie_word_embeddings=False)
-
-
-def phi3() -> Any:
-    options = {"partial_rotary_factor": 0.5, "sliding_window": 6, "tie_word_embeddings": False}
-    return drawn("Phi3ForCausalLM", "Phi3Config", **DECODER, **options)
-
-
-def gptneo() -> Any:
-    sizes = {"hidden_size": 32, "num_layers": 4, "num_heads": 4, "window_size": 5, "max_position_embeddings": 40}
-    options = {"attention_types": [[["global", "local"], 2]], "bos_token_id": None, "eos_token_id": None}
-    return drawn("GPTNeoForCausalLM", "GPTNeoConfig", vocab_size=VOCAB, **sizes, **options)
 
 
 # models that are no stacks of attention
@@ -282,16 +265,9 @@ class Averaging(_Text):
         return self.head(torch.relu(self.second(torch.relu(self.first(mean)))))
 
 
-def mamba() -> Any:
-    """Return Mamba with fewer states than features, and steps that are neither all small nor all large."""
-    sizes = {"hidden_size": 24, "state_size": 6, "num_hidden_layers": 3, "conv_kernel": 4, "time_step_rank": 6}
-    return drawn("MambaForCausalLM", "MambaConfig", vocab_size=VOCAB, use_cache=False, **sizes)
-
-
 def rwkv() -> Any:
     """Return RWKV, whose shares of this token and the one before lie between none and all."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "intermediate_size": 48, "context_length": 32}
-    made = drawn("RwkvForCausalLM", "RwkvConfig", vocab_size=VOCAB, use_cache=False, **sizes)
+    made = drawn("rwkv")()
     for name, share in made.named_parameters():
         if "time_mix" in name:
             share.data.mul_(6).sigmoid_()
