@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,19 +61,12 @@ def _largest_difference(
     first: EmbeddingGradients, second: EmbeddingGradients, row: int, other: int, least: float
 ) -> float:
     """Return the largest relative difference of a row's results in two batches, the second without its padding."""
-    return max(_difference(*pair) for pair in _pairs(first, second, row, other, least))
-
-
-def _pairs(
-    first: EmbeddingGradients, second: EmbeddingGradients, row: int, other: int, least: float
-) -> Iterator[tuple[np.ndarray, np.ndarray, float]]:
-    """Yield the pairs of arrays that must be equal, each with the least size to which their difference is relative."""
-    yield first.objective[row], second.objective[other], _scale(first)
-    for own, others, size in (
-        (first.values, second.values, least),
-        (first.activations, second.activations, 0.0),
-    ):
-        yield own[row, : others.shape[1]], others[other], size
+    count = second.values.shape[1]
+    return max(
+        _difference(first.objective[row], second.objective[other], _scale(first)),
+        _difference(first.values[row, :count], second.values[other], least),
+        _difference(first.activations[row, :count], second.activations[other], 0.0),
+    )
 
 
 def _scale(result: EmbeddingGradients) -> float:

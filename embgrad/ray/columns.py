@@ -162,7 +162,7 @@ def _block_of_ids(rows: pa.Table, inputs: Inputs) -> Block:
     examples = [Encoded(row, None if types is None else types[number]) for number, row in enumerate(ids)]
     is_bool = masks is not None and all(mask.dtype == bool for mask in masks)
     if masks is not None:
-        masks = [check_mask(mask[None], (1, len(mask)))[0] for mask in masks]
+        masks = [check_mask(mask[None], (1, len(mask))).ravel() for mask in masks]
     return Block(rows, inputs, examples, Padding(inputs.pad_id), masks, is_bool)
 
 

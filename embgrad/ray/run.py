@@ -105,7 +105,7 @@ def gradients(
     job, pool = settings(build, objective, options)
     wanted = _wanted_columns(output, kind, length, prefix, method, job)
     expect_dataset(dataset)
-    return compute(dataset, GradientWorker, (job, wanted), job, pool)
+    return _compute(dataset, GradientWorker, (job, wanted), job, pool)
 
 
 def write(
@@ -141,23 +141,20 @@ def write(
     wanted = _wanted_columns(output, kind, length, prefix, method, job)
     expect_dataset(dataset)
     address, system, path = _empty_folder(folder)
-    rows, before = dataset, None
-    if pool.verify:
-        with plain_errors():
-            rows, before = _with_one_schema(rows, job)
+    rows, count = dataset, None
     with plain_errors():
-        computed = compute(rows, GradientWorker, (job, wanted), job, pool)
+        if pool.verify:
+            rows, before = _with_one_schema(rows, job)
+            count = before.rows
+        computed = _compute(rows, GradientWorker, (job, wanted), job, pool)
         computed.write_parquet(address, min_rows_per_file=FILE_ROWS[output])
-        after = None
-        if before is not None:
+        if pool.verify:
             there = system.get_file_info(fs.FileSelector(path))
-            after = tally_with_schemas(ray.data.read_parquet(address, partitioning=None), job)[0] if there else Tally()
-    if before is not None and after is not None:
-        expect_same_rows(before, after, f"what was written to {address}")
-    manifest = _manifest(job, wanted, None if before is None else before.rows)
+            after = _tally_with_schemas(ray.data.read_parquet(address, partitioning=None), job)[0] if there else Tally()
+            expect_same_rows(before, after, f"what was written to {address}")
     with system.open_output_stream(f"{path}/{MANIFEST}") as stream:
-        stream.write(manifest)
-    return Written(address, None if before is None else before.rows, None if after is None else after.rows)
+        stream.write(_manifest(job, wanted, count))
+    return Written(address, count, count)
 
 
 def table(
@@ -192,13 +189,10 @@ def table(
             f"reduce is {reduce!r}: expected 'sum' or 'mean'.{did_you_mean(str(reduce), ('sum', 'mean'))}"
         )
     expect_dataset(dataset)
-    before = None
-    if pool.verify:
-        with plain_errors():
-            before, _ = tally_with_schemas(dataset, job)
     total = Total()
     with plain_errors():
-        computed = compute(dataset, TableWorker, (job,), job, pool)
+        before = _tally_with_schemas(dataset, job)[0] if pool.verify else None
+        computed = _compute(dataset, TableWorker, (job,), job, pool)
         for block in computed.iter_batches(batch_format="pyarrow", batch_size=None):
             total.add_arrow(block)
     if before is not None:
@@ -237,7 +231,7 @@ def _wanted_columns(
     return Wanted(output, kind, length, prefix or "", chosen)
 
 
-def compute(rows: Any, worker: type, arguments: tuple[Any, ...], job: Job, pool: Pool) -> Any:
+def _compute(rows: Any, worker: type, arguments: tuple[Any, ...], job: Job, pool: Pool) -> Any:
     """Return the dataset of the results that actors compute from the rows."""
     if not ray.is_initialized():
         ray.init()  # as Ray Data does: at RAY_ADDRESS, or on this machine
@@ -276,7 +270,7 @@ def _cpus(num_cpus: float | None, workers: int) -> float:
     return num_cpus
 
 
-def tally_with_schemas(rows: Any, job: Job) -> tuple[Tally, list[pa.Schema]]:
+def _tally_with_schemas(rows: Any, job: Job) -> tuple[Tally, list[pa.Schema]]:
     """Return the tally of a dataset, which is read once and not kept in memory, and the schemas of its blocks."""
     columns = job.inputs.columns
 
@@ -296,16 +290,15 @@ def tally_with_schemas(rows: Any, job: Job) -> tuple[Tally, list[pa.Schema]]:
 
 def _with_one_schema(rows: Any, job: Job) -> tuple[Any, Tally]:
     """Return the rows with the same columns in all blocks, and their tally."""
-    tally, schemas = tally_with_schemas(rows, job)
+    tally, schemas = _tally_with_schemas(rows, job)
     if not schemas:  # there are no rows
         return rows, tally
     schema = unify(schemas)
     expect_parquet(schema)
     if len(schemas) == 1:
         return rows, tally
-
     rows = rows.map_batches(conform, fn_args=(schema,), batch_format="pyarrow", batch_size=None)
-    return rows, tally_with_schemas(rows, job)[0]  # again: raises for values that the wider type cannot hold
+    return rows, _tally_with_schemas(rows, job)[0]  # again: raises for values that the wider type cannot hold
 
 
 def _empty_folder(folder: str | Path) -> tuple[str, Any, str]:

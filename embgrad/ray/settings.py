@@ -109,10 +109,10 @@ class Job:
     build: Callable[[], Any]
     objective: Any
     inputs: Inputs
-    batch_size: int = 32
-    options: GradientOptions = field(default_factory=GradientOptions)
-    call: Call | None = None
-    run: str | None = None
+    batch_size: int
+    options: GradientOptions
+    call: Call | None
+    run: str | None
 
     @property
     def point(self) -> str:

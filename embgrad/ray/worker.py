@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -75,7 +74,7 @@ class Worker:
         self._by_length = job.inputs.convention == "ids" or job.call is not None
         self._padding_checked = False  # whether padding is known not to change results
         self._other_rows_checked = False  # whether other rows are known not to change results
-        self._weights_checked = job.run is None  # whether the weights are known to equal those of the other actors
+        self._unchecked = job.run  # None once the weights are known to equal those of the run's other actors
 
     def results(self, rows: pa.Table) -> Iterator[tuple[np.ndarray, Block, Any]]:
         """Yield the results of a block's rows, in batches of similar length: the rows' indices, the rows, their result."""
@@ -114,9 +113,9 @@ class Worker:
             return
         for warning in caught:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-        if not self._weights_checked and self._job.run is not None:  # now: a model may create weights in its first pass
-            expect_same_weights(self._job.run, self._model)
-            self._weights_checked = True
+        if self._unchecked is not None:  # now: a model may create weights in its first pass
+            expect_same_weights(self._unchecked, self._model)
+            self._unchecked = None
         yield chosen, block, self._finish(block, result)
 
     def _finish(self, block: Block, result: EmbeddingGradients) -> Any:
@@ -162,19 +161,16 @@ class Worker:
         """
         for count in dict.fromkeys((1, len(block.examples))):
             try:
-                alone = self._gradients(block.take(np.full(count, row)), check=False)
+                alone = self._gradients(block.take(np.full(count, row)))
             except errors_of_model():  # of the model; if the row is at fault, it is named later
                 continue
-            return compare_alone(result, alone, row, lambda: self._gradients(block, check=False))
+            return compare_alone(result, alone, row, lambda: self._gradients(block))
         return None
 
-    def _gradients(self, block: Block, *, check: bool = True) -> EmbeddingGradients:
-        question = self._question(block)
-        if not check:
-            question = replace(question, options=replace(question.options, check=False))
+    def _gradients(self, block: Block) -> EmbeddingGradients:
         with warnings.catch_warnings():  # rows that padding changes are run again without it, see `_differs_alone`
             warnings.filterwarnings("ignore", "the model reads padding", EmbgradWarning)
-            return results_of(question)[self._job.point]
+            return results_of(self._question(block))[self._job.point]
 
     def _question(self, block: Block) -> Question:
         objective = as_objective(_objective(self._job.objective, block.rows))

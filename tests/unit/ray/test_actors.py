@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import ray
 import ray.data
@@ -17,8 +18,10 @@ import ray.data
 import embgrad
 import embgrad.ray
 from embgrad.errors import BackendError, EmbgradError, EmbgradWarning
-from embgrad.ray.run import BATCHES_A_BLOCK
-from embgrad.ray.worker import ROWS_RUN_ALONE, expect_same_weights
+from embgrad.ray.columns import Wanted
+from embgrad.ray.run import BATCHES_A_BLOCK, _cpus
+from embgrad.ray.settings import settings
+from embgrad.ray.worker import ROWS_RUN_ALONE, GradientWorker, expect_same_weights
 from embgrad.testing.reference import ReferenceModel
 from tests.unit.ray import models
 from tests.unit.ray.models import labelled
@@ -37,10 +40,30 @@ def test_ray_s_processes_alone_keep_transformers_from_tensorflow() -> None:
 
 def test_actors_that_leave_no_cpu_are_a_warning(items: Items) -> None:
     dataset = ray.data.from_items(items(4))
-    with pytest.warns(EmbgradWarning, match=r"leave none of the cluster's 2 CPUs to read the dataset"):
+    with pytest.warns(EmbgradWarning, match=r"leave none of the cluster's 2 CPUs to read the dataset") as caught:
         embgrad.ray.gradients(dataset, models.reference, labelled, ids="ids_", num_cpus=1)
+    assert caught[0].filename == __file__
     with pytest.warns(EmbgradWarning, match=r"^2 actors of num_cpus=1 leave none"):
         embgrad.ray.gradients(dataset, models.reference, labelled, ids="ids_", actor_options={"num_cpus": 1})
+
+
+@pytest.mark.parametrize(
+    ("resources", "asked", "expected"),
+    [
+        ({}, None, 1.0),
+        ({"CPU": 1.0}, None, 0.0),
+        ({"CPU": 2.0}, None, 0.25),
+        ({"CPU": 9.0}, None, 1.0),
+        ({}, 1, 1),
+        ({"CPU": 3.0}, 1, 1),
+    ],
+)
+@pytest.mark.filterwarnings("error::embgrad.EmbgradWarning")
+def test_actors_leave_cpus_to_read_the_dataset(
+    resources: dict[str, float], asked: float | None, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", lambda: resources)
+    assert _cpus(asked, 2) == expected
 
 
 @pytest.mark.slow
@@ -130,6 +153,18 @@ def test_other_weights_than_those_of_the_first_actor_are_refused() -> None:
         expect_same_weights(run, models.drawn())
     expect_same_weights(run, built)
     expect_same_weights(uuid.uuid4().hex, models.drawn())  # another run's
+
+
+def test_an_actor_compares_its_weights_after_its_first_batch(items: Items) -> None:
+    rows, wanted = pa.Table.from_pylist(items(2)), Wanted("saliency", "norm", None, "")
+    job, _ = settings(models.drawn, labelled, {"ids": "ids_"})
+    first, second = GradientWorker(job, wanted), GradientWorker(job, wanted)
+    assert first(rows).equals(first(rows))
+    with pytest.raises(embgrad.errors.BackendError, match=SAID):
+        second(rows)
+    unverified, _ = settings(models.drawn, labelled, {"ids": "ids_", "verify": False})
+    for _ in range(2):
+        assert GradientWorker(unverified, wanted)(rows).num_rows == 2
 
 
 class Dying:

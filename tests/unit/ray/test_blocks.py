@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,9 @@ from embgrad.errors import (
     PointError,
     UnsupportedError,
 )
-from embgrad.loading.errors import UsageError
-from embgrad.ray import plain_errors
 from embgrad.ray.columns import Wanted
 from embgrad.ray.settings import settings
-from embgrad.ray.tally import Tally, Total, expect_same_rows, tally_of
+from embgrad.ray.tally import Tally, Total
 from embgrad.ray.worker import GradientWorker, TableWorker
 from embgrad.testing.reference import ReferenceModel, lookup
 from tests.unit.ray import models
@@ -203,6 +202,16 @@ def test_two_rows_are_run_alone_once_and_a_padded_one_once(
         ]
         worker(pa.Table.from_pylist([{"ids_": row} for row in rows]))
     assert seen == passes
+
+
+def test_warnings_of_the_user_s_functions_are_passed_on(items: Items) -> None:
+    def call(model: Any, inputs: Any) -> Any:
+        warnings.warn("of the user's own", UserWarning, stacklevel=1)
+        return model(inputs["input_ids"])
+
+    with pytest.warns(UserWarning, match=r"^of the user's own$") as caught:
+        worked(items(3), ids="ids_", call=call, batch_size=1)
+    assert [item.filename for item in caught] == [__file__] * 3
 
 
 def test_padding_on_the_left_keeps_positions(items: Items) -> None:
@@ -435,77 +444,3 @@ def test_a_column_name_in_use_is_refused(items: Items) -> None:
     with pytest.raises(EmbgradError, match=r"has a column 'saliency' already.*pass prefix='g_'"):
         worked(rows, ids="ids_")
     assert "g_saliency" in worked(rows, ids="ids_", prefix="g_")[0]
-
-
-def test_sums_are_those_of_all_rows(items: Items) -> None:
-    rows = items(13)
-    asked, _ = settings(models.reference, labelled, {"ids": "ids_", "batch_size": 4})
-    worker = TableWorker(asked)
-    blocks = [worker(pa.Table.from_pylist(rows[start : start + 5])) for start in range(0, 13, 5)]
-    whole, twice = Total(), Total()
-    for block in blocks:
-        whole.add_arrow(block)
-    whole.add_arrow(TableWorker(asked)(pa.Table.from_pylist(rows).slice(0, 0)))
-    expected = sum(alone(row).table().to_dense() for row in rows)
-    table = whole.table(wide=True)
-    assert table is not None
-    assert table.shape == (models.VOCAB, models.DIM)
-    np.testing.assert_allclose(table.to_dense(), expected, rtol=1e-12, atol=1e-14)
-    assert whole.tally == tally_of(pa.Table.from_pylist(rows), ["ids_"])
-    assert (whole.dtype, Total().table()) == (np.float64, None)
-    single = Total()
-    for dtype, expected_dtype in (("float16", "float16"), ("float32", "float32"), ("float16", "float32")):
-        single.add(embgrad.results.RowSparse(np.array([2]), np.ones((1, 5)), (40, 5)), dtype)
-        assert single.dtype == expected_dtype
-    three = single.table(wide=True)
-    assert three is not None
-    assert (three.rows.tolist(), three.values.tolist(), three.values.dtype) == ([2], [[3.0] * 5], np.float64)
-    twice.add_arrow(pa.concat_tables([*blocks, blocks[0]]))
-    with pytest.raises(EmbgradError, match=r"13 rows went in and 18 came out"):
-        expect_same_rows(whole.tally, twice.tally, "the sum")
-    with pytest.raises(EmbgradError, match=r"a table of shape \(40, 5\), and the next gradient of one of \(3, 5\)"):
-        whole.add(embgrad.results.RowSparse(np.arange(3), np.ones((3, 5)), (3, 5)), "float64")
-
-
-def test_exchanged_rows_are_found(items: Items) -> None:
-    rows = items(6)
-    given = tally_of(pa.Table.from_pylist(rows), ["key", "ids_"])
-    shuffled = tally_of(pa.Table.from_pylist(rows[::-1]), ["key", "ids_"])
-    assert given == shuffled
-    expect_same_rows(given, shuffled, "the sum")
-    exchanged = tally_of(pa.Table.from_pylist([*rows[:5], rows[0]]), ["key", "ids_"])
-    with pytest.raises(EmbgradError, match=r"as many came out, but they are not the same"):
-        expect_same_rows(given, exchanged, "the sum")
-    assert tally_of(pa.Table.from_pylist(rows[:0] or [{"a": 1}]).slice(0, 0), ["a"]) == Tally()
-
-
-def test_errors_of_embgrad_are_extracted_from_those_of_ray() -> None:
-    text = (
-        "ray::MapWorker()\n  File 'x.py', line 3\nembgrad.errors.ObjectiveError: inner\n\nThe above exception was the direct "
-        "cause\n\nray::MapWorker()\nembgrad.errors.BatchError: the row with key=7: id 99\nis wrong\n"
-        f"{embgrad.errors.BatchError.see()}\n\nThe above exception was"
-    )
-    with pytest.raises(BatchError, match=r"^the row with key=7: id 99\nis wrong\nsee docs/errors"), plain_errors():
-        raise RuntimeError(text)
-    blank = f"embgrad.errors.BatchError: it said:\n\nno \n\n\nat all\n{embgrad.errors.BatchError.see()}"
-    added = "\nFailed to apply UDF transform after 1/1 attempts (total backoff 0.0s).\nTo change retry attempts, see"
-    for whole in (
-        blank,
-        text + "\n\n" + blank,
-        blank + added,
-        f"{blank}\n\nThe above exception was the cause of:\n\nX: x",
-    ):
-        with pytest.raises(BatchError, match=r"^it said:\n\nno \n\n\nat all\nsee docs/errors"), plain_errors():
-            raise RuntimeError(whole)
-    with pytest.raises(UsageError, match=r"^first$"), plain_errors():
-        raise RuntimeError(
-            "embgrad.loading.errors.UsageError: first\n\nThe above exception was\n\nembgrad is\n" + blank[-30:]
-        )
-    with pytest.raises(UsageError, match=r"^of ours$"), plain_errors():
-        raise RuntimeError("embgrad.loading.errors.UsageError: of ours")
-    with pytest.raises(EmbgradError, match=r"^of ours\nsee docs/errors/embgraderror"), plain_errors():
-        raise RuntimeError("embgrad.not_here.UnknownError: of ours")
-    for error in (RuntimeError("embgrad is no class"), KeyboardInterrupt(), BatchError("plain")):
-        with pytest.raises(type(error), match=str(error) or None) as caught, plain_errors():
-            raise error
-        assert caught.value is error

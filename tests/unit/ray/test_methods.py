@@ -44,9 +44,8 @@ def alone(row: dict[str, Any], method: embgrad.attribution.Method) -> embgrad.re
 @pytest.mark.filterwarnings("ignore:with .* steps:embgrad.errors.EmbgradWarning")
 def test_a_row_has_the_scores_that_it_has_alone(items: Items, method: str) -> None:
     rows, chosen = items(9), METHODS[method]
-    job, _ = settings(models.reference, labelled, {"ids": "ids_", "batch_size": 4})
+    job, _ = settings(models.reference, labelled, {"ids": "ids_", "batch_size": 4, "verify": False})
     worker = GradientWorker(job, Wanted("saliency", "norm", None, "a_", chosen))
-    worker._weights_checked = True  # which asks the other actors
     for row in worker(pa.Table.from_pylist(rows)).to_pylist():
         expected = alone(row, chosen)
         np.testing.assert_allclose(row["a_scores"], expected.scores[0], rtol=1e-9, atol=1e-12)
@@ -90,8 +89,7 @@ def test_what_has_no_meaning_for_attributions_is_refused(options: Any, error: An
 
 
 def test_an_error_of_the_method_names_the_row(items: Items) -> None:
-    job, _ = settings(models.reference, labelled, {"ids": "ids_", "key": "key"})
+    job, _ = settings(models.reference, labelled, {"ids": "ids_", "key": "key", "verify": False})
     worker = GradientWorker(job, Wanted("saliency", "norm", None, "", embgrad.methods.Occlusion("mask")))
-    worker._weights_checked = True
     with pytest.raises(embgrad.errors.BatchError, match=r"the row with key=0: .*the id of the mask is not known"):
         worker(pa.Table.from_pylist(items(3)))

@@ -15,6 +15,14 @@ from tests.unit.ray import models
 from tests.unit.ray.models import labelled
 
 
+def test_defaults() -> None:
+    job, pool = settings(models.reading, labelled, {})
+    assert (job.batch_size, job.point, pool.workers, pool.verify, job.run is None) == (32, "word", 2, True, False)
+    options = job.options
+    assert (options.pads, options.check, options.compile, options.training) == ("keep", False, False, False)
+    assert job.inputs.columns == ["text"]
+
+
 @pytest.mark.parametrize("size", [np.int64(8), np.int32(8)])
 def test_numbers_of_numpy_are_accepted(size: Any) -> None:
     assert type(settings(models.reading, labelled, {"max_length": size})[0].inputs.max_length) is int

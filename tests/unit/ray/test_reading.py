@@ -34,13 +34,17 @@ def test_a_table_of_no_rows_is_refused() -> None:
         embgrad.ray.table(rows, models.reading, embgrad.Sum(), text="text")
 
 
-def test_rows_are_a_dataset_of_ray() -> None:
+def test_rows_are_a_dataset_of_ray(tmp_path: Path) -> None:
+    def write(*given: Any) -> None:
+        embgrad.ray.write(*given, tmp_path / "out")
+
     for given in (3, [], [{"text": "a"}], "a.parquet"):
-        for call in (embgrad.ray.gradients, embgrad.ray.table):
+        for call in (embgrad.ray.gradients, embgrad.ray.table, write):
             with pytest.raises(
                 BatchError, match=r"expected a ray.data.Dataset\. Make one of files by ray.data.read_parquet"
             ):
                 call(given, models.reference, embgrad.Sum())
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_folder_is_checked(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def test_parquet_files_with_a_killed_actor(items: Items, observed: Callable[...,
     report = embgrad.ray.write(written(rows, tmp_path), seen, seen.objective, out, ids="ids_", key="key", batch_size=4)
     assert (report.rows_in, report.rows_out) == (100, 100)
     assert_killed_in_the_middle(killed, seen, 1)
+    assert len(list(out.glob("*.parquet"))) == 1
     actual = sorted(pa.parquet.read_table(out).to_pylist(), key=lambda row: row["key"])
     assert [{name: row[name] for name in rows[0]} for row in actual] == rows
     expected = of_one_process(models.reference(), rows)
@@ -105,9 +107,12 @@ def test_the_mean_table_with_two_killed_actors(items: Items, observed: Callable[
 
 def test_the_result_is_a_lazy_dataset(items: Items) -> None:
     rows = items(40)
-    dataset = embgrad.ray.gradients(
-        ray.data.from_items(rows), models.reference, labelled, output="values", length=9, ids="ids_", batch_size=4
-    )
+    given = ray.data.from_items(rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dataset = embgrad.ray.gradients(
+            given, models.reference, labelled, output="values", length=9, ids="ids_", batch_size=4
+        )
     expected = of_one_process(models.reference(), rows).values
     actual = {row["key"]: row for row in dataset.filter(lambda row: row["key"] < 30).take_all()}
     assert sorted(actual) == list(range(30))

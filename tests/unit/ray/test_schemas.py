@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import embgrad
 import embgrad.ray
 from embgrad.errors import FileFormatError
 from embgrad.ray.source import conform, expect_parquet, unify
-from embgrad.ray.tally import tally_of
 from tests.unit.ray import models
 from tests.unit.ray.models import labelled
 
@@ -97,30 +95,8 @@ def test_keys_may_have_two_types(items: Items) -> None:
     rows = items(20)
     other = [{**row, "key": row["key"] + 0.5} for row in rows]
     twice = embgrad.ray.table(blocks(rows, other), models.reference, labelled, ids="ids_", key="key").to_dense()
-    once = embgrad.ray.table(blocks(rows), models.reference, labelled, ids="ids_", key="key").to_dense()
-    np.testing.assert_allclose(twice, 2 * once, rtol=1e-12)
-
-
-def test_equal_values_of_different_types_are_one_row() -> None:
-    def tally(values: Any, kind: pa.DataType) -> Any:
-        return tally_of(pa.table({"key": pa.array(values, kind)}), ["key"])
-
-    struct = pa.struct([("a", pa.int64())])
-    wider = pa.struct([("b", pa.string()), ("a", pa.float64())])
-    same = [
-        [(pa.int64(), [1, 0, 2**53]), (pa.float64(), [1.0, -0.0, 2.0**53]), (pa.decimal128(20, 2), [1, 0, 2**53])],
-        [(pa.string(), ["a"]), (pa.large_string(), ["a"]), (pa.dictionary(pa.int8(), pa.string()), ["a"])],
-        [(pa.list_(pa.int32()), [[1, 2]]), (pa.large_list(pa.float32()), [[1, 2]]), (pa.list_(pa.int8(), 2), [[1, 2]])],
-        [(struct, [{"a": 1}, None]), (wider, [{"a": 1}, None])],
-        [(pa.decimal128(5, 2), [Decimal("1.50")]), (pa.decimal128(5, 1), [Decimal("1.5")])],
-    ]
-    for kinds in same:
-        assert len({tally(values, kind) for kind, values in kinds}) == 1
-    assert tally([2**53 + 1], pa.int64()) != tally([2.0**53], pa.float64())
-    assert tally([1], pa.int64()) != tally([True], pa.bool_()) != tally(["1"], pa.string())
-    assert tally([1.5], pa.float64()) != tally([1], pa.int64())
-    assert tally([{"a": None}], struct) != tally([None], struct)
-    assert tally([float("nan"), float("inf")], pa.float64()) == tally([float("inf"), float("nan")], pa.float32())
+    mean = embgrad.ray.table(blocks(rows), models.reference, labelled, ids="ids_", key="key", reduce="mean").to_dense()
+    np.testing.assert_allclose(twice, 2 * len(rows) * mean, rtol=1e-12)
 
 
 def test_incompatible_types_are_refused(items: Items, tmp_path: Path) -> None:
