@@ -343,6 +343,8 @@ def _of_sums(site: Site) -> Iterator[Explanation]:
             compute = partial(_applied_to_sum, norm, chosen) if is_known else None
             summed = " + ".join(term.before.name for term in chosen)
             sentence = f"b computes {site.name} as {norm.kind} of {summed}, and a does not"
+            if len(chosen) == 1 and np.array_equal(chosen[0].values, site.a):
+                sentence = f"b applies {norm.kind} to what a has at {site.name}, and a does not"
             setting = ("another", "a norm")
             yield Explanation("norm-order", site.name, setting, norm.apply(whole), compute, names, sentence)
             return

@@ -54,6 +54,12 @@ def test_a_norm_of_a_sum_is_named(centred: bool) -> None:
     ), "a computes it as well"
 
 
+def test_a_norm_of_a_tensor_that_is_the_sites_own_in_a_is_named_as_one_more() -> None:
+    at = module_site(X, norm(X, 1e-5), {"norm": X, "up": UP}, key="head:input#0", others=[])
+    (found,) = NormOfSum().explain(at)
+    assert found.text == "b applies a layer norm to what a has at head, and a does not"
+
+
 def test_a_norm_of_a_sum_of_a_alone_is_named() -> None:
     """Such as a residual stream that is no point of b, as where layers are functions; what both models have comes first."""
     found = best(at := behind(norm(X + UP, 1e-5), alone=["residual"]), NormOfSum().explain(at))
