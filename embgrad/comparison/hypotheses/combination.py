@@ -13,6 +13,8 @@ from embgrad.comparison.hypotheses.lookup import cause_of_missing, is_looked_up,
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values
 from embgrad.comparison.hypotheses.sources import Term, carried
 from embgrad.comparison.recording import FINAL
+from embgrad.comparison.sites import difference
+from embgrad.model_points.points import OUTPUT
 
 __all__ = ["Combination", "by_multipliers", "distinct", "moved_terms", "terms_of"]
 
@@ -22,6 +24,9 @@ NEAR: Final = 1e-5
 #: The most tensors before a site that may be terms, and the most terms.
 MOST_TENSORS: Final = 12
 MOST_TERMS: Final = 3
+
+#: The most tensors behind a site among which the next sum is looked for.
+MOST_LATER: Final = 32
 
 #: The relative difference up to which two multipliers are equal.
 SAME: Final = 1e-4
@@ -64,17 +69,51 @@ def by_multipliers(site: Site, terms: Sequence[Term], first: np.ndarray, second:
                 )
         return
     number = max(differing, key=lambda index: abs(second[index] - first[index]))
-    before, cause = terms[number].before, "residual-scale"
+    before, cause, sentence = terms[number].before, "residual-scale", ""
     roles = roles_of(site, before)
     setting, values = f"{before.name} is multiplied by", (site.text_of(first[number]), site.text_of(second[number]))
     if second[number] == 0:
         cause = cause_of_missing(site, before)
         setting, values = f"{before.name} is", ("added", "left out")
+        if cause == "missing-residual" and _is_added_later(
+            site, sum(m * t.values for m, t in zip(first, terms, strict=True))
+        ):
+            sentence = f"what b gives to {site.path} lacks {before.name}, which b adds later"
     elif "word" in roles or "embeddings" in roles or is_looked_up(site, before):
         cause = "scaled-lookup"
     elif site.pair.a == FINAL and len(terms) == 1:
         cause = "logit-scale"
-    yield Explanation(cause, setting, values, predicted, compute if known else None, names)
+    yield Explanation(cause, setting, values, predicted, compute if known else None, names, sentence)
+
+
+def _is_added_later(site: Site, whole: np.ndarray) -> bool:
+    """Return whether the next sum of a that contains one agrees, as in a parallel block: what one norm is given alone differs.
+
+    The next sum is the first tensor that is the sum and what a module has returned since.
+
+    Args:
+        site: the site, at whose end the sum, or its norm, is an input of a module: an output goes on to all that is behind it.
+        whole: the sum.
+    """
+    if site.is_output:
+        return False
+    a = site.recordings[0]
+    time = a.tensors[site.pair.a].time
+    behind = (it for it in a.tensors.values() if it.time > time and it.values.shape == whole.shape)
+    later = list(itertools.islice(behind, MOST_LATER))
+    returned = [it.values for it in later if it.side == OUTPUT]
+    sums = (
+        it.values for it in later if any(difference(each, it.values - whole, site.real) <= NEAR for each in returned)
+    )
+    following = next(sums, None)
+    if following is None:
+        return False
+    alike = [it for it in later if np.array_equal(it.values, following)]
+    norms = [a.of_module(it.path, OUTPUT, it.number) for it in alike if it.side != OUTPUT]
+    values = [it.values for it in (*alike, *norms) if it is not None]
+    names = {pair.name for pair in site.pairs if any(np.array_equal(a.tensors[pair.a].values, it) for it in values)}
+    names = names or {pair.name for pair in site.pairs if pair.a == FINAL}
+    return bool(names) and names.isdisjoint(site.memory.get("differing", ()))
 
 
 def _by_terms(

@@ -13,6 +13,12 @@ from tests.support.llama_by_hand import changed_llama
 
 IDS = np.array([[1, 2, 3, 4, 9, 8], [5, 6, 7, 8, 11, 3]])
 
+PARALLEL = (
+    "what b gives to model.layers.N.mlp.gate_proj lacks model.layers.N.self_attn.o_proj, which b adds later, layers 0–2"
+)
+SUM = 'x = x + linear(mixed.swapaxes(1, 2).reshape(examples, positions, dim), "self_attn.o")'
+SECOND = 'normed = norm(x, f"{name}.post_attention_layernorm")'
+LEFT_OUT = "model.layers.N.self_attn.o_proj is added in a and left out in b"
 MLP, ATTENTION = "x = x + linear(gate", "x = x + linear(mixed"
 HALF = "is multiplied by 1 in a and 0.5 in b"
 ROWS, TABLE = "x = table[ids]", "model.embed_tokens"
@@ -50,6 +56,8 @@ def reference() -> Any:
             ["model.layers.N.post_attention_layernorm:input is added in a and left out in b, layers 0–2"],
         ),
         (MLP, "x = x - linear(gate", ["model.layers.N.mlp.down_proj is multiplied by 1 in a and -1 in b, layers 0–2"]),
+        (f"{SUM}\n        {SECOND}", f"added = {SUM[8:]}\n        {SECOND}\n        x = x + added", [PARALLEL]),
+        (SUM, SUM.replace("+ linear", "+ (layer != 2) * linear"), [f"{LEFT_OUT}, layer 2"]),
     ],
 )
 def test_the_multiplied_term_is_named(reference: Any, before: str, after: str, causes: list[str]) -> None:

@@ -45,6 +45,51 @@ def test_another_multiplier_is_named(a: np.ndarray, b: np.ndarray, cause: str, t
     assert (found.cause, found.text) == (cause, text)
 
 
+RETURNED = RANDOM.normal(size=X.shape)
+LATER = {"next": X + Y + RETURNED, "next normed": np.tanh(X + Y + RETURNED)}
+PLAIN, ADDED = "down is added in a and left out in b", "what b gives to mlp lacks down, which b adds later"
+
+
+@pytest.mark.parametrize(
+    ("key", "pairs", "differing", "returned", "text"),
+    [
+        ("mlp:input#0", {"next": "next:input#0"}, set(), RETURNED, ADDED),
+        ("mlp:input#0", {"normed": "next:output#0"}, set(), RETURNED, ADDED),
+        ("mlp:input#0", {"output": FINAL}, set(), RETURNED, ADDED),
+        (
+            "mlp:input#0",
+            {"next": "next:input#0"},
+            {"next"},
+            RETURNED,
+            PLAIN,
+        ),  # so it is left out of the residual itself
+        ("mlp:input#0", {"normed": "next:output#0"}, {"normed"}, RETURNED, PLAIN),
+        ("mlp:input#0", {"output": FINAL}, {"output"}, RETURNED, PLAIN),
+        ("mlp:input#0", {}, set(), RETURNED, PLAIN),  # nothing shows that it is added later
+        ("mlp:input#0", {"next": "next:input#0"}, set(), 2 * RETURNED, PLAIN),  # no later sum contains this one
+        (
+            "mlp:output#0",
+            {"next": "next:input#0"},
+            set(),
+            RETURNED,
+            PLAIN,
+        ),  # an output goes on to all that is behind it
+    ],
+)
+def test_a_term_that_is_in_the_next_sum_is_added_later(
+    key: str, pairs: dict[str, str], differing: set[str], returned: np.ndarray, text: str
+) -> None:
+    others = [
+        Tensor("mlp:returned#0", "mlp.down", "output", 0, (), 10.0, returned),
+        Tensor("next:input#0", "next", "input", 0, (), 11.0, LATER["next"]),
+        Tensor("next:output#0", "next", "output", 0, (), 12.0, LATER["next normed"]),
+        Tensor(FINAL, "", "output", 0, (), math.inf, RETURNED[..., :1]),
+    ]
+    at = site(X + Y, X, key=key, others=others, pairs=[Pair(name, it, it) for name, it in pairs.items()])
+    found = explained(replace(at, memory={"differing": differing}))
+    assert (found.cause, found.text) == ("missing-residual", text)
+
+
 TERMS = {
     "another order": (X + Y, Z + Y, "norm-order", ("down + layer", "down + norm")),
     "another tensor": (X, Z, "norm-order", ("layer", "norm")),
