@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import keras
 
 from embgrad.errors import UnsupportedError
-from embgrad.keras import is_keras, keras_bases
+from embgrad.keras import keras_bases
 from embgrad.keras import layers as keras_layers
 from embgrad.toolkit import Interception, is_recorded, may_be_state
 from embgrad_jax.leaves import Leaf, record_changes
@@ -30,7 +30,9 @@ class KerasParts:
         prefixed = [
             (node, prefixes[index])
             for index, part in parts.items()
-            for node in _prefix(prefixes[index], keras_layers.walk([part], _kinds, _list_held, _find_hidden, aliases))
+            for node in _prefix(
+                prefixes[index], keras_layers.walk([part], _kinds, _list_held, keras_layers.find_hidden, aliases)
+            )
         ]
         nodes = {
             id(node.value): (node, prefix) for node, prefix in reversed(prefixed)
@@ -126,24 +128,14 @@ def _kind_of(cls: type) -> str | None:
     for base, kind in {"Layer": "module", "Variable": "variable", "SeedGenerator": "object"}.items():
         if base in bases:
             return kind
-    if issubclass(cls, (list, tuple, set, frozenset, deque)):
-        return "list"
-    return "dict" if issubclass(cls, Mapping) else None
+    return None
 
 
 _kinds: Final = keras_layers.Kinds(_kind_of)
 
 
 def _list_held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
-    if kind == "list":
-        return ((str(number), entry) for number, entry in enumerate(value))
-    if kind == "dict":
-        return ((str(key), entry) for key, entry in value.items())
     return keras_layers.attributes(value) if kind == "module" else vars(value).items()
-
-
-def _find_hidden(module: Any) -> frozenset[str]:
-    return keras_layers.find_hidden() if is_keras(module) else frozenset()
 
 
 def _plain(layer: Any) -> tuple[tuple[str, Any], ...]:

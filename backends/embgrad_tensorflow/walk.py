@@ -152,10 +152,8 @@ def children(value: Any, kind: str | None) -> Iterator[tuple[str, Any]]:
     """Return the objects that an object of that kind holds, each with its name."""
     if has_base(value, "ConcreteFunction"):
         return ((variable.name.removesuffix(":0"), variable) for variable in value.variables)
-    if kind == "list":
-        return ((str(number), entry) for number, entry in enumerate(value))
-    if kind == "dict":
-        return ((str(key), entry) for key, entry in list(value.items()))
+    if kind in ("list", "dict"):
+        return keras_layers.entries(value, kind)
     if kind == "function":
         return _list_held_by(value)
     if kind == "object":

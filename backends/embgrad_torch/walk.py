@@ -8,7 +8,7 @@ import itertools
 import operator
 import sys
 import weakref
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -110,7 +110,7 @@ def _walk_keras(parts: Sequence[Any]) -> Walked:
     aliases: dict[int, list[str]] = {}
     nodes = [
         Node(spell(node.path), node.value, node.kind, node.owner, spell(node.owner_path))
-        for node in keras_layers.walk(parts, _kinds, _list_held, _find_hidden, aliases)
+        for node in keras_layers.walk(parts, _kinds, _list_held, keras_layers.find_hidden, aliases)
     ]
     modules = [node for node in nodes if node.kind == "module"]
     walked = Walked((node.path, node.value) for node in modules)
@@ -137,10 +137,6 @@ def _kind_of(cls: type) -> str | None:
         return "module"
     if "Variable" in keras_bases(cls):
         return "variable"
-    if issubclass(cls, (list, tuple, set, frozenset, deque)):
-        return "list"
-    if issubclass(cls, Mapping):
-        return "dict"
     return "object" if "SeedGenerator" in keras_bases(cls) else None
 
 
@@ -149,18 +145,10 @@ _kinds: Final = keras_layers.Kinds(_kind_of)
 
 def _list_held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
     """Return what an object in a model with Keras layers holds, each with its name."""
-    if kind == "list":
-        return ((str(number), entry) for number, entry in enumerate(value))
-    if kind == "dict":
-        return ((str(key), entry) for key, entry in value.items())
     if kind == "object":
         held: Iterable[tuple[str, Any]] = vars(value).items()
         return held
     return keras_layers.attributes(value, value._modules) if is_keras(value) else _children(value)
-
-
-def _find_hidden(module: Any) -> frozenset[str]:
-    return keras_layers.find_hidden() if is_keras(module) else frozenset()
 
 
 def _roots(parts: Sequence[Any]) -> list[tuple[str, Any]]:

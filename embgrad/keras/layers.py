@@ -19,6 +19,7 @@ __all__ = [
     "Node",
     "attributes",
     "bookkeeping",
+    "entries",
     "errors_unchanged",
     "evaluating",
     "find_hidden",
@@ -66,15 +67,21 @@ class Node(NamedTuple):
 
 
 class Kinds(dict[type, "str | None"]):
-    """The kinds of classes for `walk`, each computed once by a function of the class."""
+    """The kinds of classes for `walk`, each computed once by a function of the class, or for containers by what they hold."""
 
     def __init__(self, kind_of: Callable[[type], str | None]) -> None:
         super().__init__()
         self._kind_of = kind_of
 
     def __missing__(self, cls: type) -> str | None:
-        kind = self[cls] = self._kind_of(cls)
+        kind = self[cls] = self._kind_of(cls) or _kind_of_container(cls)
         return kind
+
+
+def _kind_of_container(cls: type) -> str | None:
+    if issubclass(cls, (list, tuple, set, frozenset, deque)):
+        return "list"
+    return "dict" if issubclass(cls, Mapping) else None
 
 
 def walk(
@@ -93,7 +100,7 @@ def walk(
         parts: the model's parts.
         kinds: for each class "module", "variable", "list" or "dict"; "function" or "object" for what may hold modules without
             being part of the model; None for what holds none.
-        children: returns what an object of a kind holds, each with its name.
+        children: returns what an object of another kind than "list" and "dict" holds, each with its name.
         hidden: returns the attributes of a module in which the framework holds its parts once more. What only lists among them
             hold is found all the same.
         aliases: takes the other paths of the model's own attributes that lead to an object, by its id.
@@ -116,7 +123,7 @@ def walk(
             continue
         holder = (node.value, node.path) if kind == "module" else (node.owner, node.owner_path)
         known = hidden(node.value) if kind == "module" else ()
-        for name, child in children(node.value, kind):
+        for name, child in (entries if kind in ("list", "dict") else children)(node.value, kind):
             child_kind = kinds[type(child)]
             if child_kind is None or (name in known and child_kind not in ("list", "variable")):
                 continue
@@ -124,6 +131,12 @@ def walk(
             nameless = name in known or child_kind in ("function", "object")
             child_level = NAMELESS if nameless else PRIVATE if name.startswith("_") else PUBLIC
             waiting[max(level, child_level)].append(Node(path, child, "", *holder))
+
+
+def entries(container: Any, kind: str) -> Iterator[tuple[str, Any]]:
+    """Yield what a "dict" or a "list" holds, each by its key or its number."""
+    named = list(container.items()) if kind == "dict" else enumerate(container)
+    return ((str(name), entry) for name, entry in named)
 
 
 def attributes(module: Any, *further: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -156,10 +169,9 @@ def bookkeeping() -> Mapping[str, type]:
     return {**names, "stop_evaluating": bool, "stop_predicting": bool, PARAMETERS: object}
 
 
-@functools.cache
-def find_hidden() -> frozenset[str]:
-    """Return the attributes of Keras layers and models in which no name of a part begins."""
-    return GRAPH.union(bookkeeping())
+def find_hidden(module: Any) -> frozenset[str]:
+    """Return the attributes of a Keras layer or model in which no name of a part begins; other modules have none."""
+    return GRAPH.union(bookkeeping()) if is_keras(module) else frozenset()
 
 
 def further_names(nodes: Iterable[Node], aliases: Mapping[int, Sequence[str]]) -> dict[int, tuple[str, ...]]:

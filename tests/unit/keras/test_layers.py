@@ -43,9 +43,7 @@ class Kinds(dict[type, Any]):
 
 
 def held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
-    if kind == "list":
-        return ((str(number), entry) for number, entry in enumerate(value))
-    return value.items() if kind == "dict" else keras_layers.attributes(value)
+    return keras_layers.attributes(value)
 
 
 def walked(*parts: Any, hidden: Iterable[str] = ()) -> tuple[list[Node], dict[int, list[str]]]:
