@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 TEXTS = ["The keys to the cabinet are on the table", "A man walked into the old library and asked for a book"]
 
 # What is written in the port's source in the place of what, and the causes.
+LAYERS = 'for layer in range(config["num_hidden_layers"])'
 ROOT = "xp.sqrt((x * x).mean(-1, keepdims=True) + epsilon)"
 FAULTS: Mapping[str, tuple[str, str, list[str]]] = {
     "no fault": ("", "", []),
@@ -37,7 +38,11 @@ FAULTS: Mapping[str, tuple[str, str, list[str]]] = {
         "angles = angles.astype('bfloat16').astype(x.dtype)\n    cos, sin = xp.cos(angles)",
         ["rotary angles are in float32 in a and bfloat16 in b"]),
     "the last layer left out": ('config["num_hidden_layers"])', 'config["num_hidden_layers"] - 1)',
-        ["b lacks what a computes between layer 28 and layer 29"]),
+        ["b does not run the layer 29"]),
+    "two layers that are exchanged": (LAYERS, "for layer in (*range(10), 11, 10, *range(12, 30))",
+        ["the layers run in the order 0–29 in a and 0–9, 11, 10, 12–29 in b"]),
+    "rows that are normalised": ("table[ids]", "table[ids] / xp.sqrt((table[ids] ** 2).mean(-1, keepdims=True))",
+        ["b divides the rows of model.embed_tokens by their root mean square, and a does not"]),
     "a branch between -1 and 1": ('linear(normed, "mlp.up")', 'xp.clip(linear(normed, "mlp.up"), -1, 1)', []),
 }  # fmt: skip
 
