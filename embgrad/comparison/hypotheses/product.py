@@ -150,9 +150,10 @@ def _candidates(site: Site) -> Iterator[tuple[Before, HeldWeight, HeldWeight | N
         if matrices:
             yield from ((entry, *held) for held in matrices)
             return
+    whole = site.recordings[0].tensors[site.pair.a].features
     for before in site.before[:MOST_FACTORS]:
         for weight in _tables(site, 0):
-            if before.values.shape[-1] in weight.shape and site.a.shape[-1] in weight.shape:
+            if sorted(weight.shape) == sorted((before.values.shape[-1], whole)):
                 yield before, weight, *site.partners.get(weight.name, (None, None))
 
 

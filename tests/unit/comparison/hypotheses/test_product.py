@@ -295,6 +295,19 @@ def test_a_head_that_holds_the_table_in_half_precision_is_named() -> None:
     assert found.text == "b multiplies by lm_head.W, which is table.W rounded to float16"
 
 
+def test_a_table_that_cannot_lead_to_an_output_is_not_read() -> None:
+    """A table of a trained model is large, and a norm's output, which has the table's width, is no product with it."""
+    at = head(X @ SQUARE.T, X)
+
+    def unread() -> np.ndarray:
+        raise AssertionError("the table is read")
+
+    first = at.recordings[0]
+    weights = tuple(replace(weight, get=unread) for weight in first.weights if weight.name == "table.W")
+    assert [weight.shape for weight in weights] == [(9, 6)]
+    assert Product().explain(replace(at, recordings=(replace(first, weights=weights), at.recordings[1]))) == []
+
+
 def test_a_head_that_should_share_the_table_is_named() -> None:
     other = RANDOM.normal(size=(9, 6))
     at = head(X @ TABLE.T, X @ other.T, held_b={"words.W": TABLE, "lm_head.W": other})
