@@ -70,8 +70,10 @@ def share_explained(
         return function
 
     by_key: dict[str, list[str]] = defaultdict(list)
-    for name in {*read, *computed, last.name} & keys.keys():
-        by_key[keys[name].a].append(name)
+    known = {*read, *computed, last.name}
+    for name, pair in keys.items():  # of several pairs at one point the first is read by the others
+        if name in known:
+            by_key[pair.a].append(name)
     final = a.live.led({key: change(names) for key, names in by_key.items()}, {})
     if FINAL in final:
         at[FINAL] = at[arrived(FINAL)] = final[FINAL]
@@ -102,7 +104,7 @@ def _decided(explained: Sequence[tuple[Site, Explanation | None]]) -> Explained:
 
     A number by which rows are multiplied is known from the sums that hold them, and only roughly from a norm of them.
     """
-    entries = [(site, explanation) for site, explanation in explained if explanation is not None]
+    entries = [(site, it) for site, it in explained if it is not None and not it.goes_on]
     said = Counter(key for _, it in entries for key in {_whatever_the_layer(each) for each in (it, *it.rivals)})
     scaled = {it.setting: it for _, it in entries if it.cause == "scaled-lookup"}
 

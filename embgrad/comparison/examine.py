@@ -13,7 +13,13 @@ from embgrad.comparison.floor import local_floors
 from embgrad.comparison.hypotheses.site import Before, Site, real_of
 from embgrad.comparison.led_pass import Led, can_be_led, lead
 from embgrad.comparison.recording import FINAL, Recording, Tensor, layer_at, layer_spans
-from embgrad.comparison.repair import differing_pairs, fixed_pairs, misleading_pairs, repair_pairs
+from embgrad.comparison.repair import (
+    differing_pairs,
+    fixed_pairs,
+    misleading_pairs,
+    repair_pairs,
+    without_unadded_biases,
+)
 from embgrad.comparison.sites import Pair, count_layers, difference, name_of
 from embgrad.comparison.unled import follow
 from embgrad.comparison.weights import Matching
@@ -97,6 +103,9 @@ def examine(
     if fixed:
         turned = _without(turned, fixed)
         led = lead(turned, leader, follower, name, between=between)
+    added = without_unadded_biases(turned, led, leader, follower)
+    if added != list(turned):
+        turned, led = added, lead(added, leader, follower, name, between=between)
     for _ in range(MOST_REPAIRS):
         differing = differing_pairs(turned, led, leader)
         repaired = repair_pairs(turned, differing, led.values, leader, follower)

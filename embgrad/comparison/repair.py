@@ -17,7 +17,7 @@ from embgrad.comparison.sites import Pair, difference, in_order, name_of
 from embgrad.comparison.weights import kind_of
 from embgrad.model_points.points import INPUT, OUTPUT
 
-__all__ = ["differing_pairs", "fixed_pairs", "misleading_pairs", "repair_pairs"]
+__all__ = ["differing_pairs", "fixed_pairs", "misleading_pairs", "repair_pairs", "without_unadded_biases"]
 
 #: The relative L2 from which a pair is looked at.
 REPAIRED: Final = 1e-4
@@ -212,6 +212,45 @@ def fixed_pairs(
         return frozenset()
     noisy = lead(pairs, with_rounding(leader, roundoff), follower, led.follower)
     return frozenset(number for number in found if np.array_equal(led.values[number], noisy.values[number]))
+
+
+def without_unadded_biases(pairs: Sequence[Pair], led: Led, leader: Recording, follower: Recording) -> list[Pair]:
+    """Return the pairs without the biases that a side holds and does not add behind a product, as what follows shows.
+
+    Args:
+        pairs: the pairs, the leader's first.
+        led: the pass in which the leader's values were put in at all pairs.
+        leader: the side whose values were put in.
+        follower: the side that was led.
+    """
+    kinds: dict[str, list[int]] = {}
+    for number, pair in enumerate(pairs):
+        if pair.bias_a is not None or pair.bias_b is not None:
+            kinds.setdefault(kind_of(pair.name), []).append(number)
+    changed, offs = list(pairs), _differences(pairs, led, leader)
+
+    def is_better(numbers: Collection[int]) -> bool:
+        """Leave these biases out if some of what follows then agrees, and nothing else differs; return whether it does."""
+        nonlocal changed, offs
+        without = [pair.gradients if number in numbers else pair for number, pair in enumerate(changed)]
+        now = _differences(without, lead(without, leader, follower, led.follower), leader)
+        others = offs.keys() - {*numbers}
+        is_solved = bool(_nearer(offs, now) & others)
+        if not is_solved or any(now.get(it, np.inf) > max(REPAIRED, offs[it]) for it in others):
+            return False
+        changed, offs = without, now
+        return True
+
+    def before_first(numbers: Sequence[int]) -> list[int]:
+        """Return the last of these pairs before the first that differs, if its bias was not left out."""
+        first = next((it for it, off in offs.items() if off > REPAIRED and changed[it] is pairs[it]), -1)
+        return [it for it in numbers if it < first and changed[it] is pairs[it]][-1:]
+
+    for numbers in kinds.values():
+        if before_first(numbers) and not is_better(numbers):
+            while (last := before_first(numbers)) and is_better(last):  # a fault in some layers
+                pass
+    return changed
 
 
 def differing_pairs(pairs: Sequence[Pair], led: Led, leader: Recording) -> list[int]:

@@ -185,7 +185,8 @@ def _is_hidden(call: ModuleCall, examples: int, positions: int) -> bool:
     def fits(shape: tuple[int, ...]) -> bool:
         return (len(shape) == 3 and shape[:2] in shapes) or (len(shape) == 2 and shape[0] == examples * positions)
 
-    return bool(call.path) and fits(call.token_shape) and fits(call.source_shape)
+    is_operation = call.kind.endswith("OpLambda")  # of Keras 2, such as a sum in a functional model
+    return bool(call.path) and not is_operation and fits(call.token_shape) and fits(call.source_shape)
 
 
 # Stacks

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Final, Protocol
+
+import numpy as np
 
 from embgrad.comparison.hypotheses.activation import ActivationFunction
 from embgrad.comparison.hypotheses.attended import AttentivePooling
@@ -24,7 +28,7 @@ from embgrad.comparison.hypotheses.pooling import Pooling
 from embgrad.comparison.hypotheses.product import Product
 from embgrad.comparison.hypotheses.recurrent import Recurrent
 from embgrad.comparison.hypotheses.selective_scan import SelectiveScan
-from embgrad.comparison.hypotheses.site import MOST_LEFT, Explanation, Site
+from embgrad.comparison.hypotheses.site import FLOORS, MOST_LEFT, Explanation, Site
 from embgrad.comparison.hypotheses.skipped import Skipped
 from embgrad.comparison.hypotheses.terms import OtherTerm
 from embgrad.comparison.hypotheses.turned import TurnedFeatures
@@ -32,10 +36,13 @@ from embgrad.comparison.hypotheses.unprojected import (
     before_carried,
     before_product,
     before_sum,
+    before_taken,
+    carried_into_norm,
     carried_on,
     projected,
     with_added,
     with_carried,
+    with_carried_input,
 )
 from embgrad.errors import EmbgradWarning, level_of_user
 
@@ -103,15 +110,31 @@ def explain(site: Site, hypotheses: Sequence[Hypothesis] = HYPOTHESES) -> Explan
         site: the site, whose memory keeps the hypotheses that explain one.
         hypotheses: those that are tested.
     """
-    carried = before_carried(site)
+    carried, into_norm = before_carried(site), carried_into_norm(site)
+    quick = [it for it in hypotheses if not isinstance(it, SEARCHING)]
+    ways: list[tuple[Site, Callable[[], Explanation | None]]] = []
+    if into_norm is not None:
+        ways.append((into_norm[0], partial(_carried_into_norm, site, quick, *into_norm)))
+    if carried is not None:
+        ways.append((carried[0], partial(_carried, site, hypotheses, *carried)))
+    # Several modules that read one tensor are given what the first of them is, and explained as it is.
+    is_read_again = carried is not None and np.array_equal(carried[1].a, site.a)
+    goes_on = not is_read_again and any(inner.difference <= FLOORS * site.floor for inner, _ in ways)
     found = None
-    if carried is not None and _explain(site, [it for it in hypotheses if not isinstance(it, SEARCHING)]) is None:
-        found = _carried(site, hypotheses, *carried)  # before anything is searched for in the whole difference
+    if goes_on or (ways and not _is_explained(site, quick)):  # before anything is searched for in the whole difference
+        ways.sort(key=lambda way: way[0].difference)
+        found = next(filter(None, (way() for _, way in ways)), None)
     found = found or _explain(site, hypotheses)
     for behind in _seen_before(site, hypotheses) if found is None else ():
         if site.off(behind.predicted) <= MOST_LEFT * site.difference and site.suits_most_tokens(behind.predicted):
             return behind
     return found
+
+
+def _is_explained(site: Site, hypotheses: Sequence[Hypothesis]) -> bool:
+    """Return whether hypotheses explain a site; nothing of it is remembered."""
+    memory = {key: [*it] if isinstance(it, list) else it for key, it in site.memory.items()}
+    return _explain(replace(site, memory=memory), hypotheses) is not None
 
 
 def _carried(
@@ -124,12 +147,26 @@ def _carried(
     return None if found is None else with_carried(found, earlier)
 
 
+def _carried_into_norm(
+    site: Site, hypotheses: Sequence[Hypothesis], inner: Site, earlier: Site, goes_on: Explanation, name: str
+) -> Explanation | None:
+    """Return the explanation of a norm by the difference of an earlier site in its input, and by what else differs there."""
+    found = None if inner.difference <= FLOORS * site.floor else _explain(inner, hypotheses)
+    found = goes_on if found is None and inner.difference <= site.most_left else found
+    return None if found is None else with_carried_input(found, earlier, name)
+
+
 def _seen_before(site: Site, hypotheses: Sequence[Hypothesis]) -> Iterator[Explanation]:
     """Yield the explanations of a site by what is before the product or the sum at its end."""
     for inner, product in before_product(site):
         explanation = _explain(inner, hypotheses)
         if explanation is not None:
             yield projected(explanation, product)
+    for inner, taken in before_taken(site):
+        explanation = explain(inner, [it for it in hypotheses if not isinstance(it, SEARCHING)])
+        known = {(it.cause, it.values) for _, it in site.memory.get("explained", []) if it is not None}
+        if explanation is not None and (explanation.cause, explanation.values) in known:  # few vectors show little
+            yield projected(explanation, taken)
     for inner, added in before_sum(site):
         explanation = _explain(inner, [it for it in hypotheses if not isinstance(it, SEARCHING)])
         if explanation is not None:

@@ -220,8 +220,9 @@ def changed_norm(first: Parameters, x: np.ndarray, y: np.ndarray, declared: floa
     is_usual = best.epsilon in (first.epsilon, *known)
     if is_usual and relative(best.apply(x), y) <= EXACT:
         return best
-    divided = _other_divisors(first, (first.epsilon, *known))
-    other = min(divided, key=lambda fit: relative(fit.apply(x), y), default=best)
+    divided = [*_other_divisors(first, (first.epsilon, *known))]
+    offs = [relative(fit.apply(x), y) for fit in divided]
+    other = divided[next(number for number, off in enumerate(offs) if off <= EQUALLY * min(offs))]
     enough = BETTER if is_usual else ALIKE  # another divisor is likelier than an epsilon that no model has
     return other if relative(other.apply(x), y) < enough * relative(best.apply(x), y) else best
 

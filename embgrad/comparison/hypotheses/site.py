@@ -92,6 +92,7 @@ class Explanation:
         sentence: the text, where it is not that the setting has these values in a and in b.
         also: the further settings that differ, if several do; they have the same predicted output.
         rivals: explanations of the same predicted output, which other sites may decide for.
+        goes_on: whether this is the difference of an earlier site alone, which has the cause.
     """
 
     cause: str
@@ -103,6 +104,7 @@ class Explanation:
     sentence: str = ""
     also: tuple[Explanation, ...] = ()
     rivals: tuple[Explanation, ...] = ()
+    goes_on: bool = False
 
     @property
     def text(self) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.site import Before, Explanation, Site, arrived
+from embgrad.comparison.hypotheses.norm import norms_of
+from embgrad.comparison.hypotheses.norm_fit import Parameters
+from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values, arrived
 from embgrad.comparison.sites import difference, name_of
 from embgrad.model_points.points import OUTPUT
 
@@ -16,11 +19,14 @@ __all__ = [
     "before_carried",
     "before_product",
     "before_sum",
+    "before_taken",
+    "carried_into_norm",
     "carried_on",
     "projected",
     "unprojected",
     "with_added",
     "with_carried",
+    "with_carried_input",
 ]
 
 #: The condition number up to which a matrix is inverted.
@@ -96,6 +102,19 @@ def before_sum(site: Site) -> Iterator[tuple[Site, Before]]:
             yield replace(site, pair=pair, a=added.values, b=site.b - other.values), other
 
 
+def before_taken(site: Site) -> Iterator[tuple[Site, Projection]]:
+    """Yield the site at the output of a module of a alone of which a takes the first vector of each text, and the taking."""
+    tensors = {name_of(tensor): tensor for tensor in site.recordings[0].tensors.values()}
+    for whole in site.before if site.real.shape[1] == 1 else ():
+        if whole.shared or whole.name not in tensors or not np.array_equal(whole.values[:, :1], site.a):
+            continue
+        real, b = np.zeros(whole.values.shape[:2], bool), np.array(whole.values)
+        real[:, :1], b[:, :1] = True, site.b
+        pair = replace(site.pair, name=whole.name, a=tensors[whole.name].key)
+        yield replace(site, pair=pair, a=whole.values, b=b, real=real), lambda values: np.asarray(values[:, :1])
+        return
+
+
 def before_carried(site: Site) -> tuple[Site, Site, Explanation] | None:
     """Return the site without the difference of an earlier one that goes on beside it, the earlier site, and its explanation.
 
@@ -110,11 +129,55 @@ def before_carried(site: Site) -> tuple[Site, Site, Explanation] | None:
     return None
 
 
+def carried_into_norm(site: Site) -> tuple[Site, Site, Explanation, str] | None:
+    """Return the site at a norm of a whose input has the difference of an earlier site, as where b adds to what a norm returns.
+
+    The earlier site, the explanation by its difference alone, and the name of the norm's input are returned as well; None where
+    there is no norm or no such difference, or none that makes the outputs more alike.
+    """
+    best: tuple[Site, Site, Explanation, str] | None = None
+    for entry, norm in norms_of(site):
+        for earlier, explanation in site.memory.get("explained", []):
+            if explanation is None or earlier.a.shape != entry.values.shape:
+                continue
+            given = replace(entry, values=entry.values + earlier.b - earlier.a)
+            before = [given if it.name == entry.name else it for it in site.before]
+            inner = replace(site, a=norm.apply(given.values), before=before)
+            if inner.difference < (site if best is None else best[0]).difference:
+                compute = partial(_applied, norm, entry.name)
+                best = inner, earlier, _gone_on(explanation, inner.a, compute, entry.name), entry.name
+    return best
+
+
+def _gone_on(
+    explanation: Explanation, predicted: np.ndarray, compute: Callable[[Values], np.ndarray], *names: str
+) -> Explanation:
+    """Return an earlier site's explanation as that of what its difference leads to."""
+    return replace(explanation, predicted=predicted, compute=compute, inputs=names, also=(), rivals=(), goes_on=True)
+
+
+def _applied(norm: Parameters, name: str, at: Values) -> np.ndarray:
+    return norm.apply(at(name))
+
+
+def with_carried_input(explanation: Explanation, earlier: Site, name: str) -> Explanation:
+    """Return an explanation of a function whose input has the difference of an earlier site."""
+    compute = explanation.compute
+
+    def changed(at: Values) -> np.ndarray:
+        assert compute is not None
+        carried = at(earlier.name) - at(arrived(earlier.name))
+        return compute(lambda read: at(read) + carried if read == name else at(read))
+
+    names = tuple(dict.fromkeys((*explanation.inputs, earlier.name)))
+    also = tuple(with_carried_input(it, earlier, name) for it in explanation.also)
+    return replace(explanation, compute=None if compute is None else changed, inputs=names, also=also)
+
+
 def carried_on(site: Site, earlier: Site, explanation: Explanation) -> Explanation:
     """Return the explanation that a site differs by what an earlier one differs by."""
     own = arrived(site.name)
-    rest = Explanation(explanation.cause, explanation.setting, explanation.values, site.a, lambda at: at(own))
-    return with_carried(replace(rest, sentence=explanation.sentence), earlier)
+    return with_carried(_gone_on(explanation, site.a, lambda at: at(own)), earlier)
 
 
 def with_carried(explanation: Explanation, earlier: Site) -> Explanation:

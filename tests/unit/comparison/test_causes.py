@@ -355,3 +355,16 @@ def test_other_values_in_many_modules_are_one_cause(count: int, wanted: int) -> 
         )
         assert causes[0].sites == tuple(at.name for at in sites)
         assert causes[0].difference == 1.0
+
+
+def test_of_several_pairs_at_one_point_the_first_is_read_by_the_others() -> None:
+    others = [f"up ({number})" for number in range(2, 9)]
+    pairs = [*PAIRS[:2], *(Pair(name, "up:output#0", "up:output#0") for name in others), *PAIRS[2:]]
+    for name in others:
+        assert share(explained_at(name, lambda at: 2 * at("up"), "up"), pairs=pairs) == pytest.approx(1)
+
+
+def test_a_cause_is_not_where_its_difference_goes_on() -> None:
+    first, second = site("layers.0.norm", 0), site("layers.1.norm", 1)
+    (cause,) = causes_of([(first, explanation(first)), (second, explanation(second, goes_on=True))])
+    assert (cause.text, cause.sites) == ("epsilon 1e-05 in a and 1e-06 in b, layer 0", ("layers.0.norm",))

@@ -10,7 +10,15 @@ import pytest
 
 from embgrad.comparison.led_pass import lead
 from embgrad.comparison.recording import FINAL
-from embgrad.comparison.repair import _in_own_order, _is_function, _later, _nearest, misleading_pairs, repair_pairs
+from embgrad.comparison.repair import (
+    _in_own_order,
+    _is_function,
+    _later,
+    _nearest,
+    misleading_pairs,
+    repair_pairs,
+    without_unadded_biases,
+)
 from embgrad.comparison.sites import Pair
 from tests.unit.comparison.recorded import REAL, Pass, Steps, recording, tensor
 
@@ -404,3 +412,39 @@ def test_an_order_is_left_out_where_the_values_are_far_nearer_without_it(share: 
     assert _in_own_order(Pair("x", "x", "x", order, order), values, X, REAL).features_a is order
     short = Pair("x", "x", "x", None, order[:2])
     assert _in_own_order(short, values, X[..., :2], REAL) is short
+
+
+BIASES = RANDOM.normal(size=(2, 6))
+
+
+def two_layers(*added: bool) -> Steps:
+    """Return two layers of a product and a function, which add these layers' biases between the two."""
+    steps: dict[str, Callable[[At], np.ndarray]] = {"x": lambda at: X}
+    last = "x"
+    for number, is_added in enumerate(added):
+        up, act = f"layers.{number}.up:output#0", f"layers.{number}.act:output#0"
+        bias = is_added * BIASES[number]
+        steps[up] = lambda at, last=last: at[last] @ W  # type: ignore[misc]
+        steps[act] = lambda at, up=up, bias=bias, last=last: np.tanh(at[up] + bias) + at[last]  # type: ignore[misc]
+        last = act
+    return {**steps, FINAL: lambda at, last=last: at[last] @ V}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("added", [(True, True), (False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_biases_that_a_side_holds_and_does_not_add_are_left_out(side: str, added: tuple[bool, bool]) -> None:
+    """The other side's product contains its bias."""
+    within: dict[str, Callable[[At], np.ndarray]] = dict(two_layers(False, False))
+    for number, (last, bias) in enumerate(zip(("x", "layers.0.act:output#0"), BIASES, strict=True)):
+        within[f"layers.{number}.up:output#0"] = lambda at, last=last, bias=bias: at[last] @ W + bias  # type: ignore[misc]
+    leader, follower = (Pass(steps).record() for steps in (within, two_layers(*added)))
+    pairs = [
+        Pair(key.partition(":")[0], key, key, time=float(number), bias_b=BIASES[int(key[7])] if ".up" in key else None)
+        for number, key in enumerate(within)
+    ]
+    if side == "a":
+        leader, follower, pairs = follower, leader, [pair.reversed for pair in pairs]
+    found = without_unadded_biases(pairs, lead(pairs, leader, follower, "b"), leader, follower)
+    kept = [pair.bias_a is not None or pair.bias_b is not None for pair in found if ".up" in pair.name]
+    assert kept == [*added]
+    assert [pair.name for pair in found] == [pair.name for pair in pairs]

@@ -289,3 +289,10 @@ def test_positions_behind_other_axes_become_the_second_axis(positions: int, nati
     assert seen.shape == arrangement.shape
     np.testing.assert_array_equal(seen[1, 4], np.take(tensor[1], 4, positions - 1))
     np.testing.assert_array_equal(arrangement.to_native_axes(seen), tensor)
+
+
+@pytest.mark.parametrize(("kind", "hidden"), [("Block", [0, 1]), ("TFOpLambda", []), ("SlicingOpLambda", [])])
+def test_operations_of_a_functional_model_are_no_layers(kind: str, hidden: list[int]) -> None:
+    shapes = {"source_shape": (*IDS.shape, 4), "token_shape": (*IDS.shape, 4)}
+    calls = [ModuleCall(f"add_{n}", 0, kind, None, source=n, token=n + 1, **shapes) for n in range(2)]  # type: ignore[arg-type]
+    assert Calls(IDS.shape, calls).hidden == hidden  # type: ignore[arg-type]

@@ -264,7 +264,7 @@ def test_a_norm_that_b_alone_applies_is_named() -> None:
     assert (found.values, found.inputs, at.off(found.predicted) < 1e-6) == (("missing", "applied"), ("layer",), True)
     assert not Norm().explain(replace(at, b=at.b * 1.1))
     (other,) = NormOfSum().explain(replace(at, b=at.b * 1.1))
-    assert (other.cause, other.text) == ("norm-order", "b computes up as a layer norm of layer, and a does not")
+    assert (other.cause, other.text) == ("norm-order", "b applies a layer norm to what a has at up, and a does not")
     assert not Norm().explain(replace(at, matching=replace(at.matching, alone_b=("norm.gain",))))
     (found,) = Norm().explain(replace(at, before=[]))
     assert (found.compute, found.inputs) == (None, ())

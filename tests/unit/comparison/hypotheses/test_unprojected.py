@@ -11,7 +11,13 @@ import pytest
 from embgrad.comparison.hypotheses.attention import AttentionCore
 from embgrad.comparison.hypotheses.explain import explain
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, arrived
-from embgrad.comparison.hypotheses.unprojected import before_carried, before_product, before_sum, unprojected
+from embgrad.comparison.hypotheses.unprojected import (
+    before_carried,
+    before_product,
+    before_sum,
+    before_taken,
+    unprojected,
+)
 from embgrad.comparison.recording import HeldWeight, Tensor
 from embgrad.comparison.sites import Pair, name_of
 from tests.unit.comparison.hypotheses.attended import BEFORE, REAL, attended
@@ -196,3 +202,75 @@ def test_a_difference_that_has_little_in_common_with_an_earlier_one_is_none_that
     assert before_carried(shared) is not None
     assert before_carried(replace(shared, b=EARLIER_A + PART)) is None
     assert before_carried(replace(shared, b=EARLIER_A + 3 * SHIFT)) is None
+
+
+def layer_norm(x: np.ndarray, epsilon: float = 1e-5) -> np.ndarray:
+    centre = x - x.mean(-1, keepdims=True)
+    return np.asarray(centre / np.sqrt((centre**2).mean(-1, keepdims=True) + epsilon) * FEATURES)
+
+
+FEATURES = RANDOM.uniform(0.5, 1.5, size=32)
+SUM = EARLIER_A + PART
+
+
+def norm_behind_residual(b: np.ndarray) -> Site:
+    """Return a norm of the sum of a part and of what an earlier site ends with, whose difference goes on in the sum."""
+    weights = {"gain": FEATURES}
+    site = site_behind(layer_norm(SUM), b, weights)
+    before = [Before(f"{MODULE}:input", SUM), Before("part", PART), Before("layers.0.stream", EARLIER_A)]
+    memory = behind_residual(site.a, site.b).memory
+    return replace(site, before=before, memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "text", "goes_on"),
+    [(1e-5, CAUSE.text, True), (0.1, "epsilon 1e-05 in a and 0.1 in b", False)],
+)
+def test_an_earlier_difference_goes_on_in_a_norm_beside_what_differs_there(
+    epsilon: float, text: str, goes_on: bool
+) -> None:
+    site = norm_behind_residual(layer_norm(SUM + SHIFT, epsilon))
+    found = explain(site)
+    assert found is not None
+    assert (found.text, found.goes_on) == (text, goes_on)
+    np.testing.assert_allclose(found.predicted, site.b, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(in_a_pass(found, site), site.b, rtol=1e-6, atol=1e-6)
+    assert explain(norm_behind_residual(layer_norm(SUM - SHIFT, 0.3) + UNKNOWN)) is None
+
+
+def test_a_difference_that_goes_on_is_preferred_to_another_multiplier() -> None:
+    """Half of a part beside a sum is what twice the rest of the sum is for a norm."""
+    site = norm_behind_residual(layer_norm(2 * EARLIER_A + PART, 0.0))
+    found = explain(replace(site, a=layer_norm(SUM, 0.0)))
+    assert found is not None
+    assert not found.goes_on
+    earlier = replace(site.memory["explained"][0][0], b=2 * EARLIER_A)
+    found = explain(replace(site, a=layer_norm(SUM, 0.0), memory={"explained": [(earlier, CAUSE)]}))
+    assert found is not None
+    assert (found.text, found.goes_on) == (CAUSE.text, True)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_first_vectors_of_a_known_difference_are_explained(known: bool) -> None:
+    epsilon = Explanation("layer-norm-epsilon", "epsilon", ("1e-05", "0.1"), SUM)
+    memory = {"explained": [(norm_behind_residual(SUM), epsilon)]}
+    whole = norm_behind_residual(layer_norm(SUM, 0.1))
+    tensor = next(iter(whole.recordings[0].tensors.values()))
+    recording = replace(whole.recordings[0], tensors={tensor.key: tensor, "pooler": replace(tensor, path="pooler")})
+    site = replace(
+        whole,
+        pair=Pair("pooler:input", "pooler", "pooler"),
+        recordings=(recording, recording),
+        before=[Before(MODULE, whole.a, shared=False), *whole.before],
+        memory=memory if known else {},
+        **{name: getattr(whole, name)[:, :1] for name in ("a", "b", "real", "ids")},
+    )
+    ((inner, _),) = before_taken(site)
+    assert inner.real.sum() == len(inner.real)
+    found = explain(site)
+    if not known:
+        assert found is None
+        return
+    assert found is not None
+    assert found.text == "epsilon 1e-05 in a and 0.1 in b"
+    np.testing.assert_allclose(found.predicted, site.b, rtol=1e-6)
