@@ -46,8 +46,13 @@ class _Runs:
 
     def changes(self, layer: int | None) -> Iterator[np.ndarray]:
         """Yield what b's residual has more than a's before a layer, and before the next; or behind all layers."""
-        following = None if layer in (None, self.a[-1]) else self.a[self.a.index(layer) + 1]
-        for it in (layer, following) if layer is not None else (None,):
+        if layer is None:
+            nearest: tuple[int | None, ...] = (None,)
+        elif layer in self.a:
+            nearest = (layer, [*self.a, None][self.a.index(layer) + 1])
+        else:  # of another stack
+            nearest = ()
+        for it in nearest:
             if it is None or it in self.b:
                 before_a = self.a if it is None else self.a[: self.a.index(it)]
                 before_b = self.b if it is None else self.b[: self.b.index(it)]

@@ -117,6 +117,10 @@ def test_within_layers_the_residual_before_them_is_another() -> None:
         assert min(inside.off(found.predicted) for found in LayerOrder().explain(inside)) < 1e-12
 
 
+def test_a_layer_of_another_stack_is_not_explained() -> None:
+    assert LayerOrder().explain(replace(site((0, 2)), layer=3)) == []
+
+
 def test_a_norm_of_the_residual_is_computed_from_it() -> None:
     at = site((0, 1))
     weights = (*at.recordings[0].weights, HeldWeight("end.gain", "end", GAIN.shape, lambda: GAIN))
