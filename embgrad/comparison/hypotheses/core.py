@@ -195,7 +195,7 @@ class Core:
             scores = scores + self.bias.of(self.heads, len(positions))[part.heads][:, part.rows]
         seen = self.mask.seen(self.real[part.examples], part.rows)
         if self.mask.soft is not None:
-            scores = self.mask.soft.apply(scores, seen)
+            scores = self.mask.soft.apply(scores, self.mask.kept(self.real[part.examples], part.rows))
             seen = self.mask.hard.seen(self.real[part.examples], part.rows)
         return scores, seen[:, None]
 

@@ -168,6 +168,9 @@ def _of_masks(a: Mask, b: Mask) -> Iterator[Difference]:
 def _of_soft_masks(a: Mask, b: Mask) -> Difference:
     soft = b.soft or a.soft
     assert soft is not None, "the caller has checked"
+    if soft.keys == "text":
+        names = ("hidden", "seen in place of the text")
+        return Difference("mask-ignored", "padding is", names if a.soft is None else names[::-1])
     cause = "attention-causal" if b.causal else "attention-window"
     if soft.keys == "padding":
         cause, name = "mask-ignored", "padding is"

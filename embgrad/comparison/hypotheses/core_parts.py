@@ -40,7 +40,8 @@ class Soft:
     """A finite number in place of minus infinity in a mask, with which masked keys are seen a little.
 
     Attributes:
-        keys: the keys that it is for: "padding", those at "positions" that a query does not see, or "all" of both.
+        keys: the keys that it is for: "padding", those at "positions" that a query does not see, "all" of both, or by mistake
+            "text", the keys that are not padding.
         number: what is subtracted from their scores.
         instead: whether minus the number is their score.
     """
@@ -90,7 +91,12 @@ class Mask:
         """The mask of the keys that are hidden, beside those with a finite number."""
         keys = "" if self.soft is None else self.soft.keys
         plain = replace(self, causal=False, window=None) if keys in ("positions", "all") else self
-        return replace(plain, padding=self.padding and keys not in ("padding", "all"))
+        return replace(plain, padding=self.padding and keys not in ("padding", "all", "text"))
+
+    def kept(self, real: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return the keys from whose scores no finite number is subtracted, bool, (example, query, key), see `seen`."""
+        is_of_text = self.soft is not None and self.soft.keys == "text"
+        return np.repeat(~real[:, None], len(rows), 1) if is_of_text else self.seen(real, rows)
 
     def seen(self, real: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return which keys some queries see, bool, (example, query, key).

@@ -39,6 +39,9 @@ __all__ = ["late_variants", "variants", "with_settings_of"]
 #: The largest number that masks usually subtract in place of an infinite one.
 LARGEST: Final = 1e4
 
+#: What masks subtract that are inverted; from larger ones on no digit of a score is left in single precision.
+INVERTED: Final = (LARGEST, 1e9)
+
 #: The most windows that are tried one by one.
 MOST_WINDOWS: Final = 64
 
@@ -79,6 +82,8 @@ def late_variants(core: Core) -> Iterator[tuple[Core, tuple[str, ...]]]:
     if not core.crosses:
         yield replace(core, over="real queries", mask=plain), ()
     narrow, padded = core.mask.causal or core.mask.window is not None, core.mask.padding and not core.real.all()
+    for number in INVERTED if padded else ():
+        yield replace(core, mask=replace(core.mask, soft=Soft("text", number))), ()
     kinds = [("padding", padded), ("positions", narrow), ("all", narrow and padded)]
     for keys in (keys for keys, is_hidden in kinds if is_hidden):
         for soft, names in (

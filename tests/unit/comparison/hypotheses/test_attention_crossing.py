@@ -54,7 +54,9 @@ def test_settings_of_attention_to_another_text_are_named(
     expect_exact(at, found)
 
 
-def test_keys_of_another_text_are_not_their_own_mask() -> None:
-    hidden = LONGER[:, :9] & REAL  # the queries' own padding, which hides no key
-    at = crossing({}, {"real": np.concatenate([hidden, LONGER[:, 9:]], 1) ^ True})
-    assert not AttentionCore().explain(at)
+def test_keys_at_padding_in_the_place_of_those_of_the_text_are_an_inverted_mask() -> None:
+    (found,) = AttentionCore().explain(crossing({}, {"real": ~LONGER}))
+    assert found.text == "padding is hidden in a and seen in place of the text in b"
+    other = ~LONGER
+    other[:, 0] = True  # and one key of the text
+    assert not AttentionCore().explain(crossing({}, {"real": other}))

@@ -33,6 +33,8 @@ CHANGES: dict[str, tuple[dict[str, Any], str, tuple[str, str]]] = {
     "padding": ({"mask": Mask(causal=True, padding=False)}, "mask-ignored", ("hidden", "attended to")),
     "shift": ({"mask": Mask(causal=True, shift=1)}, "attention-shift", ("0", "1")),
     "soft padding": ({"mask": Mask(causal=True, soft=Soft("padding", 10.0))}, "mask-ignored", ("hidden", "given -10")),
+    "inverted padding": ({"mask": Mask(causal=True, soft=Soft("text", 1e4))}, "mask-ignored",
+        ("hidden", "seen in place of the text")),
     "soft later": ({"mask": Mask(causal=True, soft=Soft("positions", 4.5678))}, "attention-causal",
         ("hidden", "given -4.57")),
     "soft": ({"mask": Mask(causal=True, soft=Soft("all", 5.0, True))}, "attention-causal", ("hidden", "scored -5")),

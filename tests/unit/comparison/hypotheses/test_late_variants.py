@@ -56,6 +56,26 @@ def test_a_finite_mask_of_the_reference_is_named(which: str) -> None:
     assert texts(given(which, -4.0), HIDDEN[which]) == [TEXTS[which].format("given -4", "hidden")]
 
 
+def inverted(number: float) -> np.ndarray:
+    """Return what heads take where a number is subtracted from the scores of keys that are not padding, in single precision."""
+    result = np.zeros(QUERY.shape)
+    for example in range(len(QUERY)):
+        query = QUERY[example].reshape(-1, HEADS, SIZE)
+        key, value = (np.repeat(it[example].reshape(-1, PAIRS, SIZE), HEADS // PAIRS, axis=1) for it in (KEY, VALUE))
+        scores = np.einsum("qhd,khd->hqk", query, key) * SIZE**-0.5
+        scores = np.where(REAL[example], (scores - number).astype(np.float32), scores)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        result[example] = np.einsum("hqk,khd->qhd", weights, value).reshape(-1, HEADS * SIZE)
+    return result
+
+
+@pytest.mark.parametrize("number", [1e4, 1e9, 3e38])
+def test_an_inverted_mask_is_named(number: float) -> None:
+    text = TEXTS["padding"].format("hidden", "seen in place of the text")
+    assert texts(HIDDEN["padding"], inverted(number)) == [text]
+
+
 def test_a_mask_with_two_numbers_is_not_named() -> None:
     b = attended(seen=everywhere, bias=lambda head, distance: -3.0 * (distance > 0) - 1.0 * (distance > 2))
     assert not texts(HIDDEN["later"], b)

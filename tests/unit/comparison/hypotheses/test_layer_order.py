@@ -94,6 +94,7 @@ def test_the_order_is_named(order: tuple[int, ...]) -> None:
     at = site(order)
     (found,) = LayerOrder().explain(at)
     assert (found.cause, found.text) == ORDERS[order]
+    assert found.compute is not None
     assert at.off(found.predicted) < 1e-12
 
 
@@ -114,7 +115,9 @@ def test_within_layers_the_residual_before_them_is_another() -> None:
         inside = replace(
             at, layer=layer, a=whole, b=whole + change, pair=replace(at.pair, a=f"layers.{layer}:input#0"), memory={}
         )
-        assert min(inside.off(found.predicted) for found in LayerOrder().explain(inside)) < 1e-12
+        found = LayerOrder().explain(inside)
+        assert min(inside.off(it.predicted) for it in found) < 1e-12
+        assert all(it.compute is None for it in found), "what a's layers add follows from another residual in b"
 
 
 def test_a_layer_of_another_stack_is_not_explained() -> None:
@@ -156,6 +159,30 @@ def test_layers_whose_kinds_of_modules_are_called_in_several_orders_are_not_orde
     ]
     matching = match_weights(sides[0].weights, sides[1].weights)
     assert LayerOrder().explain(replace(at, recordings=(sides[0], sides[1]), matching=matching, memory={})) == []
+
+
+def test_what_two_modules_return_is_what_a_layer_adds() -> None:
+    at = site((0, 1, 1, 2))
+    a, b = at.recordings
+    half = {key: replace(it, values=0.5 * it.values) for key, it in a.tensors.items() if key.endswith("mix:output#0")}
+    halves = {key: replace(it, values=0.5 * it.values) for key, it in b.tensors.items()}
+
+    def other(tensors: dict[str, Tensor], path: str, its: str) -> dict[str, Tensor]:
+        renamed = {key.replace(path, its): replace(it, path=it.path.replace(path, its)) for key, it in tensors.items()}
+        return {key: replace(it, key=key, time=it.time + 0.5) for key, it in renamed.items()}
+
+    further = [
+        HeldWeight(f"layers.{n}.down.W", f"layers.{n}.down", (6, 6), lambda n=n: MATRICES[n] + 9, layer=n)
+        for n in range(3)
+    ]
+    theirs = [HeldWeight(f"down_{n}.W", f"down_{n}", (6, 6), lambda n=n: MATRICES[n] + 9, layer=n) for n in range(3)]
+    first = replace(a, tensors={**a.tensors, **half, **other(half, "mix", "down")}, weights=(*a.weights, *further))
+    second = replace(b, tensors={**halves, **other(halves, "mix", "down")}, weights=(*b.weights, *theirs))
+    pairs = [*at.pairs, *(Pair(f"d{n}", f"layers.{n}.down:output#0", f"down_{n}:output#0") for n in range(3))]
+    matching = match_weights(first.weights, second.weights)
+    both_sides = replace(at, recordings=(first, second), matching=matching, pairs=pairs, memory={})
+    (found,) = LayerOrder().explain(both_sides)
+    assert at.off(found.predicted) < 1e-12
 
 
 def test_what_a_layer_adds_must_be_known() -> None:

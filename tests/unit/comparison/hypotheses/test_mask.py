@@ -33,13 +33,21 @@ def test_keys_are_seen(mask: Mask, wanted: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("keys", "hard"),
-    [("padding", Mask(causal=True, window=2, padding=False)), ("positions", Mask()), ("all", Mask(padding=False))],
+    [("padding", Mask(causal=True, window=2, padding=False)), ("positions", Mask()), ("all", Mask(padding=False)),
+        ("text", Mask(causal=True, window=2, padding=False))],
 )  # fmt: skip
 def test_keys_with_a_finite_number_are_not_hidden(keys: str, hard: Mask) -> None:
     mask = Mask(causal=True, window=2)
     soft = replace(mask, soft=Soft(keys, 3.0))
     np.testing.assert_array_equal(soft.hard.seen(REAL, np.arange(4)), hard.seen(REAL, np.arange(4)))
     np.testing.assert_array_equal(soft.seen(REAL, np.arange(4)), mask.seen(REAL, np.arange(4)))
+
+
+def test_of_an_inverted_mask_the_keys_at_padding_are_kept() -> None:
+    mask = Mask(causal=True, soft=Soft("text", 1e4))
+    assert mask.kept(REAL, np.arange(2)).tolist() == [[[False, False, False, True]] * 2]
+    other = replace(mask, soft=Soft("padding", 1e4))
+    np.testing.assert_array_equal(other.kept(REAL, np.arange(4)), other.seen(REAL, np.arange(4)))
 
 
 def test_some_rows_are_those_of_all() -> None:
