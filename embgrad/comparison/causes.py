@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from embgrad.comparison.hypotheses.layer_order import text_of_layers
 from embgrad.comparison.hypotheses.site import Explanation, Site, arrived
 from embgrad.comparison.led_pass import can_be_led
 from embgrad.comparison.recording import FINAL, Recording
@@ -237,11 +238,5 @@ def _general(text: str, layer: int | None) -> str:
 
 def _span(layers: Sequence[int]) -> str:
     """Return a text for the numbers of layers, such as "layers 0–9, 12"."""
-    ranges: list[list[int]] = []
-    for layer in layers:
-        if ranges and ranges[-1][1] == layer - 1:
-            ranges[-1][1] = layer
-        else:
-            ranges.append([layer, layer])
-    text = ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in ranges)
+    text = text_of_layers(layers)
     return f"layer {text}" if len(layers) == 1 else f"layers {text}"

@@ -13,13 +13,13 @@ import numpy as np
 
 from embgrad.comparison.hypotheses.site import Explanation, Site, Values, arrived
 from embgrad.comparison.hypotheses.sources import relative
-from embgrad.comparison.hypotheses.terms import Sum, sums
+from embgrad.comparison.hypotheses.terms import changed_sum, sums
 from embgrad.comparison.recording import Recording
 from embgrad.comparison.weights import kind_of
 from embgrad.model_points.points import INPUT, OUTPUT
 from embgrad.model_points.roles import LAYER
 
-__all__ = ["LayerOrder"]
+__all__ = ["LayerOrder", "text_of_layers"]
 
 #: The key in a site's memory of the order in which both models run the layers.
 ORDER: Final = "order of layers"
@@ -78,7 +78,7 @@ class LayerOrder:
             if runs is None or change.shape != site.a.shape:
                 continue
             predicted = computed.apply(computed.whole + change)
-            compute = partial(_added, computed, change, computed.name or arrived(site.name))
+            compute = partial(changed_sum, computed, change, computed.name or arrived(site.name))
             found.append(_explanation(runs, predicted, compute, (computed.name,) if computed.name else ()))
         return found
 
@@ -88,22 +88,18 @@ def _explanation(
 ) -> Explanation:
     """Return the explanation; that of layers in another order cannot be put into a, where they add what follows from a's."""
     is_in_turn = list(runs.b) == sorted(runs.b)
-    setting, values = "the layers run in the order", (_text_of(runs.a), _text_of(runs.b))
+    setting, values = "the layers run in the order", (text_of_layers(runs.a), text_of_layers(runs.b))
     cause, sentence = "layer-order", f"{setting} {values[0]} in a and {values[1]} in b"
     left_out = [layer for layer in runs.a if layer not in runs.b]
     if [layer for layer in runs.a if layer in runs.b] == list(runs.b):
         cause, sentence = (
             "missing-part",
-            f"b does not run the layer{'s' if len(left_out) > 1 else ''} {_text_of(left_out)}",
+            f"b does not run the layer{'s' if len(left_out) > 1 else ''} {text_of_layers(left_out)}",
         )
     return Explanation(cause, setting, values, predicted, compute if is_in_turn else None, inputs, sentence)
 
 
-def _added(computed: Sum, change: np.ndarray, name: str, at: Values) -> np.ndarray:
-    return computed.apply(at(name) + change)
-
-
-def _text_of(layers: Sequence[int]) -> str:
+def text_of_layers(layers: Sequence[int]) -> str:
     """Return a text for layers in an order, such as "0–3, 5, 4"."""
     spans: list[list[int]] = []
     for layer in layers:

@@ -34,7 +34,16 @@ from embgrad.comparison.weight_values import rounded
 from embgrad.comparison.weights import Match, kind_of
 from embgrad.model_points.points import INPUT, OUTPUT
 
-__all__ = ["NUMBER", "Norm", "NormOfSum", "norm_of", "norm_with_weights_of_b", "norms_of", "with_weights_of_layer"]
+__all__ = [
+    "NUMBER",
+    "Norm",
+    "NormOfSum",
+    "applied",
+    "norm_of",
+    "norm_with_weights_of_b",
+    "norms_of",
+    "with_weights_of_layer",
+]
 
 #: The number of a layer in a path.
 NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -92,7 +101,7 @@ class Norm:
         changed = _with_weights(first, [(weight, other) for weight, other, _ in differing])
         text = ", and ".join(f"b has {weight.name} {match.as_object}" for weight, _, match in differing)
         values, cause = ("a's own", text), cause_of(differing[-1][2])
-        compute = partial(_applied, changed, name)
+        compute = partial(applied, changed, name)
         return [Explanation(cause, path, values, changed.apply(entry.values), compute, (name,), text)]
 
     def _explanation(
@@ -144,7 +153,7 @@ def _of_other_layers(site: Site, path: str, entry: Before, first: Parameters) ->
         changed = _with_weights(first, pairs)
         if site.off(changed.apply(entry.values)) <= site.near:
             texts = [f"b has {weight.name} equal to a's {other.name}" for weight, other in pairs]
-            text, compute = ", and ".join(texts), partial(_applied, changed, entry.name)
+            text, compute = ", and ".join(texts), partial(applied, changed, entry.name)
             values = ("a's own", text)
             predicted = changed.apply(entry.values)
             yield Explanation("swapped-weights", path, values, predicted, compute, (entry.name,), text)
@@ -273,7 +282,7 @@ def _missing_in_a(site: Site) -> Iterator[Explanation]:
         found = norm_with_vectors(vectors, x, b, declared, site.near)
         if found is not None:
             name = next((before.name for before in site.before if np.array_equal(before.values, site.a)), None)
-            compute = None if name is None else partial(_applied, found, name)
+            compute = None if name is None else partial(applied, found, name)
             sentence, predicted = f"b applies the norm {path}, and a lacks it", found.apply(site.a)
             names = () if name is None else (name,)
             yield Explanation("missing-norm", "the norm", ("missing", "applied"), predicted, compute, names, sentence)
@@ -371,9 +380,9 @@ def _applied_to_sum(norm: Parameters, terms: Sequence[Term], at: Values) -> np.n
     return norm.apply(np.asarray(sum(term.read(at) for term in terms)))
 
 
-def _applied(norm: Parameters, name: str, at: Values, factor: float = 1.0) -> np.ndarray:
-    """Return the norm of the values at a point times a factor."""
-    return norm.apply(factor * at(name))
+def applied(norm: Parameters, name: str, at: Values) -> np.ndarray:
+    """Return the norm of the values at a point."""
+    return norm.apply(at(name))
 
 
 def _in_half(site: Site, entry: Before, norm: Parameters, side: str) -> list[Explanation]:
@@ -386,7 +395,7 @@ def _in_half(site: Site, entry: Before, norm: Parameters, side: str) -> list[Exp
         side: "a" or "b", which may compute it in half precision.
     """
     outputs = (site.a, site.b) if side == "a" else (site.b, site.a)
-    compute = partial(_applied, norm, entry.name) if side == "a" else None
+    compute = partial(applied, norm, entry.name) if side == "a" else None
     predicted, names = (norm.apply(entry.values), (entry.name,)) if side == "a" else (site.b, ())
     for dtype, roundoff in reversed(HALVES.items()):
         coarse, fine = (_has_digits_of(dtype, site.rows(output), norm) for output in outputs)

@@ -17,7 +17,7 @@ from embgrad.comparison.hypotheses.site import Before, Changed, Explanation, Sit
 from embgrad.comparison.hypotheses.sources import Term, carried, norms_before, skipped_norms
 from embgrad.model_points.points import INPUT, OUTPUT
 
-__all__ = ["OtherTerm", "sums"]
+__all__ = ["OtherTerm", "changed_sum", "sums"]
 
 #: The most entries of a table times the number of tokens for which all rows are tried behind a norm.
 MOST_TRIED: Final = 2**24
@@ -109,12 +109,13 @@ def _is_known(explanation: Explanation, known: Sequence[Changed]) -> bool:
 def _of_change(computed: Sum, explanation: Explanation, change: np.ndarray) -> Changed:
     """Return an explanation with b's function: a norm of its input in a with the change, or the changed sum."""
     whole = computed.whole + change
-    compute = partial(_added, computed, change) if computed.name else lambda _: whole
+    compute = partial(changed_sum, computed, change, computed.name) if computed.name else lambda _: whole
     return replace(explanation, compute=compute, inputs=(computed.name,) if computed.name else ()), change
 
 
-def _added(computed: Sum, change: np.ndarray, at: Values) -> np.ndarray:
-    return computed.apply(at(computed.name) + change)
+def changed_sum(computed: Sum, change: np.ndarray, name: str, at: Values) -> np.ndarray:
+    """Return what the function of a sum, which is read at a point, returns of the sum with a change."""
+    return computed.apply(at(name) + change)
 
 
 def _explanations(site: Site, computed: Sum, tensors: Sequence[Before]) -> Iterator[Changed]:

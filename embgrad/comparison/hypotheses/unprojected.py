@@ -9,8 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.comparison.hypotheses.norm import norms_of
-from embgrad.comparison.hypotheses.norm_fit import Parameters
+from embgrad.comparison.hypotheses.norm import applied, norms_of
 from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values, arrived
 from embgrad.comparison.sites import difference, name_of
 from embgrad.model_points.points import OUTPUT
@@ -144,7 +143,7 @@ def carried_into_norm(site: Site) -> tuple[Site, Site, Explanation, str] | None:
             before = [given if it.name == entry.name else it for it in site.before]
             inner = replace(site, a=norm.apply(given.values), before=before)
             if inner.difference < (site if best is None else best[0]).difference:
-                compute = partial(_applied, norm, entry.name)
+                compute = partial(applied, norm, entry.name)
                 best = inner, earlier, _gone_on(explanation, inner.a, compute, entry.name), entry.name
     return best
 
@@ -154,10 +153,6 @@ def _gone_on(
 ) -> Explanation:
     """Return an earlier site's explanation as that of what its difference leads to."""
     return replace(explanation, predicted=predicted, compute=compute, inputs=names, also=(), rivals=(), goes_on=True)
-
-
-def _applied(norm: Parameters, name: str, at: Values) -> np.ndarray:
-    return norm.apply(at(name))
 
 
 def with_carried_input(explanation: Explanation, earlier: Site, name: str) -> Explanation:
