@@ -59,9 +59,9 @@ class Groups(NamedTuple):
 
     def allow(self, scores: np.ndarray) -> np.ndarray:
         """Return which experts a token may take, bool, by the scores that choose, (token, expert)."""
-        grouped = np.sort(scores.reshape(len(scores), self.number, -1), axis=-1)
+        grouped = np.sort(scores.reshape(len(scores), self.number, -1))
         whole = grouped[..., -self.counted :].sum(-1)
-        chosen = whole >= np.sort(whole, axis=-1)[:, -self.taken, None]
+        chosen = whole >= np.sort(whole)[:, -self.taken, None]
         return np.repeat(chosen, scores.shape[1] // self.number, axis=1)
 
     @property
@@ -100,7 +100,7 @@ class Routing(NamedTuple):
         choosing = scores + preferred
         if self.groups is not None:
             choosing = np.where(self.groups.allow(choosing), choosing, -np.inf)
-        least = np.sort(choosing, axis=-1)[:, -self.number, None]
+        least = np.sort(choosing)[:, -self.number, None]
         taken = np.where(choosing >= least, scores, 0.0)
         return np.asarray(taken / taken.sum(-1, keepdims=True) if self.normalised else taken)
 

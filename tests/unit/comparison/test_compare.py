@@ -112,16 +112,16 @@ def test_other_arguments_are_refused(b: Any, error: type[Exception], message: st
 
 def test_points_without_positions_must_have_one_shape() -> None:
     def pooled(at: str) -> embgrad.results.EmbeddingGradients:
-        table = np.random.default_rng(0).normal(size=(10, 4))
+        table = np.random.default_rng(0).normal(size=(10, 2))  # as wide as the texts are long
 
         def forward(model: Any, input_ids: np.ndarray) -> Any:
             return model.module("pool", lambda x: x.mean(1), lookup(model["E"], input_ids).tanh())
 
-        return embgrad.gradients(ReferenceModel(forward, {"E": table}), IDS, embgrad.Projection(np.ones(4)), at=at)
+        return embgrad.gradients(ReferenceModel(forward, {"E": table}), IDS, embgrad.Projection(np.ones(2)), at=at)
 
     assert embgrad.compare(pooled("pool"), pooled("pool")).agrees
     message = (
-        r"a has shape \(3, 4\) and b \(3, 2, 4\), which are not \(example, position, dim\) both: expected equal shapes of "
+        r"a has shape \(3, 2\) and b \(3, 2, 2\), which are not \(example, position, dim\) both: expected equal shapes of "
         "the same ids; name the point by a role"
     )
     with pytest.raises(BatchError, match=message):

@@ -309,6 +309,8 @@ def test_the_module_of_a_divergence() -> None:
     assert moduled(Divergence(4, 3, True), within, tolerance=0.0) == "layers.1.act"
     assert moduled(Divergence(4, 3, True), [replace(within[0], values=X), *within[1:]]) == "layers.1"
     assert moduled(Divergence(4, 3, True), within[1:]) == "layers.1"
+    before = [tensor("early:input#0", X + 9, 0.25), tensor("early:output#0", X + 4, 0.5)]
+    assert moduled(Divergence(4, 3, True), before) == "layers.1"
     equal = replace(within[0], values=X)
     assert moduled(Divergence(4, 3, True), [equal, *within[1:]], b=[equal], tolerance=0.0) == "layers.1.act"
     assert moduled(Divergence(7, 6, True)) is None

@@ -29,9 +29,9 @@ def normed(x: np.ndarray) -> np.ndarray:
     return norm(x, EPSILON, shift=ZERO, centred=False)
 
 
-def first_site(changed: np.ndarray, memory: dict[str, Any], after: Function = normed) -> Site:
+def first_site(changed: np.ndarray, memory: dict[str, Any], after: Function = normed, x: np.ndarray = X) -> Site:
     """Return the site at a norm of the rows."""
-    before = {"norm:input": X, "table": X}
+    before = {"norm:input": x, "table": x}
     settings = {
         "key": "norm:output#0",
         "held_a": {"norm.gain": GAIN},
@@ -39,7 +39,7 @@ def first_site(changed: np.ndarray, memory: dict[str, Any], after: Function = no
         "memory": memory,
         "floor": 1e-9,
     }
-    return module_site(normed(X), after(changed), before, **settings)
+    return module_site(normed(x), after(changed), before, **settings)
 
 
 def later_site(changed: np.ndarray, memory: dict[str, Any]) -> Site:
@@ -93,6 +93,13 @@ def test_a_change_of_rows_is_one_cause_of_their_norm_and_of_later_sums(change: F
     assert found.cause == cause
     assert found.text.removesuffix(", at norm") == text
     assert found.remaining <= NEAR
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-6, 1e-5])
+def test_small_rows_show_the_epsilon_of_their_norm(epsilon: float) -> None:
+    at = first_site(by_squares(X / 100, epsilon), {}, x=X / 100)
+    (found, *_) = Norm().explain(at)
+    assert min(at.off(it.predicted) for it in (found, *found.rivals) if it.cause == "missing-norm") <= 1e-9
 
 
 def test_another_epsilon_is_named_where_no_later_sum_shows_other_rows() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embgrad.comparison.hypotheses import core_fit
 from embgrad.comparison.hypotheses.attention import AttentionCore
 from embgrad.comparison.hypotheses.core_distances import DistanceTerms, _Table, distance_terms
 from embgrad.comparison.hypotheses.projections import Projections
@@ -32,6 +33,7 @@ BEFORE = {
 }
 PROJECTIONS = {"layers.0.q.weight": Q, "layers.0.q.bias": BIAS_Q, "layers.0.k.weight": K, "layers.0.k.bias": BIAS_K}
 DEBERTA = {**PROJECTIONS, "layers.0.v.weight": V, "outside.table": TABLE}
+SETTINGS: Any = ({"positions": 40, "heads": HEADS, "epsilon": 1e-12},) * 2
 NORMED = {**DEBERTA, "outside.norm.weight": GAIN, "outside.norm.bias": OFFSET}
 
 
@@ -91,8 +93,7 @@ def with_rows_of_heads(*, keys: bool) -> np.ndarray:
 
 def found(a: np.ndarray, b: np.ndarray, weights: Mapping[str, np.ndarray]) -> tuple[str, str]:
     """Return the cause and its text, which hold for b turned around as well."""
-    declared: Mapping[str, Any] = {"positions": 40, "heads": HEADS, "epsilon": 1e-12}
-    site: Site = site_of(a, b, BEFORE, weights=weights, settings=(declared, declared))
+    site: Site = site_of(a, b, BEFORE, weights=weights, settings=SETTINGS)
     explanation = AttentionCore().explain(site)[0]
     expect_exact(site, explanation)
     return explanation.cause, explanation.text
@@ -117,6 +118,14 @@ def found(a: np.ndarray, b: np.ndarray, weights: Mapping[str, np.ndarray]) -> tu
 )  # fmt: skip
 def test_other_products_with_projected_rows_are_named(planted: Mapping[str, Any], cause: str, text: str) -> None:
     assert found(attended(), attended(**planted), DEBERTA) == (cause, text)
+
+
+@pytest.mark.parametrize("terms", [1, 2, 3])
+def test_the_scale_of_so_many_products_is_not_fitted(terms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_fit, "_refined", lambda *_: None)
+    core = core_fit.fitted_core(site_of(a := attended(terms=terms), a, BEFORE, weights=DEBERTA, settings=SETTINGS))
+    assert core is not None
+    assert core.scale == 1 / math.sqrt(terms * SIZE)
 
 
 def test_missing_products_are_named() -> None:

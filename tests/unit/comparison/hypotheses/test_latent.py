@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from embgrad.comparison.hypotheses.core_difference import differences
 from embgrad.comparison.hypotheses.core_fit import fitted_core
 from embgrad.comparison.hypotheses.core_search import Places
 from embgrad.comparison.hypotheses.core_variants import variants
+from embgrad.comparison.hypotheses.latent import latent_projections
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.hypotheses.sources import Fused, Source
 from tests.unit.comparison.hypotheses.attended import REAL, turned
@@ -97,6 +99,14 @@ def test_another_setting_is_named(changed: dict[str, Any], text: str) -> None:
 def test_features_may_stand_in_any_order_in_the_reference(order: str) -> None:
     a, b = (attended(**{order: True}, rotary=rotary) for rotary in ({}, {"base": 1000.0}))
     assert explained(a, b).text == "rotary base 10000 in a and 1000 in b"
+
+
+@pytest.mark.parametrize(("features", "turned"), [(1, set()), (2, {2}), (TURNED, {TURNED})])
+def test_two_features_at_least_are_turned(features: int, turned: set[int]) -> None:
+    at, width = site_of(A, A, BEFORE, real=REAL), HEADS * (PLAIN + features)
+    both, shared, query = (Source(name, BEFORE[f"layers.0.attention.{name}"]) for name in ("up", "down", "q"))
+    query = replace(query, values=query.values[..., :width])
+    assert {it.turned for it in latent_projections(at, [both], [query, shared])} == turned
 
 
 def test_parts_of_a_fused_projection_are_no_latent_keys() -> None:
