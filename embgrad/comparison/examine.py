@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.comparison.compensation import compensated_pairs
 from embgrad.comparison.floor import local_floors
 from embgrad.comparison.hypotheses.site import Before, Site, real_of
 from embgrad.comparison.led_pass import Led, can_be_led, lead
@@ -36,6 +37,7 @@ __all__ = [
     "layers_of",
     "permuted_before",
     "unreached_points",
+    "without_sites",
 ]
 
 #: The number of floors beyond which a tensor differs.
@@ -71,6 +73,7 @@ class Examination:
         floors: by pair the relative L2 that rounding may cause there.
         sites: the sites, in a's order.
         random: the names of the sites at which the led side gives other values when it is run again.
+        compensated: the names of further pairs at which the models hold different tensors, for which what follows makes up.
     """
 
     pairs: Sequence[Pair]
@@ -78,6 +81,7 @@ class Examination:
     floors: Sequence[float]
     sites: Sequence[Site]
     random: frozenset[str] = frozenset()
+    compensated: tuple[str, ...] = ()
 
     @cached_property
     def differing(self) -> frozenset[str]:
@@ -106,6 +110,11 @@ def examine(
     added = without_unadded_biases(turned, led, leader, follower)
     if added != list(turned):
         turned, led = added, lead(added, leader, follower, name, between=between)
+    numbers = compensated_pairs(turned, led, leader, follower)
+    compensated = tuple(turned[number].name for number in sorted(numbers))
+    if numbers:
+        turned = _without(turned, numbers)
+        led = lead(turned, leader, follower, name, between=between)
     for _ in range(MOST_REPAIRS):
         differing = differing_pairs(turned, led, leader)
         repaired = repair_pairs(turned, differing, led.values, leader, follower)
@@ -122,12 +131,31 @@ def examine(
     pairs = turned if leader is a else [pair.reversed for pair in turned]
     sites = differing_sites(pairs, recordings, led, floors, matching)
     drawn = {pair.name for pair, is_random in zip(pairs, random, strict=True) if is_random}
-    return Examination(pairs, led, floors, sites, frozenset(drawn))
+    return Examination(pairs, led, floors, sites, frozenset(drawn), compensated)
 
 
 def _without(pairs: Sequence[Pair], numbers: Container[int]) -> list[Pair]:
     """Return the pairs but for those with these indices."""
     return [pair for number, pair in enumerate(pairs) if number not in numbers]
+
+
+def without_sites(
+    examined: Examination, recordings: tuple[Recording, Recording], unknown: Sequence[str]
+) -> Examination:
+    """Return an examination without the pairs that differ, for which what follows makes up.
+
+    Args:
+        examined: the examination.
+        recordings: a and b.
+        unknown: the names of the sites of which no more than their difference is known.
+    """
+    kept = [number for number, pair in enumerate(examined.pairs) if pair.name not in examined.differing]
+    pairs = [examined.pairs[number] for number in kept]
+    leader, follower = recordings if examined.led.follower == "b" else recordings[::-1]
+    turned = pairs if examined.led.follower == "b" else [pair.reversed for pair in pairs]
+    led = lead(turned, leader, follower, examined.led.follower)
+    floors = [examined.floors[number] for number in kept]
+    return Examination(pairs, led, floors, [], compensated=(*examined.compensated, *unknown))
 
 
 def examine_gradients(

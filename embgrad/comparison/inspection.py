@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.comparison.causes import causes_of
+from embgrad.comparison.compensation import are_compensated
 from embgrad.comparison.examine import (
     Examination,
     as_stored,
@@ -19,6 +20,7 @@ from embgrad.comparison.examine import (
     examine_gradients,
     layers_of,
     permuted_before,
+    without_sites,
 )
 from embgrad.comparison.floor import accumulated_floors
 from embgrad.comparison.hypotheses.combination import moved_terms
@@ -27,7 +29,7 @@ from embgrad.comparison.hypotheses.site import FAINT_MEMORY, Explanation, Site
 from embgrad.comparison.recording import FINAL, Recording
 from embgrad.comparison.sites import Pair, difference, pair_points
 from embgrad.comparison.weight_inputs import with_exchanged_in_place
-from embgrad.comparison.weights import Matching, match_weights
+from embgrad.comparison.weights import Matching, kind_of, match_weights
 from embgrad.errors import EmbgradError
 from embgrad.results.port_records import Cause, PortPoint
 
@@ -36,11 +38,11 @@ __all__ = ["Clock", "Inspection", "explain_sites", "faint_sites", "inspect_recor
 #: The relative L2 up to which the outputs of two models show that one is a port of the other, though no point inside does.
 ROUGHLY: Final = 1e-3
 
+#: The most kinds of points that a text names.
+MOST_NAMED: Final = 4
+
 #: The number of floors beyond which a point differs although every part before it agrees by itself.
 MOST_APART: Final = 100.0
-
-#: The number of floors up to which values behind a missing bias are the same.
-IDLE: Final = 10.0
 
 #: The number of floors beyond which a tensor that agrees may show a cause that was found elsewhere, and the most such tensors.
 FAINT: Final = 0.75
@@ -81,6 +83,7 @@ class Inspection:
         behind: the names of the points whose gradients differ although all values agree, in the order of the backward pass.
         points: the figures at each pair of points, in a's order.
         roundoff: the unit roundoff of the computation.
+        made_up: the differences for which what follows makes up, as texts.
     """
 
     sides: tuple[Recording, Recording]
@@ -91,6 +94,7 @@ class Inspection:
     behind: Sequence[str]
     points: tuple[PortPoint, ...]
     roundoff: float
+    made_up: Sequence[str] = ()
 
     @property
     def found(self) -> list[tuple[Site, Explanation]]:
@@ -105,21 +109,6 @@ class Inspection:
     def is_apart(self) -> bool:
         """Return whether the last points differ when each model runs by itself."""
         return self.points[-1].values > self.limit(self.points[-1])
-
-    @property
-    def is_idle(self) -> bool:
-        """Return whether the sites are missing biases alone, behind which nothing differs.
-
-        A bias of keys adds the same to all scores of a query, and softmax removes it.
-        """
-        found = self.found
-        names = {site.name for site, it in found if it.cause == "missing-bias" and site.layer is not None}
-        others = (point for point in self.points if point.name not in names)
-        return (
-            0 < len(names) == len(self.explained)
-            and not self.behind
-            and all(point.values <= IDLE * max(point.floor, self.roundoff) for point in others)
-        )
 
 
 def inspect_recordings(
@@ -144,6 +133,14 @@ def inspect_recordings(
         raise EmbgradError(_nothing_in_common(a, b, matching))
     with np.errstate(all="ignore"):  # what is not finite counts as an infinite difference
         examined, explained = _explained(pairs, sides, matching, roundoff, clock, only_first=only_first)
+        made_up, is_same = [], False
+        if not only_first:
+            with clock.of("led"):
+                is_same = are_compensated(examined.pairs, examined.differing, examined.led.follower, sides)
+        if is_same:
+            made_up = [cause.text for cause in causes_of([(it, why) for it, why in explained if why is not None])]
+            examined, explained = without_sites(examined, sides, [it.name for it, why in explained if why is None]), []
+        made_up += _different_tensors(examined.compensated)
     with clock.of("gradients"):
         examined, behind = examine_gradients(examined, sides, roundoff)
     with clock.of("floor"):
@@ -154,7 +151,14 @@ def inspect_recordings(
         faint = faint_sites(examined, sides, matching, explanations)
         causes = causes_of([*found, *faint])
     points = tuple(_points(examined, a, b, accumulated, behind))
-    return Inspection(sides, matching, examined, explained, causes, behind, points, roundoff)
+    return Inspection(sides, matching, examined, explained, causes, behind, points, roundoff, made_up)
+
+
+def _different_tensors(names: Sequence[str]) -> list[str]:
+    """Return a text for the points at which the models hold different tensors; none where there are none."""
+    kinds = list(dict.fromkeys(kind_of(name) for name in names))
+    more = f" and {len(kinds) - MOST_NAMED} more" if len(kinds) > MOST_NAMED else ""
+    return [f"the models hold different tensors at {', '.join(kinds[:MOST_NAMED])}{more}"] if kinds else []
 
 
 def _agree_roughly(pairs: Sequence[Pair], a: Recording, b: Recording) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -97,10 +96,6 @@ def check_port(
     inspection = inspect_recordings((a, b), roundoff, clock)
     sites, found, causes, behind = inspection.examined.sites, inspection.found, inspection.causes, inspection.behind
     points = inspection.points
-    idle: tuple[Cause, ...] = ()
-    if inspection.is_idle:
-        sites, found, causes, idle = [], [], (), causes
-        points = tuple(replace(point, agrees=True) for point in points)
     is_coarser = half is not None and precisions[0] != precisions[1]
     if is_coarser:
         causes = (_precision(inspection, precisions), *causes)
@@ -109,7 +104,7 @@ def check_port(
     settings = differing_settings(a.settings, b.settings, causes, all_explained=len(found) == len(sites))
     notes = [f"{name}: {side.failure.message}" for name, side in (("a", a), ("b", b)) if side.failure]
     notes += [*a.notes, *b.notes, *([] if can_be_led(a) or can_be_led(b) else [UNLED])]
-    notes += [f"{cause.text}; no value behind it differs" for cause in idle]
+    notes += [f"{text}; what follows makes up for it" for text in inspection.made_up]
     layers = count_layers(a), count_layers(b)
     if layers[0] != layers[1] and all(layers):
         notes.append(f"a has {layers[0]} layer{'s' if layers[0] > 1 else ''}, and b {layers[1]}")

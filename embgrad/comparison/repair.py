@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Final, NamedTuple
@@ -17,7 +17,18 @@ from embgrad.comparison.sites import Pair, difference, in_order, name_of
 from embgrad.comparison.weights import kind_of
 from embgrad.model_points.points import INPUT, OUTPUT
 
-__all__ = ["differing_pairs", "fixed_pairs", "misleading_pairs", "repair_pairs", "without_unadded_biases"]
+__all__ = [
+    "NEAR",
+    "REPAIRED",
+    "by_kind",
+    "differences",
+    "differing_pairs",
+    "fixed_pairs",
+    "misleading_pairs",
+    "nearer",
+    "repair_pairs",
+    "without_unadded_biases",
+]
 
 #: The relative L2 from which a pair is looked at.
 REPAIRED: Final = 1e-4
@@ -147,28 +158,33 @@ def misleading_pairs(pairs: Sequence[Pair], led: Led, leader: Recording, followe
         leader: the side whose values were put in.
         follower: the side that was led.
     """
-    before = _differences(pairs, led, leader)
-    kinds: dict[str, set[int]] = {}
-    for number, off in before.items():
-        if off > REPAIRED and pairs[number].b != FINAL:
-            kinds.setdefault(kind_of(pairs[number].name), set()).add(number)
+    before = differences(pairs, led, leader)
+    kinds = by_kind(pairs, (it for it, off in before.items() if off > REPAIRED and pairs[it].b != FINAL))
     if sum(off > REPAIRED for off in before.values()) < 2:
         return frozenset()
 
-    def differences(unchanged: Collection[int]) -> dict[int, float]:
-        return _differences(pairs, lead(pairs, leader, follower, led.follower, unchanged=unchanged), leader)
+    def keeping(unchanged: Collection[int]) -> dict[int, float]:
+        return differences(pairs, lead(pairs, leader, follower, led.follower, unchanged=unchanged), leader)
 
     kept: set[int] = set()
     now = before
-    for kind in _crossing_first(kinds.values(), pairs, leader, follower)[:MOST_KINDS]:
-        following = differences(kept | kind)
-        if not _nearer(following, before):
+    for kind in _crossing_first(kinds, pairs, leader, follower)[:MOST_KINDS]:
+        following = keeping(kept | kind)
+        if not nearer(following, before):
             kept, now = kept | kind, following
-    solved = _nearer(before, now)
-    for kind in kinds.values() if solved else ():
-        if kind <= kept and solved <= _nearer(before, differences(kept - kind)):
+    solved = nearer(before, now)
+    for kind in kinds if solved else ():
+        if kind <= kept and solved <= nearer(before, keeping(kept - kind)):
             kept = kept - kind
     return frozenset(number for number in kept if now.get(number, 0.0) > REPAIRED) if solved else frozenset()
+
+
+def by_kind(pairs: Sequence[Pair], numbers: Iterable[int]) -> list[set[int]]:
+    """Return the indices of pairs by their kinds, the same in each layer."""
+    kinds: dict[str, set[int]] = {}
+    for number in numbers:
+        kinds.setdefault(kind_of(pairs[number].name), set()).add(number)
+    return [*kinds.values()]
 
 
 def _crossing_first(
@@ -227,15 +243,15 @@ def without_unadded_biases(pairs: Sequence[Pair], led: Led, leader: Recording, f
     for number, pair in enumerate(pairs):
         if pair.bias_a is not None or pair.bias_b is not None:
             kinds.setdefault(kind_of(pair.name), []).append(number)
-    changed, offs = list(pairs), _differences(pairs, led, leader)
+    changed, offs = list(pairs), differences(pairs, led, leader)
 
     def is_better(numbers: Collection[int]) -> bool:
         """Leave these biases out if some of what follows then agrees, and nothing else differs; return whether it does."""
         nonlocal changed, offs
         without = [pair.gradients if number in numbers else pair for number, pair in enumerate(changed)]
-        now = _differences(without, lead(without, leader, follower, led.follower), leader)
+        now = differences(without, lead(without, leader, follower, led.follower), leader)
         others = offs.keys() - {*numbers}
-        is_solved = bool(_nearer(offs, now) & others)
+        is_solved = bool(nearer(offs, now) & others)
         if not is_solved or any(now.get(it, np.inf) > max(REPAIRED, offs[it]) for it in others):
             return False
         changed, offs = without, now
@@ -255,10 +271,10 @@ def without_unadded_biases(pairs: Sequence[Pair], led: Led, leader: Recording, f
 
 def differing_pairs(pairs: Sequence[Pair], led: Led, leader: Recording) -> list[int]:
     """Return the indices of the pairs at which the follower computed other values than the leader."""
-    return [number for number, off in _differences(pairs, led, leader).items() if off > REPAIRED]
+    return [number for number, off in differences(pairs, led, leader).items() if off > REPAIRED]
 
 
-def _differences(pairs: Sequence[Pair], led: Led, leader: Recording) -> dict[int, float]:
+def differences(pairs: Sequence[Pair], led: Led, leader: Recording) -> dict[int, float]:
     """Return by index the relative L2 of what the follower computed."""
     real = leader.batch.real
     return {
@@ -267,7 +283,7 @@ def _differences(pairs: Sequence[Pair], led: Led, leader: Recording) -> dict[int
     }
 
 
-def _nearer(offs: Mapping[int, float], others: Mapping[int, float]) -> set[int]:
+def nearer(offs: Mapping[int, float], others: Mapping[int, float]) -> set[int]:
     """Return the indices at which others are far smaller; what is not finite is infinitely far, as is a point without values."""
     return {
         number

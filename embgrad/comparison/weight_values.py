@@ -170,12 +170,12 @@ OFF_STEP: Final = 0.07
 
 
 def bits_of(matrix: np.ndarray) -> int | None:
-    """Return the number of bits to which the entries of a matrix are quantised; None where they have more values.
+    """Return the number of bits to which the entries of a matrix are quantised; None where they have more values, or one alone.
 
     The entries of each row, each column, the whole matrix or each block of a row have few values: at most two to the number of
     bits, or, in blocks too short to show that, multiples of a step.
     """
-    if matrix.size < BLOCKS[0]:
+    if matrix.size < BLOCKS[0] or (matrix == matrix.flat[0]).all():
         return None
     blocks = [matrix.reshape(-1, size) for size in BLOCKS if matrix.shape[1] % size == 0]
     groupings = [

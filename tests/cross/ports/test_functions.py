@@ -20,6 +20,7 @@ SUM = 'x = x + linear(mixed.swapaxes(1, 2).reshape(examples, positions, dim), "s
 SECOND = 'normed = norm(x, f"{name}.post_attention_layernorm")'
 LEFT_OUT = "model.layers.N.self_attn.o_proj is added in a and left out in b"
 MLP, ATTENTION = "x = x + linear(gate", "x = x + linear(mixed"
+UP = 'linear(normed, "mlp.up")'
 HALF = "is multiplied by 1 in a and 0.5 in b"
 ROWS, TABLE = "x = table[ids]", "model.embed_tokens"
 LAYERS = 'for layer in range(config["num_hidden_layers"])'
@@ -58,6 +59,8 @@ def reference() -> Any:
         (MLP, "x = x - linear(gate", ["model.layers.N.mlp.down_proj is multiplied by 1 in a and -1 in b, layers 0–2"]),
         (f"{SUM}\n        {SECOND}", f"added = {SUM[8:]}\n        {SECOND}\n        x = x + added", [PARALLEL]),
         (SUM, SUM.replace("+ linear", "+ (layer != 2) * linear"), [f"{LEFT_OUT}, layer 2"]),
+        (f'{UP}, "mlp.down")', f'{UP.replace("(normed", "(8 * normed")} / 8, "mlp.down")', []),
+        (f'{UP}, "mlp.down")', f'{UP.replace("(normed", "(8 * normed")}, "mlp.down") / 8', []),
     ],
 )
 def test_the_multiplied_term_is_named(reference: Any, before: str, after: str, causes: list[str]) -> None:
@@ -114,6 +117,6 @@ def names_of_causes(reference: Any, before: str, after: str) -> list[str]:
         return decoder(jnp, params, config, inputs["input_ids"])
 
     report = embgrad.check_port(reference, weights, {"input_ids": IDS}, call=(None, call))
-    assert report.agrees is not bool(after)
+    assert report.agrees is not bool(report.causes)
     assert not report.unexplained
     return [cause.text for cause in report.causes]
