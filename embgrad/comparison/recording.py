@@ -227,7 +227,7 @@ def layer_spans(points: Mapping[str, Point | Tensor]) -> dict[int, tuple[float, 
             number = role.removeprefix(f"{LAYER}.")
             if role != number and number.isdigit():
                 entry = points.get(key.replace(f":{OUTPUT}", f":{INPUT}"))
-                before = spans.get(int(number) - 1, (0.0, float("inf")))[1]
+                _, before = spans.get(int(number) - 1, (None, float("inf")))
                 start = float(entry.time) if entry is not None and entry is not point else before
                 spans[int(number)] = (start, float(point.time))
     return spans

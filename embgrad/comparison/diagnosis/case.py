@@ -165,7 +165,7 @@ class Reference:
     def __init__(self, case: Case, counted: np.ndarray) -> None:
         self.target, self.counted = case.wanted, counted
         wanted, source = (np.where(counted[..., None], values, 0.0) for values in (case.wanted, case.values))
-        self.unit = float(np.abs(wanted).max(initial=0.0))
+        self.unit = float(np.abs(wanted).max())
         self.wanted = wanted / (self.unit or 1.0)
         self.squares = np.einsum("epd,epd->e", self.wanted, self.wanted)
         self.before = length(self.wanted - source / (self.unit or 1.0))
@@ -186,7 +186,7 @@ class Match:
     def __init__(self, reference: Reference, predicted: np.ndarray) -> None:
         self._reference, self._predicted = reference, predicted
         guess = np.where(reference.counted[..., None], predicted, 0.0)
-        self._unit = float(np.abs(guess).max(initial=0.0))
+        self._unit = float(np.abs(guess).max())
         self.usable = reference.differs and bool(self._unit)
         if self.usable:
             guess = guess / self._unit

@@ -146,8 +146,7 @@ def _of_norms(a: HeadNorm | None, b: HeadNorm | None) -> Iterator[Difference]:
 
 def _has(a: HeadNorm, b: HeadNorm, role: str, other: str) -> bool:
     """Return whether the gain that b has in a role is a's gain in another role, or a's own."""
-    gains = getattr(b, role), getattr(a, other)
-    return gains[0] is gains[1] if gains[0] is None or gains[1] is None else np.array_equal(*gains)
+    return np.array_equal(getattr(b, role), getattr(a, other))
 
 
 def _of_masks(a: Mask, b: Mask) -> Iterator[Difference]:
