@@ -103,14 +103,11 @@ def routers_of(side: Recording, layer: int | None, stacks: Stacks, width: int) -
     counts = {len(stack) for stack in stacks.values()}
     vectors = [weight for weight in own if int(np.prod(weight.shape)) in counts and max(weight.shape) in counts]
     for weight in own:
-        if len(weight.shape) != 2 or width not in weight.shape or not counts & set(weight.shape):
-            continue
-        values = weight.get().astype(np.float64)
-        for matrix in (values, values.T):
-            count = matrix.shape[1]
-            if len(matrix) != width or count not in counts:
+        for order in ((0, 1), (1, 0)) if len(weight.shape) == 2 else ():
+            rows, count = (weight.shape[axis] for axis in order)
+            if rows != width or count not in counts:
                 continue
-            none = np.zeros(count)
+            matrix, none = weight.get().astype(np.float64).transpose(order), np.zeros(count)
             fitting = [vector for vector in vectors if max(vector.shape) == count]
             for vector in fitting:
                 added = vector.get().astype(np.float64).reshape(count)

@@ -109,6 +109,12 @@ class TestModels:
             for note in much.notes
         )
 
+    def test_models_explain_a_gradient_of_zeros(self) -> None:
+        first, second = ported.model(), ported.model({"head.W": 0 * ported.W["head.W"]})
+        a, b = (embgrad.gradients(model, ported.BATCH, embgrad.Sum()) for model in (first, second))
+        (found,) = embgrad.compare(a, b, models=(first, second)).findings
+        assert (found.causes, found.explained, found.remaining) == (("different-weight",), 1.0, 0.0)
+
     def test_a_model_that_cannot_be_asked_the_same_is_a_note(self) -> None:
         small = ReferenceModel(
             lambda model, input_ids: lookup(model["E"], input_ids).sum(1) @ model["W"], {"E": TABLE[:6], "W": HEAD}

@@ -214,6 +214,37 @@ def test_a_port_in_lower_precision_agrees_under_the_floor_of_that_precision(floo
         assert {cause for cause, _ in found(report)} == {"half-weights"}
 
 
+def in_half(*, is_half: bool) -> ReferenceModel:
+    """Return a model of which each module's output may be rounded."""
+
+    def forward(m: ReferenceModel, input_ids: np.ndarray) -> Any:
+        def kept(x: Tensor) -> Tensor:
+            return Tensor(rounded(x.value), [(x, lambda g: g)]) if is_half else x
+
+        x = kept(lookup(m["table.W"], input_ids))
+        for path in ("up", "down"):
+            x = m.module(path, lambda x, path=path: kept(x @ m[f"{path}.W"]), x)
+        return x
+
+    held = {"table.W": W["table.W"], "up.W": W["layers.0.up.W"], "down.W": W["layers.0.down.W"]}
+    return ReferenceModel(forward, held, ["up", "down"])
+
+
+def test_a_port_that_computes_in_half_precision_is_named() -> None:
+    sides = in_half(is_half=False), in_half(is_half=True)
+    report = embgrad.check_port(*sides, BATCH)
+    (cause,) = report.causes
+    assert (cause.cause, cause.text) == ("half-precision", "a computes in float64 and b in float16")
+    differing = [point for point in report.points if point.values > 2**-24]
+    assert cause.sites == tuple(point.name for point in differing)
+    assert (cause.layers, cause.difference) == ((), max(point.values for point in differing))
+    assert cause.remaining == max(point.local or 0.0 for point in differing)
+    text = "up to rounding in float16 the port agrees at all points; pass floor='float16' to accept that precision"
+    assert text in report.notes
+    for same in (embgrad.check_port(*sides, BATCH, floor="float16"), embgrad.check_port(*sides[1:] * 2, BATCH)):
+        assert (same.causes, same.notes, same.floor) == ((), (), "float16")
+
+
 def test_single_precision_is_no_coarser_one() -> None:
     report = checked(model({name: values.astype(np.float32) for name, values in W.items()}))
     assert (report.agrees, report.causes, report.floor) == (True, (), "float32")

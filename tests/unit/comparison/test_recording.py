@@ -10,9 +10,11 @@ import pytest
 
 import embgrad
 from embgrad.comparison.live_side import LiveSide
+from embgrad.comparison.partial_calls import steps_of
 from embgrad.comparison.port import check_port
 from embgrad.comparison.recording import FINAL, read_once
 from embgrad.errors import EmbgradError, OutputError
+from embgrad.model_points.points import Point
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 
 IDS = [[1, 2, 3], [4, 5, 6]]
@@ -28,6 +30,33 @@ def encoder(factor: float = 1.0) -> ReferenceModel:
     random = np.random.default_rng(0)
     weights = {"E": random.normal(size=(9, 4)), "body.W": factor * random.normal(size=(4, 4))}
     return ReferenceModel(forward, weights, ["body"])
+
+
+WHOLE = slice(None)
+CALLS: list[tuple[list[tuple[int, ...]], list[tuple[slice, slice]]]] = [
+    ([(2, 1, 6), (2, 3, 6)], [(WHOLE, slice(0, 1)), (WHOLE, slice(1, 4))]),
+    ([(2, 1, 6), (3, 3, 6)], []),  # of another number of texts
+    ([(2, 1, 6), (2, 3, 5)], []),
+    ([(2, 1, 6), (2, 2, 6)], []),  # a position is left
+    ([(2, 1), (2, 3)], []),
+    ([(2, 4, 6)], []),
+    ([(1, 4, 6), (1, 3, 6)], [(slice(0, 1), slice(0, 4)), (slice(1, 2), slice(1, 4))]),
+    ([(4, 6), (4, 6)], [(slice(0, 1), slice(0, 4)), (slice(1, 2), slice(0, 4))]),
+    ([(4, 6), (4, 5)], []),
+    ([(3, 6), (4, 6)], []),
+    ([(4,), (3,)], []),
+    ([(1, 4, 6)] * 3, []),
+]
+
+
+@pytest.mark.parametrize(("shapes", "parts"), CALLS, ids=str)
+def test_calls_for_a_part_of_the_batch_make_it_up(
+    shapes: list[tuple[int, ...]], parts: list[tuple[slice, slice]]
+) -> None:
+    batch = embgrad.TokenBatch([[1, 2, 3, 4], [0, 5, 6, 7]], [[1, 1, 1, 1], [0, 1, 1, 1]])
+    points = [Point("up", (), shape, key=f"up#{number}") for number, shape in enumerate(shapes)]
+    steps = [(f"up#{number}", *part) for number, part in enumerate(parts)]
+    assert steps_of(points, batch) == ({"up#0": tuple(steps)} if steps else {})
 
 
 def test_a_model_with_several_outputs_has_gradients_too() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import embgrad
 from embgrad.comparison.align import aligned
-from embgrad.comparison.diagnosis import rerun
+from embgrad.comparison.diagnosis import requests, rerun
 from embgrad.comparison.diagnosis.case import Case
 from embgrad.comparison.diagnosis.objectives import OtherMask, Probability, other_objectives
 from embgrad.comparison.diagnosis.requests import REQUESTS, head_shares
@@ -284,6 +284,31 @@ def test_the_rows_that_b_looked_up_show_its_ids() -> None:
     found = batches("other-ids", source_between(own, replace(own, activations=1e-3 * TABLE[rows]), model))
     assert [(text, ids) for text, (ids, *_) in found] == [(text, rows.tolist())]
     assert not any("rows" in text for text, _ in batches("other-ids", source_between(own, own, model)))
+
+
+def test_tables_of_positions_are_found_by_their_name_or_their_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    def weight(name: str, *shape: int) -> Any:
+        values = np.arange(float(np.prod(shape))).reshape(shape)
+        return SimpleNamespace(
+            name=name, canonical=None, module=name.partition(".")[0], shape=shape, get=lambda: values
+        )
+
+    held = [weight("Position.W", 4, 2), weight("words.W", 4, 2), weight("places.W", 5, 2), weight("places.b", 2)]
+    points = [SimpleNamespace(path="places", roles=["position"]), SimpleNamespace(path="words", roles=["word"])]
+    monkeypatch.setattr(requests, "weights_of", lambda _: [*held, weight("position.one", 1, 8)])
+    monkeypatch.setattr(requests, "backend_for", lambda _: SimpleNamespace(points=lambda *_: points))
+    made = [
+        (variant.text[-2:], *(variant.weights or {}).items()) for variant in variants("position-ids-offset", source())
+    ]
+    assert [(text, name) for text, (name, _) in made] == [
+        (text, name) for name in ("Position.W", "places.W") for text in ("+1", "+2", "-1", "-2")
+    ]
+    assert [rows[:, 0].tolist() for _, (_, rows) in made[:4]] == [
+        [2, 4, 6, 0],
+        [4, 6, 0, 2],
+        [6, 0, 2, 4],
+        [4, 6, 0, 2],
+    ]
 
 
 def test_other_rows_for_the_same_ids_are_another_table() -> None:

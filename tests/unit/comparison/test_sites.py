@@ -131,6 +131,15 @@ def test_each_call_of_a_module_is_a_pair() -> None:
     assert names == ["up:input", "up", "up#1:input", "up#1"]
 
 
+def test_a_module_with_two_matrices_of_which_one_has_another_order_keeps_its_features() -> None:
+    first, second = RANDOM.normal(size=(2, 6, 6))
+    a, b = (of_modules(module("up", 1.0, X, X), up__v=it, up__w=second) for it in (first, first[::-1].copy()))
+    assert [(pair.name, pair.features_a, pair.features_b) for pair in paired(a, b)] == [
+        ("up:input", None, None),
+        ("up", None, None),
+    ]
+
+
 def test_a_module_whose_weights_are_held_by_two_is_no_pair() -> None:
     w, bias = RANDOM.normal(size=(6, 6)), RANDOM.normal(size=6)
     a = of_modules(module("up", 1.0, X, X), up__w=w, up__b=bias)

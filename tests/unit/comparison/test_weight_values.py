@@ -335,6 +335,7 @@ WIDE = np.random.default_rng(4).normal(size=(6, 384)).astype(np.float32)
         (stored(WIDE, 4, 32, lowest=True), 4),
         (np.sign(WIDE), 2),
         (np.vstack([stored(WIDE[:5], 8, 384), 0 * WIDE[5:]]), 8),
+        (np.vstack([stored(WIDE[:5], 8, 32), 0 * WIDE[5:]]), 8),
         (stored(WIDE[:, :32].copy(), 8, 6 * 32), 8),
         (stored(WIDE, 8, 384)[:, :16][:1], None),
         (WIDE, None),

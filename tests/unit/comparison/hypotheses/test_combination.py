@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -147,6 +148,14 @@ def test_the_difference_of_an_unexplained_site_that_goes_on_is_not_known() -> No
 def test_an_earlier_explanation_without_a_function_gives_none() -> None:
     (found,) = Combination().explain(after_another_site(X - Y + Z, replace(EARLIER, compute=None)))
     assert found.compute is None
+
+
+def test_terms_that_nearly_cancel_are_found() -> None:
+    for x, y in itertools.permutations((X, Y, Z, OTHER), 2):
+        at = site(y, y)
+        found = terms_of(at, [Before("up", 1e3 * x), Before("down", y - 1e3 * x)], at.rows(y))
+        assert found is not None
+        np.testing.assert_allclose(found[1], 1, rtol=1e-5)
 
 
 def test_a_term_that_moves_behind_a_norm_is_an_order_of_norms() -> None:

@@ -93,12 +93,13 @@ def test_the_largest_outputs_may_be_those_of_relu_where_all_are_positive() -> No
     assert {layer.activation.name for layer in only(text_site(a, a + 1, held)).convolutions.layers} == {"ReLU"}
 
 
-def test_each_convolution_has_settings_of_its_own() -> None:
-    second = convolve(X * REAL[..., None], KERNEL, BIAS, (2, 2), 2)
+@pytest.mark.parametrize("dilation", [2, 3, 4])
+def test_each_convolution_has_settings_of_its_own(dilation: int) -> None:
+    second = convolve(X * REAL[..., None], KERNEL, BIAS, (dilation, dilation), dilation)
     a = np.concatenate([np.tanh(PRODUCTS[0]).max(1), relu(second).max(1)], -1)
     first, layer = only(text_site(a, a + 1, STORED["Keras"])).convolutions.layers
     assert (first.dilation, first.masked, first.activation.name) == (1, False, "tanh")
-    assert (layer.dilation, layer.masked, layer.activation.name) == (2, True, "ReLU")
+    assert (layer.dilation, layer.masked, layer.activation.name) == (dilation, True, "ReLU")
     assert layer.padding == "pads texts at both ends to outputs of their length"
 
 

@@ -42,6 +42,8 @@ def test_scores_are_scaled_and_capped() -> None:
 def test_a_query_that_sees_no_key_takes_the_mean_of_all_values_or_nothing(blank: bool, first: float) -> None:
     core = two([1.0, 2.0], [0.0, np.log(3)], [1.0, 2.0], mask=Mask(causal=True, shift=-1, blank=blank))
     np.testing.assert_allclose(core.predicted.ravel(), [first, 1])
+    with_sink = replace(core, sink=np.array([np.log(2)]))
+    np.testing.assert_allclose(with_sink.predicted.ravel(), [first / 2, 1 / 3])
 
 
 @pytest.mark.parametrize(

@@ -134,9 +134,10 @@ def test_another_table_is_named(table: np.ndarray, cause: str, text: str) -> Non
     assert (found.cause, found.text) == (cause, text)
 
 
-def test_a_table_may_be_stored_as_its_transpose() -> None:
-    table = changed(2, 0)
-    found = explained(site(A, table[IDS], held_b={"table.W": table.T.copy()}))
+@pytest.mark.parametrize("size", [1e-6, 1.0])
+def test_a_table_may_be_stored_as_its_transpose(size: float) -> None:
+    table, own = size * changed(2, 0), size * TABLE
+    found = explained(site(own[IDS], table[IDS], held_a={"table.W": own}, held_b={"table.W": table.T.copy()}))
     assert found.text == "b has zeros in row 2 of table.W"
 
 

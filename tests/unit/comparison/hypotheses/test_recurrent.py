@@ -12,6 +12,8 @@ import pytest
 from embgrad import TokenBatch
 from embgrad.comparison.hypotheses.pooling import POOLS
 from embgrad.comparison.hypotheses.recurrent import Recurrent
+from embgrad.comparison.hypotheses.recurrent_changes import changes_of
+from embgrad.comparison.hypotheses.recurrent_fit import fits
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.recording import Tensor
 from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
@@ -61,6 +63,13 @@ def named(at: Site) -> list[tuple[str, str]]:
 
 
 # Which recurrence the reference computes
+
+
+def test_a_recurrence_of_one_direction_has_no_changes_of_two() -> None:
+    at = site(a := run(LSTM, X, REAL), a + 1, torch(LSTM))
+    found = [change.sentence for change in changes_of(at, next(fits(at)))]
+    assert found
+    assert not any("direction" in sentence for sentence in found)
 
 
 BACKWARD = [("recurrence", "rnn reads the tokens from the last to the first in one model alone")]

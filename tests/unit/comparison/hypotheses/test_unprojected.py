@@ -78,7 +78,8 @@ def site_of_function(
     )
     site = site_of(a, b, {})
     recording = replace(site.recordings[0], tensors={it.key: it for it in (*tensors, end)}, weights=held)
-    return replace(site, pair=Pair("output", "output", "output"), before=before, recordings=(recording, recording))
+    other = replace(recording, tensors={end.key: replace(end, values=b)})
+    return replace(site, pair=Pair("output", "output", "output"), before=before, recordings=(recording, other))
 
 
 X, GAIN = RANDOM.normal(size=(2, 5, 6)), RANDOM.normal(size=6)
