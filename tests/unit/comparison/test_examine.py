@@ -12,6 +12,7 @@ import pytest
 from embgrad import TokenBatch
 from embgrad.comparison.examine import (
     Examination,
+    _layer_before,
     as_stored,
     examine,
     examine_gradients,
@@ -415,3 +416,25 @@ def test_cosines_of_one_side_are_not_put_in_beside_the_sines_of_the_other(
     if not kept:
         assert names(found) == ["one:input"]
         np.testing.assert_allclose(found.sites[0].b, port["one:input#0"]({"turn:output#0": np.cos(angles)}))
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "time", "layer"),
+    [
+        ("layers.1.up:input#0", X, 3.0, 0),  # what the layer is given
+        ("layers.1.up:output#0", X, 3.0, 1),  # what a module hands on as it is
+        ("layers.1.up:input#0", X, 5.0, 1),  # behind an output in the layer
+        ("layers.1.up:input#0", X + 1, 3.0, 1),
+        ("norm:input#0", X + 1, 9.0, 1),  # behind all layers
+        ("norm:input#0", X, 9.0, None),
+        ("layers.0.up:input#0", X, 1.0, 0),
+    ],
+)
+def test_what_a_layer_is_given_is_of_the_layer_before(
+    key: str, values: np.ndarray, time: float, layer: int | None
+) -> None:
+    made = [("layers.0", X, 2.0), ("layers.1.mix", X - 1, 4.0), ("layers.1", X + 1, 6.0)]
+    side = recording(
+        [tensor(f"{path}:output#0", own, at, [f"layer.{path[-1]}"] * (path[-1] != "x")) for path, own, at in made]
+    )
+    assert _layer_before(side, tensor(key, values, time), lambda at: int(at > 2) if at < 7 else None) == layer
