@@ -81,9 +81,7 @@ CHANGES = [fold_norms, centre_sums, move_value_bias, scale_scores]
 
 
 @pytest.mark.parametrize("changes", [*([change] for change in CHANGES), CHANGES], ids=lambda it: str(len(it)))
-def test_weights_that_compute_the_same_are_right(
-    gpt2: GPT2LMHeadModel, changes: list[Callable[[Any], None]]
-) -> None:
+def test_weights_that_compute_the_same_are_right(gpt2: GPT2LMHeadModel, changes: list[Callable[[Any], None]]) -> None:
     """Tools for interpreting and for quantising models fold and scale their weights so."""
     port = copy.deepcopy(gpt2)
     with torch.no_grad():
