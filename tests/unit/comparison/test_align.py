@@ -181,3 +181,4 @@ def test_padding_of_equal_examples_is_matched() -> None:
     assert aligned(a, b).example.tolist() == [[0, 0, -1], [1, 1, 1]]
     wide = gradient([[1, 2, 9], [4, 5]], 4)
     assert aligned(a, wide).example.tolist() == [[0, 0, -1], [1, 1, -1]]
+    assert (aligned(a, wide).position[:, 2] == -1).all()

@@ -109,6 +109,14 @@ class TestModels:
             for note in much.notes
         )
 
+    def test_models_are_not_run_where_a_number_explains_everything(self) -> None:
+        def broken(model: Any, input_ids: Any) -> Any:
+            raise RuntimeError("no device")
+
+        a = embgrad.gradients(classifier(), BATCH, OBJECTIVE)
+        comparison = self.compared(replace(a, values=-a.values), (ReferenceModel(broken, {}), None), a)
+        assert (causes(comparison), comparison.notes) == ([("sign",)], ())
+
     def test_models_explain_a_gradient_of_zeros(self) -> None:
         first, second = ported.model(), ported.model({"head.W": 0 * ported.W["head.W"]})
         a, b = (embgrad.gradients(model, ported.BATCH, embgrad.Sum()) for model in (first, second))

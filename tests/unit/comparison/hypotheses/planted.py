@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,7 @@ def site_of(
         for name, values in (weights or {}).items()
     )
     recording = Recording("a model", {key: tensor}, held, TokenBatch(ids, real.astype(int)), "float64")
+    other = replace(recording, tensors={key: replace(tensor, values=b)}, weights=())
     return Site(
         Pair("layers.0.last:input", key, key),
         0,
@@ -45,7 +47,7 @@ def site_of(
         real,
         ids,
         [Before(name, np.asarray(values, np.float64)) for name, values in before.items()],
-        (recording, recording),
+        (recording, other),
         Matching((), {}, (), ()),
         **{"floor": 1e-9, **further},
     )

@@ -334,7 +334,9 @@ def test_all_heads_may_have_the_gains_of_the_first() -> None:
 def test_norms_whose_gains_b_alone_has_are_those_of_queries_of_keys_or_of_both() -> None:
     gains = {"norm_1.gain": np.arange(1.0, 9), "norm_2.gain": np.arange(2.0, 10), "in_both.gain": np.ones(SIZE)}
     site = site_of(QUERY, QUERY, BEFORE, real=REAL, weights=gains, settings=({"epsilon": 0.5}, {"epsilon": 0.25}))
-    site = replace(site, matching=Matching((), {}, (), ("norm_1.gain", "norm_2.gain")))
+    site = replace(
+        site, matching=Matching((), {}, (), ("norm_1.gain", "norm_2.gain")), recordings=site.recordings[::-1]
+    )
     found = [each.norm for each in variants(site, CORE, rare=False) if each.norm is not None]
     firsts = [tuple(None if gain is None else gain[0] for gain in (norm.query, norm.key)) for norm in found]
     assert firsts[:24:4] == [(1, 2), (2, 1), (1, None), (2, None), (None, 1), (None, 2)]

@@ -166,6 +166,9 @@ def test_the_bias_of_a_router_that_the_port_lacks_is_named() -> None:
     a, b = (mixed(x=constant, router=router) for router in (moved, ROUTER))
     found = explained(site(b, a, {**BEFORE, "block": constant}, held=held))
     assert (found.cause, found.text) == ("missing-bias", "the bias of the router is added in a and missing in b")
+    fewer = mixed(x=constant, router=moved, taken=1)
+    found = explained(site(fewer, a, {**BEFORE, "block": constant}, held=held))
+    assert (found.text, found.also) == ("experts for each token 2 in a and 1 in b", ())
 
 
 GROUPED = {

@@ -54,7 +54,7 @@ def test_gains_are_the_weights_of_the_heads_size_in_the_layer() -> None:
 def test_gains_that_b_alone_has() -> None:
     x = np.ones((1, 2, 4))
     site = site_of(x, 2 * x, {}, weights={"k.w": GAIN, "q.w": OTHER})
-    site = replace(site, matching=Matching((), {}, (), ("q.w",)))
+    site = replace(site, matching=Matching((), {}, (), ("q.w",)), recordings=site.recordings[::-1])
     np.testing.assert_array_equal(gains_of(site, 2, of_b_alone=True), [OTHER])
 
 

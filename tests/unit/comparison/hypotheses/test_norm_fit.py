@@ -78,6 +78,12 @@ def test_gains_are_fitted_to_features_that_hardly_vary(shift: np.ndarray) -> Non
     np.testing.assert_allclose(found.shift, shift, atol=1e-9)
 
 
+def test_a_gain_is_fitted_to_features_that_do_not_vary() -> None:
+    x = np.array([[1.0, -1, 2, -2, 0, 0], [2, -2, 1, -1, 0, 0], [3, -3, -1, 1, 0, 0]])
+    found = norm_with_gain(x, norm(x, 1e-5), True, 1e-5)
+    np.testing.assert_allclose(found.apply(x), norm(x, 1e-5), rtol=1e-9)
+
+
 @pytest.mark.parametrize("noise", [0.0, 1e-5])
 def test_no_bias_is_fitted_to_a_norm_without(noise: float) -> None:
     x = X.reshape(-1, SIZE)
