@@ -46,10 +46,10 @@ def compensated_pairs(pairs: Sequence[Pair], led: Led, leader: Recording, follow
         return differences(pairs, lead(pairs, leader, follower, led.follower, unchanged=numbers), leader)
 
     now = keeping(dropped)
-    solved = nearer(before, now) - dropped
+    solved = right & nearer(before, now)
     if not solved or not nearer(now, before) <= dropped:
         return frozenset()
-    for kind in by_kind(pairs, (it for it in dropped if before[it] > REPAIRED)):
+    for kind in by_kind(pairs, dropped):
         if solved <= nearer(before, keeping(dropped - kind)):
             dropped -= kind
     return frozenset(dropped)
@@ -74,7 +74,7 @@ def are_compensated(
     turned = pairs if follower == "b" else [pair.reversed for pair in pairs]
     final = next((pair for pair in turned if pair.b == FINAL), None)
     kinds = by_kind(turned, (number for number, pair in enumerate(turned) if pair.name in differing))
-    if final is None or FINAL in differing or run.live is None or not 0 < len(kinds) <= MOST_KINDS:
+    if final is None or FINAL in differing or run.live is None or len(kinds) > MOST_KINDS:
         return False
     apart = _apart(final, leader, run)
     if apart > NEAR * REPAIRED:

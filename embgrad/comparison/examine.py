@@ -110,16 +110,14 @@ def examine(
     added = without_unadded_biases(turned, led, leader, follower)
     if added != list(turned):
         turned, led = added, lead(added, leader, follower, name, between=between)
-    numbers = compensated_pairs(turned, led, leader, follower)
-    compensated = tuple(turned[number].name for number in sorted(numbers))
-    if numbers:
-        turned = _without(turned, numbers)
-        led = lead(turned, leader, follower, name, between=between)
+    compensated: list[str] = []
     for _ in range(MOST_REPAIRS):
         differing = differing_pairs(turned, led, leader)
         repaired = repair_pairs(turned, differing, led.values, leader, follower)
         if repaired is None:
-            misleading = misleading_pairs(turned, led, leader, follower)
+            made_up = compensated_pairs(turned, led, leader, follower)
+            compensated += [turned[number].name for number in sorted(made_up)]
+            misleading = made_up or misleading_pairs(turned, led, leader, follower)
             if not misleading:
                 break
             repaired = _without(turned, misleading)
@@ -131,7 +129,7 @@ def examine(
     pairs = turned if leader is a else [pair.reversed for pair in turned]
     sites = differing_sites(pairs, recordings, led, floors, matching)
     drawn = {pair.name for pair, is_random in zip(pairs, random, strict=True) if is_random}
-    return Examination(pairs, led, floors, sites, frozenset(drawn), compensated)
+    return Examination(pairs, led, floors, sites, frozenset(drawn), tuple(compensated))
 
 
 def _without(pairs: Sequence[Pair], numbers: Container[int]) -> list[Pair]:
