@@ -18,9 +18,6 @@ __all__ = ["are_compensated", "compensated_pairs"]
 #: The number of times that an equally large random change of a tensor has to change the output more than the models are apart.
 VISIBLE: Final = 100.0
 
-#: The most kinds of pairs, the same in each layer, that are changed.
-MOST_KINDS: Final = 16
-
 
 def compensated_pairs(pairs: Sequence[Pair], led: Led, leader: Recording, follower: Recording) -> frozenset[int]:
     """Return the indices of pairs at which the models hold different tensors by themselves, and after which they agree again.
@@ -39,20 +36,19 @@ def compensated_pairs(pairs: Sequence[Pair], led: Led, leader: Recording, follow
     right = nearer(before, by_itself)
     if not right:
         return frozenset()
-    most, last = max(by_itself[number] for number in right), max(right)
-    dropped = {it for it, off in by_itself.items() if it < last and off > max(REPAIRED, most / NEAR)}
+    dropped = {number for number, off in by_itself.items() if off > REPAIRED}
 
     def keeping(numbers: Collection[int]) -> dict[int, float]:
         return differences(pairs, lead(pairs, leader, follower, led.follower, unchanged=numbers), leader)
 
-    now = keeping(dropped)
-    solved = right & nearer(before, now)
-    if not solved or not nearer(now, before) <= dropped:
+    solved = right & nearer(before, keeping(dropped))
+    if not solved:
         return frozenset()
     for kind in by_kind(pairs, dropped):
         if solved <= nearer(before, keeping(dropped - kind)):
             dropped -= kind
-    return frozenset(dropped)
+    harmed = nearer(keeping(dropped), before) - dropped
+    return frozenset() if harmed else frozenset(dropped)
 
 
 def are_compensated(
@@ -74,7 +70,7 @@ def are_compensated(
     turned = pairs if follower == "b" else [pair.reversed for pair in pairs]
     final = next((pair for pair in turned if pair.b == FINAL), None)
     kinds = by_kind(turned, (number for number, pair in enumerate(turned) if pair.name in differing))
-    if final is None or FINAL in differing or run.live is None or len(kinds) > MOST_KINDS:
+    if final is None or FINAL in differing or run.live is None:
         return False
     apart = _apart(final, leader, run)
     if apart > NEAR * REPAIRED:
