@@ -91,3 +91,6 @@ class Pass:
             for number, (key, values) in enumerate(at.items())
         ]
         return recording(tensors, weights, live=cast(Running, self), **further)
+
+    def record_in_order(self) -> None:
+        """Return None: the texts of a batch are always run in its order."""

@@ -94,6 +94,31 @@ def test_each_faulty_step_is_a_site_and_those_behind_it_are_not() -> None:
     np.testing.assert_array_equal(first.real, REAL)
 
 
+@pytest.mark.parametrize("can_be_led", [(False, True), (True, False)])
+def test_what_a_later_step_makes_up_for_is_no_site(can_be_led: tuple[bool, bool]) -> None:
+    port: Steps = {
+        **STEPS,
+        "one:input#0": lambda at: at["table"] * 0.5,
+        "one:output#0": lambda at: at["one:input#0"] @ W.T * 2,
+    }
+    found = examined(port, can_be_led=can_be_led)
+    assert (names(found), found.compensated) == ([], ("one:input",))
+    assert [pair.name for pair in found.pairs] == ["table", "one", "two:input", "two", FINAL]
+    faulty = {**port, "two:output#0": lambda at: at["two:input#0"] @ V.T * 1.01}
+    found = examined(faulty, can_be_led=can_be_led)
+    assert (names(found), found.compensated) == (["two"], ("one:input",))
+
+
+def test_an_activation_that_a_module_applies_itself_is_nothing_that_a_later_step_makes_up_for() -> None:
+    port: Steps = {
+        **STEPS,
+        "one:output#0": lambda at: np.tanh(at["one:input#0"] @ W.T),
+        "two:input#0": lambda at: at["one:output#0"],
+    }
+    found = examined(port)
+    assert (names(found), found.compensated) == ([], ())
+
+
 @pytest.mark.parametrize(("change", "differs"), [(1e-17, False), (1e-13, True)])
 def test_a_site_differs_beyond_a_number_of_floors(change: float, differs: bool) -> None:
     port: Steps = {**STEPS, "two:output#0": lambda at: at["two:input#0"] @ V.T * (1 + change)}

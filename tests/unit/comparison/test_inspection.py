@@ -9,13 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embgrad.comparison.inspection import Clock, Inspection, _nothing_in_common, _points, inspect_recordings
+from embgrad.comparison.inspection import (
+    Clock,
+    Inspection,
+    _different_tensors,
+    _nothing_in_common,
+    _points,
+    inspect_recordings,
+)
 from embgrad.comparison.led_pass import Led
+from embgrad.comparison.recording import FINAL
 from embgrad.comparison.sites import Pair
 from embgrad.comparison.unled import follow
 from embgrad.comparison.weights import Match, Matching
 from embgrad.errors import EmbgradError
-from tests.unit.comparison.recorded import recording, tensor
+from tests.unit.comparison.recorded import Pass, Steps, recording, tensor
 
 X = np.random.default_rng(0).normal(size=(2, 4, 3))
 
@@ -61,6 +69,54 @@ def test_models_without_anything_in_common_are_counted() -> None:
         else:
             with pytest.raises(EmbgradError, match="nothing in common that can be compared"):
                 inspect_recordings((shared, shared), 1e-9, Clock(), only_first=only_first)
+
+
+W, V = np.random.default_rng(1).normal(size=(2, 3, 3))
+
+
+def scores(*, given: float = 1.0, query: float = 1.0, key: float = 1.0, scale: float = 1.0) -> Steps:
+    """Return the steps of products of queries and keys, with factors of what both are given, of both, and of the products."""
+    return {
+        "query:input#0": lambda at: given * X,
+        "query:output#0": lambda at: query * at["query:input#0"] @ W,
+        "key:input#0": lambda at: given * X,
+        "key:output#0": lambda at: key * at["key:input#0"] @ V,
+        FINAL: lambda at: scale * at["query:output#0"] @ at["key:output#0"].swapaxes(1, 2),
+    }
+
+
+@pytest.mark.parametrize("follower", ["a", "b"])
+def test_what_the_output_does_not_show_is_named_and_does_not_count(follower: str) -> None:
+    def inspected(*, only_first: bool = False, **factors: float) -> Inspection:
+        a, b = (
+            Pass(steps, can_be_led=side == follower).record(
+                {"query.W": W.T * factor["query"], "key.W": V.T * factor["key"]}
+            )
+            for side, steps, factor in (
+                ("a", scores(), {"query": 1.0, "key": 1.0}),
+                ("b", scores(**factors), {"query": 1.0, "key": 1.0, **factors}),
+            )
+        )
+        return inspect_recordings((a, b), 1e-9, Clock(), only_first=only_first)
+
+    found = inspected(query=2.0, key=0.5)
+    assert (found.causes, found.found, found.is_apart) == ((), [], False)
+    assert [point.name for point in found.points] == ["query:input", "key:input", FINAL]
+    assert found.made_up == ["b has query.W times 2", "b has key.W times 0.5"]
+    assert [site.name for site, _ in inspected(query=2.0, key=0.5, only_first=True).explained] == ["query"]
+    faulty = inspected(query=2.0, key=0.6)
+    assert (len(faulty.causes), faulty.made_up, faulty.is_apart) == (2, [], True)
+    given = inspected(given=0.5, scale=4.0)
+    assert given.made_up == ["the models hold different tensors at query:input, query, key:input, key"]
+    assert (given.causes, given.is_apart) == ((), False)
+
+
+def test_four_kinds_of_tensors_are_named_at_most() -> None:
+    names = [f"layer.{layer}.{name}" for layer in range(2) for name in ("one", "two", "three", "four")]
+    sentence = "the models hold different tensors at layer.N.one, layer.N.two, layer.N.three, layer.N.four"
+    assert _different_tensors([]) == []
+    assert _different_tensors(names) == [sentence]
+    assert _different_tensors([*names, "five", "six"]) == [f"{sentence} and 2 more"]
 
 
 KEYS = ("one:output#0", "two:output#0", "three:output#0")
