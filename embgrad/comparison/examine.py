@@ -102,14 +102,18 @@ def examine(
     leader, follower, turned = (a, b, pairs) if can_be_led(b) else (b, a, [pair.reversed for pair in pairs])
     name = "b" if leader is a else "a"
     between = a.tensors.keys() - {FINAL} if follower is a else ()  # a led side b is seen by its outputs alone
-    led = lead(turned, leader, follower, name, between=between)
+
+    def led_by(pairs: Sequence[Pair]) -> Led:
+        return lead(pairs, leader, follower, name, between=between)
+
+    led = led_by(turned)
     fixed = fixed_pairs(turned, led, leader, follower, roundoff)
     if fixed:
         turned = _without(turned, fixed)
-        led = lead(turned, leader, follower, name, between=between)
+        led = led_by(turned)
     added = without_unadded_biases(turned, led, leader, follower)
     if added != list(turned):
-        turned, led = added, lead(added, leader, follower, name, between=between)
+        turned, led = added, led_by(added)
     compensated: list[str] = []
     for _ in range(MOST_REPAIRS):
         differing = differing_pairs(turned, led, leader)
@@ -122,7 +126,7 @@ def examine(
                 break
             repaired = _without(turned, misleading)
         turned = repaired
-        led = lead(turned, leader, follower, name, between=between)
+        led = led_by(turned)
     floors = local_floors(turned, leader, follower, led, roundoff)
     random = [MOST_AMPLIFIED * roundoff < floor < float("inf") for floor in floors]
     floors = [floor if floor <= MOST_AMPLIFIED * roundoff else 0.0 for floor in floors]

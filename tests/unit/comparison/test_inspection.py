@@ -88,16 +88,12 @@ def scores(*, given: float = 1.0, query: float = 1.0, key: float = 1.0, scale: f
 @pytest.mark.parametrize("follower", ["a", "b"])
 def test_what_the_output_does_not_show_is_named_and_does_not_count(follower: str) -> None:
     def inspected(*, only_first: bool = False, **factors: float) -> Inspection:
-        a, b = (
-            Pass(steps, can_be_led=side == follower).record(
-                {"query.W": W.T * factor["query"], "key.W": V.T * factor["key"]}
-            )
-            for side, steps, factor in (
-                ("a", scores(), {"query": 1.0, "key": 1.0}),
-                ("b", scores(**factors), {"query": 1.0, "key": 1.0, **factors}),
-            )
-        )
-        return inspect_recordings((a, b), 1e-9, Clock(), only_first=only_first)
+        sides = {}
+        for side, changed in (("a", {}), ("b", factors)):
+            weights = {"query.W": W.T * changed.get("query", 1.0), "key.W": V.T * changed.get("key", 1.0)}
+            recorded = Pass(scores(**changed)).record(weights)
+            sides[side] = recorded if side == follower else replace(recorded, live=None)
+        return inspect_recordings((sides["a"], sides["b"]), 1e-9, Clock(), only_first=only_first)
 
     found = inspected(query=2.0, key=0.5)
     assert (found.causes, found.found, found.is_apart) == ((), [], False)
