@@ -26,6 +26,7 @@ from embgrad.comparison.floor import accumulated_floors
 from embgrad.comparison.hypotheses.combination import moved_terms
 from embgrad.comparison.hypotheses.explain import EXPLAINING, HYPOTHESES, explain
 from embgrad.comparison.hypotheses.site import FAINT_MEMORY, Explanation, Site
+from embgrad.comparison.hypotheses.turned import moved_positions
 from embgrad.comparison.recording import FINAL, Recording
 from embgrad.comparison.sites import Pair, difference, pair_points
 from embgrad.comparison.weight_inputs import with_exchanged_in_place
@@ -258,7 +259,7 @@ def explain_sites(examination: Examination, *, only_first: bool = False) -> list
     for site in examination.sites[:1] if only_first else examination.sites:
         site.memory.update(explained=explained, differing=differing)
         explained.append((site, _drawn(site) if site.name in examination.random else explain(site)))
-    return moved_terms(explained)
+    return moved_positions(moved_terms(explained))
 
 
 def _drawn(site: Site) -> Explanation:

@@ -213,7 +213,10 @@ def _by_modules(a: Recording, b: Recording, matching: Matching) -> Iterator[Pair
             if matrices or any(a.tensors[pair.a].side == OUTPUT for pair in pairs):
                 yield from pairs
     for other, modules in composed.items():
-        yield from _around(a, b, modules, other)
+        if not _holds_others(
+            held_b, other, matrices=True
+        ):  # one that never calls a part that it holds computes further parts
+            yield from _around(a, b, modules, other)
     for name, parts in matching.parts.items():
         for part in parts if not {held_b[part.name].module for part in parts} & composed.keys() else ():
             owner, other = held_a[name].module, held_b[part.name].module
@@ -221,9 +224,13 @@ def _by_modules(a: Recording, b: Recording, matching: Matching) -> Iterator[Pair
                 yield biases.added(pair, owner, other)
 
 
-def _holds_others(held: Mapping[str, HeldWeight], module: str) -> bool:
-    """Return whether modules inside a module hold weights as well."""
-    return any(weight.module != module and contains(module, weight.module) for weight in held.values())
+def _holds_others(held: Mapping[str, HeldWeight], module: str, *, matrices: bool = False) -> bool:
+    """Return whether modules inside a module hold weights as well, or matrices."""
+    least = 2 if matrices else 0
+    return any(
+        weight.module != module and contains(module, weight.module) and len(weight.shape) >= least
+        for weight in held.values()
+    )
 
 
 class _Biases:

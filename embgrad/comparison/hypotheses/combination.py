@@ -122,7 +122,13 @@ def _by_terms(
     first: tuple[tuple[int, ...], np.ndarray],
     second: tuple[tuple[int, ...], np.ndarray],
 ) -> Iterator[Explanation]:
-    """Yield the explanation by other terms."""
+    """Yield the explanation by other terms, where b adds each of them as it is, or times a number of a's.
+
+    A sum with any further numbers is a likeness: 0.4 (x + y) + 0.6 x, for example, of x + 0.4 y where y is not known by itself.
+    """
+    usual = np.abs([1.0, *first[1]])
+    if any(np.abs(usual - abs(number)).min() > SAME * abs(number) for number in second[1]):
+        return
     mine, its = ([tensors[number].name for number in numbers] for numbers in (first[0], second[0]))
     names = tuple(its)
     compute = _sum_of(second[1], [_reader(name) for name in names])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -18,10 +20,35 @@ from embgrad.comparison.hypotheses.projections import SIZES, Projections
 from embgrad.comparison.hypotheses.site import Explanation, Site, together
 from embgrad.comparison.hypotheses.sources import Source, most_off, relative, sources
 
-__all__ = ["TurnedFeatures"]
+__all__ = ["TurnedFeatures", "moved_positions"]
+
+#: The cause of positions that one model lacks.
+MISSING: Final = "missing-rotary"
 
 #: The relative range of the ratios of vectors' lengths up to which one tensor may be the other one turned.
 LONGER: Final = 1e-3
+
+
+def moved_positions(explained: Sequence[tuple[Site, Explanation | None]]) -> list[tuple[Site, Explanation | None]]:
+    """Return the sites with their explanations, where positions that one model applies before norms of queries and keys, and the
+    other behind them, are one explanation.
+
+    They are missing in one model at what the norms are given, and in the other one at the attention behind the norms.
+    """
+    found: dict[int | None, list[tuple[str, str]]] = defaultdict(list)
+    for site, it in explained:
+        if it is not None and it.cause == MISSING and "missing" in it.values:
+            found[site.layer].append(it.values)
+    moved = {layer: values[0][0] for layer, values in found.items() if values[0] == values[-1][::-1]}
+
+    def named(site: Site, it: Explanation | None) -> Explanation | None:
+        if it is None or it.cause != MISSING or site.layer not in moved:
+            return it
+        order = ("before rotary positions", "after rotary positions")
+        values = order if moved[site.layer] == "missing" else order[::-1]
+        return replace(it, cause="norm-order", setting="the norms of queries and keys come", values=values)
+
+    return [(site, named(site, it)) for site, it in explained]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +67,15 @@ class TurnedFeatures:
     """Rotary positions of the heads of a tensor."""
 
     def explain(self, site: Site) -> list[Explanation]:
-        """Return how the positions of both models differ; an empty list where a turns no tensor."""
+        """Return how the positions of both models differ; an empty list where neither turns a tensor."""
         if not np.isfinite(site.b[site.real]).all():
             return []
         for source in sources(site):
-            a = _fitted(site, source) if source.values.shape == site.a.shape and _is_as_long(site, source) else None
+            if source.values.shape != site.a.shape or not _is_as_long(site, source):
+                continue
+            if site.off(source.values, from_a=True) <= site.floor:
+                return _explanations_of_b_alone(site, source)
+            a = _fitted(site, source)
             b = None if a is None else ported_core(site, a, deep=False)
             if a is not None and b is not None:
                 return _explanations(a, b)
@@ -70,6 +101,13 @@ def _fitted(site: Site, source: Source) -> Core | None:
             if is_near and site.off(core.predicted, from_a=True) <= most:
                 return core
     return None
+
+
+def _explanations_of_b_alone(site: Site, source: Source) -> list[Explanation]:
+    """Return that b turns a tensor that a hands on as it is; an empty list where it does not."""
+    turned = replace(site, a=site.b, b=site.a)
+    b = _fitted(turned, source) if _is_as_long(turned, source) else None
+    return [] if b is None else _explanations(replace(b, rotary=None), b)
 
 
 def _explanations(a: Core, b: Core) -> list[Explanation]:

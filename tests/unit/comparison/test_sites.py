@@ -159,6 +159,21 @@ def test_a_module_that_computes_what_several_do_in_turn_is_paired_around_them(in
     assert keys(paired(a, b)) == (around if in_turn else [])
 
 
+def test_a_module_that_never_calls_one_of_its_parts_is_not_paired_with_that_part() -> None:
+    """The weights of a part that is never called, as shared experts that a port forgets, go by the module that holds it."""
+    first, last, own = np.random.default_rng(1).normal(size=(3, 6, 6))
+    calls = [module("expert", 1.0, X, X + 3), module("up", 2.0, X, X + 1), module("down", 3.0, X @ first.T, X + 2)]
+    a = of_modules(*calls, expert__w=own, up__w=first, down__w=last)
+    b = of_modules(module("mlp.0", 1.0, X, X + 3), module("mlp", 1.0, X, X + 3))
+    held = {"mlp.0.w": own, "mlp.shared.up.w": first, "mlp.shared.down.w": last}
+    b = recording([*b.tensors.values()], held)
+    owners = {"mlp.0.w": "mlp.0"}
+    b = replace(b, weights=tuple(replace(it, module=owners.get(it.name, "mlp")) for it in b.weights))
+    assert {pair.b for pair in paired(a, b)} == {"mlp.0:input#0", "mlp.0:output#0"}
+    alone = replace(b, weights=b.weights[1:])
+    assert {pair.b for pair in paired(a, alone)} == {"mlp:input#0", "mlp:output#0"}
+
+
 def test_a_module_that_computes_the_norm_behind_as_well_is_paired_with_the_norm() -> None:
     first, last = np.random.default_rng(1).normal(size=(2, 6, 6))
     calls = [module("q", 1.0, X, X + 1), module("o", 3.0, X @ first.T, X + 2), module("norm", 5.0, X + 2, X + 3)]

@@ -104,6 +104,14 @@ def test_other_terms_are_named(a: np.ndarray, b: np.ndarray, cause: str, values:
     assert (found.cause, found.values, found.setting) == (cause, values, "sum is")
 
 
+@pytest.mark.parametrize("numbers", [(0.4, 0.6, 1.0), (1.0, 0.3, 1.0)])
+def test_a_sum_of_other_terms_times_numbers_of_its_own_is_a_likeness(numbers: tuple[float, float, float]) -> None:
+    """Where a sum lacks a part of a term that is not known by itself, it may be written by what the term is made of."""
+    b = numbers[0] * X + numbers[1] * Z + numbers[2] * Y
+    assert Combination().explain(site(X + Y, b)) == []
+    assert Combination().explain(site(X + 0.4 * Y, X + 0.4 * Z)) != []  # a's own number
+
+
 def test_a_term_that_a_leaves_out_is_named() -> None:
     found = explained(site(X + Y, X + Y + Z))
     assert (found.cause, found.text) == ("missing-residual", "norm is left out in a and added in b")
