@@ -15,7 +15,7 @@ import pytest
 import embgrad
 from embgrad.errors import BatchError, UnsupportedError
 
-SIZES = {"vocabulary_size": 30, "num_layers": 2, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 16}
+SIZES = {"vocabulary_size": 30, "num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 16}
 IDS = np.array([[5, 9, 21, 7, 0, 0], [8, 3, 0, 0, 0, 0]])
 MASK = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]])
 OUT = np.array([[2, 12, 6, 28, 4, 11], [2, 7, 19, 25, 0, 0]])

@@ -81,7 +81,7 @@ class Bert(nnx.Module):
         rngs = nnx.Rngs(4)
         options = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
         self.embeddings = BertEmbeddings(dtype, rngs)
-        self.layers = nnx.List([BertLayer(dtype, rngs) for _ in range(3)])
+        self.layers = nnx.List([BertLayer(dtype, rngs) for _ in range(2)])
         self.pooler, self.classifier = nnx.Linear(DIM, DIM, **options), nnx.Linear(DIM, CLASSES, **options)
 
     def __call__(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> dict[str, jax.Array]:
@@ -232,7 +232,7 @@ def _case(name: str, kind: Any, table: Any, **more: Any) -> Case:
 
 
 CASES = [
-    _case("bert", Bert, lambda model: model.embeddings.word_embeddings.embedding, layers=3, embeddings=True,
+    _case("bert", Bert, lambda model: model.embeddings.word_embeddings.embedding, layers=2, embeddings=True,
         places=lambda model: model.embeddings.position_embeddings.embedding[...]),
     _case("encoder_decoder", EncoderDecoder, lambda model: model.shared.embedding, layers=2, tied=True,
         further={"decoder_input_ids": FURTHER}),

@@ -42,7 +42,7 @@ class TestFunctions(ModelChecks):
         function, parameters = known(case)[0]
         return function, replaced(parameters, case.table((function, parameters)), table)
 
-    @pytest.mark.sampled(4)
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 5e-6), ("bfloat16", 0.05)])
     def test_lower_precision(self, case: Case, dtype: str, tolerance: float) -> None:
         """Values are widened behind the pullback, which JAX makes in the model's dtype."""
