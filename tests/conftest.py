@@ -6,6 +6,7 @@ frameworks or Ray in `all`. Slow tests run with EMBGRAD_TEST_SLOW=1, and then no
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import random
@@ -162,6 +163,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.workers import Scheduling
 
     return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_finish() -> None:
+    """Keep the frameworks' own objects, a million, out of what is searched for garbage, and for the user's tapes."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

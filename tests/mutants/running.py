@@ -141,6 +141,7 @@ def replace_code(change: Change) -> bool:
     twins: dict[tuple[str, int], list[tuple[CodeType, CodeType]]] = defaultdict(list)
     for twin in zip(before, after, strict=True):
         twins[twin[0].co_name, twin[0].co_firstlineno].append(twin)
+    gc.unfreeze()  # those whose modules were imported when the tests were collected, too
     for function in gc.get_objects():
         if type(function) is FunctionType and function.__code__.co_filename == str(change.file):
             code = function.__code__

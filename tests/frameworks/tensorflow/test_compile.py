@@ -103,4 +103,3 @@ def test_transformers_with_layers() -> None:
     plain, compiled = both(model, batch, embgrad.CrossEntropy(LABELS), at=names)
     for name in names:
         same(plain[name], compiled[name], rel=2e-6)
-    same(*both(model, batch, embgrad.CrossEntropy(LABELS), split=True), rel=2e-6)

@@ -88,16 +88,10 @@ def trial(model: Any, silent: frozenset[str] = frozenset()) -> Trial:
     return Trial(asked, partial(Harness().state, model), Harness(), silent=silent)
 
 
-IN_KERAS_2 = [
-    "gradients",
-    "gradients, compiled",
-    "gradients at points, with changes",
-    "gradients, in training",
-    "capture",
-]
+IN_KERAS_2 = ["gradients, compiled", "gradients at points, with changes", "gradients, in training", "capture"]
 IN_KERAS_3 = ["gradients at points, with changes", "capture of a layer"]
 #: Those that run the model in no other way than these.
-OTHERS = [*(("keras2", name) for name in ("points", "table_gradients", "parameter_gradients"))]
+OTHERS = [*(("keras2", name) for name in ("gradients", "points", "table_gradients", "parameter_gradients"))]
 OTHERS += [("keras2", "stream, left before its end"), ("keras3", "gradients, in training")]
 CASES = [*(("keras2", name) for name in IN_KERAS_2), *(("keras3", name) for name in IN_KERAS_3), *map(slow, OTHERS)]
 

@@ -66,8 +66,13 @@ def arrays(model: Any) -> list[bytes]:
     return [np.asarray(tf.convert_to_tensor(variable)).tobytes() for variable in model.variables]
 
 
-@pytest.mark.parametrize("captured_first", [False, True])
-@pytest.mark.parametrize("at", ["word", "blocks.1:input", "blocks.1.drop", "embed.words:output", "layer.1"])
+@pytest.mark.parametrize(
+    ("at", "captured_first"),
+    [
+        *(("word", first) for first in (False, True)),
+        *(("blocks.1:input", False), ("blocks.1.drop", True), ("embed.words:output", False), ("layer.1", True)),
+    ],
+)
 def test_what_is_captured_is_what_goes_on(keras: Any, at: str, captured_first: bool) -> None:
     model = build(keras)
     add = {name: RANDOM.normal(size=(*IDS.shape, DIM)) for name in (at, "word")}

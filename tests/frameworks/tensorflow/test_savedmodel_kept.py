@@ -74,7 +74,7 @@ def test_points_and_changes(made: list[Any]) -> None:
     objective = embgrad.Sum(output="pooled")
     names = ["word", "layer.0", "layer.-1"]
     table = model.variables[0].numpy()
-    for factor in (0.5, 2.0, -3.0):
+    for factor in (0.5, -3.0):
         found = embgrad.gradients(model, IDS, objective, at=names, add={"word": lambda value, f=factor: f * value})
         rows = (1 + factor) * table[IDS["input_word_ids"]]
         close(found["word"].activations, rows)

@@ -402,11 +402,6 @@ print([int(one) for one in model.count.values])
 """
 
 
-def test_a_model_on_several_devices() -> None:
-    done = subprocess.run([sys.executable, "-c", MIRRORED], capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.strip() == "[0, 0]"
-
-
 REPLICAS = f"""{MIRRORED}
 def one():
     try:
@@ -422,10 +417,11 @@ print(all((one.numpy() == 1).all() for one in ones.values), int(model.count))
 """
 
 
-def test_a_call_in_one_of_several_replicas_is_refused() -> None:
-    """They would wait for each other for ever."""
+def test_a_model_on_several_devices_is_restored_and_a_call_in_one_of_its_replicas_is_refused() -> None:
+    """Replicas would wait for each other for ever."""
     done = subprocess.run([sys.executable, "-c", REPLICAS], capture_output=True, text=True, timeout=300, check=True)
-    _, *refused, counted, apart = done.stdout.strip().splitlines()
+    restored, *refused, counted, apart = done.stdout.strip().splitlines()
+    assert restored == "[0, 0]"
     assert len(refused) == 2
     assert all("one of 2 replicas" in one and "outside of Strategy.run" in one for one in refused)
     assert (counted, apart) == ("[0, 0]", "True 0")
