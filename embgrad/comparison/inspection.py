@@ -258,8 +258,14 @@ def explain_sites(examination: Examination, *, only_first: bool = False) -> list
     differing = {site.name for site in examination.sites}
     for site in examination.sites[:1] if only_first else examination.sites:
         site.memory.update(explained=explained, differing=differing)
-        explained.append((site, _drawn(site) if site.name in examination.random else explain(site)))
+        again = any(it is None and _are_alike(site, other) for other, it in explained)
+        explained.append((site, _drawn(site) if site.name in examination.random else None if again else explain(site)))
     return moved_positions(moved_terms(explained))
+
+
+def _are_alike(first: Site, second: Site) -> bool:
+    """Return whether two sites end with the same tensors, as where several modules read one."""
+    return np.array_equal(first.a, second.a) and np.array_equal(first.b, second.b)
 
 
 def _drawn(site: Site) -> Explanation:

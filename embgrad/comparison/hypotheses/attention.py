@@ -12,7 +12,9 @@ from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_difference import differences
 from embgrad.comparison.hypotheses.core_fit import fitted_core
 from embgrad.comparison.hypotheses.core_search import Places, ported_core
+from embgrad.comparison.hypotheses.core_variants import with_norms
 from embgrad.comparison.hypotheses.dropping import is_dropped_in, left_on
+from embgrad.comparison.hypotheses.norm import norms_of
 from embgrad.comparison.hypotheses.output_gate import gated, other_gate, ungated
 from embgrad.comparison.hypotheses.site import FAINT_MEMORY, Explanation, Site, together
 from embgrad.comparison.hypotheses.sources import most_off
@@ -31,7 +33,7 @@ class AttentionCore:
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how the cores of both models differ; an empty list where a computes none that is known."""
-        if site.a.shape[1] < 2 or not np.isfinite(site.b[site.real]).all():
+        if site.a.shape[1] < 2 or not np.isfinite(site.b[site.real]).all() or next(norms_of(site), None) is not None:
             return []
         failures: dict[str, int] = site.memory.setdefault("attention failures", {})
         kind = re.sub(r"\d+", "N", site.name)
@@ -91,6 +93,11 @@ class AttentionCore:
             return None, None
         ported = [core for _, places in known if (core := places.at(site)) is not None]
         b = ported_core(site, a, ported, deep=deep)
+        if deep and (b is None or b.norm is not None) and (normed := with_norms(site, a)) is not None:
+            a, b = (
+                normed,
+                ported_core(site, normed),
+            )  # a norm is not missing in one model at one point, and in the other at another
         if b is not None and b not in ported:
             first, second = Places.of(site, a), Places.of(site, b)
             known += [(first, second)] if first is not None and second is not None else []

@@ -153,7 +153,9 @@ def _of_masks(a: Mask, b: Mask) -> Iterator[Difference]:
     if a.causal != b.causal:
         texts = ("causal" if mask.causal else "missing" if mask.window is None else "of both sides" for mask in (a, b))
         yield Difference("attention-causal", "the mask is", (next(texts), next(texts)))
-    if a.window != b.window:
+    # A causal window counts the query itself, and one of both sides does not.
+    before = [None if mask.window is None else mask.window - mask.causal for mask in (a, b)]
+    if before[0] != before[1]:
         yield Difference("attention-window", "attention window", (_or_none(a.window), _or_none(b.window)))
     if a.shift != b.shift:
         yield Difference("attention-shift", "later keys that the causal mask shows", (str(a.shift), str(b.shift)))

@@ -31,10 +31,10 @@ from embgrad.comparison.hypotheses.norm_fit import EPSILONS
 from embgrad.comparison.hypotheses.other_weights import with_weights_of_b
 from embgrad.comparison.hypotheses.projections import splits
 from embgrad.comparison.hypotheses.site import Site
-from embgrad.comparison.hypotheses.sources import Fused, Source, skipped_norms, sources
+from embgrad.comparison.hypotheses.sources import Fused, Source, most_off, relative, skipped_norms, sources
 from embgrad.model_points.points import INPUT
 
-__all__ = ["late_variants", "variants", "with_settings_of"]
+__all__ = ["late_variants", "variants", "with_norms", "with_settings_of"]
 
 #: The largest number that masks usually subtract in place of an infinite one.
 LARGEST: Final = 1e4
@@ -92,6 +92,42 @@ def late_variants(core: Core) -> Iterator[tuple[Core, tuple[str, ...]]]:
             (Soft(keys, 1.0, instead=True), ("soft",)),
         ):
             yield replace(core, mask=replace(core.mask, soft=soft)), names
+
+
+def with_norms(site: Site, core: Core) -> Core | None:
+    """Return the core of what norms of queries and keys are given, which it applies itself; None where it reads no norms by head.
+
+    A core that reads what they return has no settings of them.
+    """
+    read = (core.query, core.key)
+    given = [next((it for _, it in skipped_norms(site, source.values)), None) for source in read]
+    gains, limit = gains_of(site, core.size), most_off(site)
+    best: tuple[float, HeadNorm] | None = None
+    for epsilon, offset, centred in itertools.product(EPSILONS, (0.0, 1.0), (False, True)):
+        norms = [HeadNorm(gain, None, epsilon, offset, centred=centred) for gain in gains]
+        found = [
+            min(((_off(norm, it.values, source.values), norm.query) for norm in norms), key=lambda entry: entry[0])
+            for source, it in zip(read, given, strict=True)
+            if it is not None and norms
+        ]
+        off = max((off for off, _ in found), default=limit)
+        if off < (limit if best is None else best[0]):
+            chosen = iter([gain for _, gain in found])
+            query, key = (None if it is None else next(chosen) for it in given)
+            best = off, HeadNorm(query, key, epsilon, offset, centred=centred)
+    if core.norm is not None or best is None:
+        return None
+    sources = {
+        name: Source(it.name, it.values) for name, it in zip(("query", "key"), given, strict=True) if it is not None
+    }
+    return replace(core, norm=best[1], **sources)  # type: ignore[arg-type]
+
+
+def _off(norm: HeadNorm, given: np.ndarray, returned: np.ndarray) -> float:
+    """Return the relative L2 of a norm of the heads of a tensor against what is returned of it."""
+    assert norm.query is not None
+    heads = given.reshape(*given.shape[:2], -1, len(norm.query))
+    return relative(norm.apply(heads, heads)[0].reshape(given.shape), returned)
 
 
 def _declared(site: Site) -> Mapping[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -21,8 +22,11 @@ from embgrad.comparison.hypotheses.expert_weights import (
     stacks_of,
 )
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, Activation, logistic
-from embgrad.comparison.hypotheses.site import Explanation, Site, Values, together
+from embgrad.comparison.hypotheses.site import Explanation, Site, Values, known_changes, remember, together
 from embgrad.comparison.hypotheses.sources import Source, last_part, most_off, sources
+from embgrad.comparison.hypotheses.terms import Sum, sums
+from embgrad.comparison.sites import count_layers
+from embgrad.model_points.roles import LAYER
 
 __all__ = ["Experts"]
 
@@ -138,6 +142,7 @@ class Mixture:
         routing: how experts are taken.
         factor: what their sum is multiplied by.
         added: the tensors that are added.
+        given: the experts' input in b where it is not the router's, which is set alone; None where it is.
     """
 
     source: Source
@@ -147,12 +152,16 @@ class Mixture:
     routing: Routing
     factor: float = 1.0
     added: tuple[Term, ...] = ()
+    given: np.ndarray | None = None
 
     def compute(self, at: Values) -> np.ndarray:
         """Return the sum in a pass whose values at points a function returns, (example, position, feature)."""
-        values = self.source.read(at)
-        rows = values.reshape(-1, values.shape[-1])
-        weights = self.routing.weights(self.router.logits(rows), self.router.preferred)
+        return self._of(self.source.read(at), self.source.read(at), at)
+
+    def _of(self, values: np.ndarray, given: np.ndarray, at: Values) -> np.ndarray:
+        """Return the sum of the experts that the router takes by some values, and of what else is added."""
+        weights = self.routing.weights(self.router.logits(values.reshape(-1, values.shape[-1])), self.router.preferred)
+        rows = given.reshape(-1, given.shape[-1])
         total = np.zeros((len(rows), self.bank.down.shape[-1]))
         for expert in range(weights.shape[1]):
             tokens = np.flatnonzero(weights[:, expert])
@@ -165,7 +174,8 @@ class Mixture:
 
     def predicted(self, site: Site) -> np.ndarray:
         """Return the sum at a site."""
-        return self.compute({before.name: before.values for before in site.before}.__getitem__)
+        at = {before.name: before.values for before in site.before}.__getitem__
+        return self._of(self.source.read(at), self.source.read(at) if self.given is None else self.given, at)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -177,11 +187,41 @@ class Experts:
     """A mixture of experts, with a residual or shared experts beside them."""
 
     def explain(self, site: Site) -> list[Explanation]:
-        """Return how the mixtures of both models differ; an empty list where a computes none."""
+        """Return how the mixtures of both models differ, or norms of them; an empty list where a computes none."""
         with np.errstate(all="ignore"):
-            first = next(_fits(site), None)
-            second = None if first is None else _ported(site, first)
-        return [] if first is None or second is None else _explanations(site, first, second)
+            computed = next(sums(site))
+            inner = _at_sum(site, computed)
+            for first in itertools.islice(_fits(inner), 1):
+                for change, given in _changes_before(site, computed, first):
+                    changed = replace(computed, apply=partial(_of_changed, computed.apply, change))
+                    second = _ported(inner, replace(first, given=given), changed, change, most_off(site))
+                    if second is not None:
+                        return _explanations(inner, first, second, changed, change)
+        return []
+
+
+def _changes_before(site: Site, computed: Sum, a: Mixture) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Yield what b's sum may have beside a mixture, and the experts' own input: nothing, or what earlier sums of b differ by."""
+    yield np.zeros(computed.whole.shape), None
+    for _, change in reversed(known_changes(site)) if computed.name else ():
+        if change.shape == computed.whole.shape:
+            yield change, None
+            yield from ((change, it.b) for it, _ in site.memory["explained"] if np.array_equal(it.a, a.source.values))
+
+
+def _of_changed(function: Callable[[np.ndarray], np.ndarray], change: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return function(values + change)
+
+
+def _at_sum(site: Site, computed: Sum) -> Site:
+    """Return a site at whose end a has the sum that a norm at the end of another site is given."""
+    if not computed.name:
+        return site
+    whole = computed.whole
+    last = count_layers(site.recordings[0]) - 1 if site.layer is None else site.layer - 1
+    layer = site.recordings[0].by_role(f"{LAYER}.{last}")
+    own = last if layer is not None and np.array_equal(layer.values, whole) else site.layer
+    return replace(site, a=whole, layer=own, before=[it for it in site.before if not np.array_equal(it.values, whole)])
 
 
 def _fits(site: Site) -> Iterator[Mixture]:
@@ -198,22 +238,29 @@ def _fits(site: Site) -> Iterator[Mixture]:
         for router in routers_of(site.recordings[0], site.layer, stacks, width):
             count = len(router.bias)
             banks: Iterable[Bank] = ()
-            functions, sums = list(FUNCTIONS), every
+            functions, added = list(FUNCTIONS), every
             if width == site.a.shape[-1]:
                 banks = banks_of(stacks, width, count)
             elif count == site.a.shape[-1]:  # the router's own output
-                banks, functions, sums = [Scores(count)], [ACTIVATIONS[0]], [()]
+                banks, functions, added = [Scores(count)], [ACTIVATIONS[0]], [()]
             for bank in banks:
                 start = Mixture(source, router, bank, functions[0], Routing("softmax", 1, normalised=True))
-                for mixture in _nearest(site, start, [bank], functions, site.a, sums, most):
+                for mixture in _nearest(site, start, [bank], functions, site.a, added, most):
                     if site.off(mixture.predicted(site), from_a=True) <= most:
                         yield mixture
 
 
-def _ported(site: Site, a: Mixture) -> Mixture | None:
-    """Return the mixture that reproduces the port's output, with as few other settings as do; None where none does."""
-    most = most_off(site)
-    is_mixed = not isinstance(a.bank, Scores)
+def _ported(site: Site, a: Mixture, computed: Sum, change: np.ndarray, most: float) -> Mixture | None:
+    """Return the mixture that reproduces the port's output, with as few other settings as do; None where none does.
+
+    Args:
+        site: the site, at whose end a has the mixture.
+        a: a's mixture.
+        computed: what a makes of it.
+        change: what b adds to its mixture.
+        most: the relative L2 up to which an output is reproduced.
+    """
+    is_mixed, wanted = not isinstance(a.bank, Scores), site.b if computed.free is None else -change
     layers = (site.layer, _layer_of(site)) if is_mixed else ()
     stacks = [stacks_of(side, layer) for side, layer in zip(site.recordings, layers, strict=False)]
     readings, own = [list(banks_of(each, *a.router.matrix.shape)) for each in stacks] or ([], [])
@@ -226,10 +273,10 @@ def _ported(site: Site, a: Mixture) -> Mixture | None:
     ]
     starts = [a, *(replace(a, router=router) for router in _without_vectors(a.router))]
     for number, (banks, functions) in enumerate(tried):
-        sums = [a.added] if number else [a.added, *_fewer(a.added)]
+        added = [a.added] if number else [a.added, *_fewer(a.added)]
         for start in starts[:1] if number else starts:
-            for mixture in _nearest(site, start, banks, functions, site.b, sums, most):
-                if site.off(mixture.predicted(site)) <= most:
+            for mixture in _nearest(site, start, banks, functions, wanted, added, most, computed):
+                if site.off(computed.apply(mixture.predicted(site))) <= most:
                     return mixture
     return None
 
@@ -265,8 +312,9 @@ def _nearest(
     banks: Sequence[Bank],
     functions: Sequence[Activation],
     wanted: np.ndarray,
-    sums: Sequence[tuple[Term, ...]],
+    terms: Sequence[tuple[Term, ...]],
     most: float,
+    computed: Sum | None = None,
 ) -> list[Mixture]:
     """Return the mixtures that reproduce an output at a few tokens: those with fewest changes first, of them the nearest.
 
@@ -276,33 +324,41 @@ def _nearest(
         banks: the weights that are tried.
         functions: the activation functions that are tried.
         wanted: the output, (example, position, feature).
-        sums: the tensors that may be added.
+        terms: the tensors that may be added.
         most: the relative L2 up to which an output is reproduced.
+        computed: what a makes of its mixture. Of what b gives to a norm the direction is known, and taken from all else.
     """
     tokens = _few(site)
     rows = site.rows(start.source.values)[tokens]
+    given = rows if start.given is None else site.rows(start.given)[tokens]
     logits, preferred = start.router.logits(rows), start.router.preferred
     routings = list(dict.fromkeys([*_routings(len(preferred)), *_grouped(site, len(preferred), start.routing)]))
     weights = {routing: routing.weights(logits, preferred) for routing in routings}
     at = {before.name: before.values for before in site.before}.__getitem__
     whole = site.rows(wanted)[tokens]
-    rests = [whole - sum((site.rows(term.read(at))[tokens] for term in added), np.zeros(1)) for added in sums]
-    wide = np.stack([rest.ravel() for rest in rests])
-    limit = 3 * most * np.linalg.norm(whole)
+    seen: Callable[[np.ndarray], np.ndarray] = np.asarray
+    length = float(np.linalg.norm(whole))
+    if computed is not None and computed.free is not None:
+        seen = replace(computed, free=computed.free[tokens]).seen
+        length = float(np.linalg.norm(site.rows(site.a)[tokens]))
+    rests = [whole - sum((site.rows(term.read(at))[tokens] for term in added), np.zeros(1)) for added in terms]
+    wide = np.stack([seen(np.broadcast_to(rest, whole.shape)).ravel() for rest in rests])
+    limit = 3 * most * length
+    shares = np.stack([*weights.values()], 1)  # (token, routing, expert)
     found: list[tuple[int, float, Mixture]] = []
     for bank, function in itertools.product(banks, functions):
-        outputs = bank.outputs(rows, function)
-        mixed = np.stack([np.einsum("te,etf->tf", shares, outputs).ravel() for shares in weights.values()])
+        outputs = bank.outputs(given, function)
+        mixed = np.stack([seen(it).ravel() for it in (shares @ outputs.swapaxes(0, 1)).swapaxes(0, 1)])
         power = (mixed**2).sum(1) + 1e-300
         products = mixed @ wide.T
         # What is left of a rest without its part along a mixture, up to the rounding of the subtraction.
         left = (wide**2).sum(1) - products**2 / power[:, None]
-        for number, place in np.argwhere(left <= (limit + SAME * np.linalg.norm(whole)) ** 2):
+        for number, place in np.argwhere(left <= (limit + SAME * length) ** 2):
             factor = float(products[number, place] / power[number])
             off = float(np.linalg.norm(wide[place] - factor * mixed[number]))
             if off <= limit and abs(factor) > SAME:
                 exact = 1.0 if abs(factor - 1) <= SAME else factor
-                routing, added = routings[number], sums[place]
+                routing, added = routings[number], terms[place]
                 mixture = replace(start, bank=bank, function=function, routing=routing, factor=exact, added=added)
                 found.append((_changes(start, mixture), off, mixture))
     return [mixture for *_, mixture in sorted(found, key=lambda entry: entry[:2])]
@@ -353,10 +409,15 @@ def _layer_of(site: Site) -> int | None:
     return max(set(layers), key=layers.count) if layers else site.layer
 
 
-def _explanations(site: Site, a: Mixture, b: Mixture) -> list[Explanation]:
-    """Return the first setting in which two mixtures differ, with the others."""
-    rest = (b.predicted(site), b.compute, b.inputs)
-    return together([Explanation(cause, setting, values, *rest) for cause, setting, values in _differences(a, b)])
+def _explanations(site: Site, a: Mixture, b: Mixture, computed: Sum, change: np.ndarray) -> list[Explanation]:
+    """Return the first setting in which two mixtures differ, with the others; what a norm is given is remembered."""
+    whole = b.predicted(site)
+    rest = (computed.apply(whole), lambda at: computed.apply(b.compute(at)), b.inputs)
+    layer = site.layer if computed.name else None
+    found = together([Explanation(*it, *rest, layer=layer) for it in _differences(a, b)])
+    if found and computed.name:
+        remember(site, (found[0], whole + change - site.a))
+    return found
 
 
 def _differences(a: Mixture, b: Mixture) -> Iterator[tuple[str, str, tuple[str, str]]]:

@@ -93,6 +93,7 @@ class Explanation:
         also: the further settings that differ, if several do; they have the same predicted output.
         rivals: explanations of the same predicted output, which other sites may decide for.
         goes_on: whether this is the difference of an earlier site alone, which has the cause.
+        layer: the index of the layer that it is in, where that is not the site's own; None where it is.
     """
 
     cause: str
@@ -105,6 +106,7 @@ class Explanation:
     also: tuple[Explanation, ...] = ()
     rivals: tuple[Explanation, ...] = ()
     goes_on: bool = False
+    layer: int | None = None
 
     @property
     def text(self) -> str:

@@ -45,6 +45,12 @@ def test_sites_with_the_same_values_are_one_cause() -> None:
     assert cause.remaining == pytest.approx(0.02)
 
 
+def test_an_explanation_may_be_of_another_layer_than_its_site() -> None:
+    sites = [site(f"layers.{number}.q:input", number) for number in (1, 2)]
+    (cause,) = causes_of([(at, explanation(at, layer=number)) for number, at in enumerate(sites)])
+    assert (cause.text, cause.layers) == ("epsilon 1e-05 in a and 1e-06 in b, layers 0–1", (0, 1))
+
+
 def test_other_values_are_another_cause_and_the_largest_is_first() -> None:
     sites = [site("layers.0.norm", 0, 0.125), site("layers.1.norm", 1, 0.5), site("layers.2.norm", 2, 0.25)]
     values = [("1", "2"), ("1", "3"), ("1", "2")]

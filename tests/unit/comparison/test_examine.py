@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -463,3 +464,15 @@ def test_what_a_layer_is_given_is_of_the_layer_before(
         [tensor(f"{path}:output#0", own, at, [f"layer.{path[-1]}"] * (path[-1] != "x")) for path, own, at in made]
     )
     assert _layer_before(side, tensor(key, values, time), lambda at: int(at > 2) if at < 7 else None) == layer
+
+
+def test_what_no_hypothesis_explains_is_searched_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several modules that read one tensor end stretches that differ alike."""
+    x = np.random.default_rng(0).normal(size=(3, 2, 4, 3))
+    kinds = [(x[0], x[1]), (x[0], x[1]), (x[0], x[2]), (x[2], x[1])]
+    sites = [SimpleNamespace(name=str(number), a=a, b=b, memory={}) for number, (a, b) in enumerate(kinds)]
+    searched: list[str] = []
+    monkeypatch.setattr("embgrad.comparison.inspection.explain", lambda site: searched.append(site.name))
+    found: Any = SimpleNamespace(sites=sites, random=())
+    assert [explanation for _, explanation in explain_sites(found)] == [None] * 4
+    assert searched == ["0", "2", "3"]

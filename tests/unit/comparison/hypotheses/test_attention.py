@@ -268,6 +268,39 @@ def test_norms_whose_outputs_the_reference_alone_has_are_computed_again() -> Non
     assert only(site).text == "the gain of the norm of queries is that of queries in a and that of keys in b"
 
 
+@pytest.mark.parametrize(
+    ("query", "key", "text"),
+    [
+        ((1.0, 1e-6), (1.0, 1e-6), "the gains of the norms of queries and keys are applied in a and missing in b"),
+        ((None, 1e-3), (None, 1e-3), "epsilon 1e-06 in a and 0.001 in b"),
+        ((None, 1e-6), (1.0, 1e-6), None),
+    ],
+    ids=["no gains", "epsilon", "no gain of keys"],
+)
+def test_other_settings_of_norms_that_are_points_of_both_models_are_named(
+    query: tuple[float | None, float], key: tuple[float | None, float], text: str | None
+) -> None:
+    """A port computes the norms itself from what the projections return, whose outputs the reference alone has."""
+    first, second = GAINS.values()
+    own = {"layers.0.q_norm": normed(QUERY, first), "layers.0.k_norm": normed(KEY, second)}
+    given = {"layers.0.q_norm:input": QUERY, "layers.0.k_norm:input": KEY}
+    (mine, epsilon), (its, other) = query, key
+    b = attended(
+        normed(QUERY, first if mine is None else np.ones(SIZE), epsilon),
+        normed(KEY, second if its is None else np.ones(SIZE), other),
+    )
+    at = site_of(attended(*own.values()), b, {**own, **given, **BEFORE}, real=REAL, weights=GAINS)
+    assert [it.text for it in AttentionCore().explain(at)] == ([] if text is None else [text])
+
+
+@pytest.mark.parametrize("norms", [["a norm"], []])
+def test_no_attention_is_looked_for_in_what_a_norm_returns(norms: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for one in vain takes longer than all else."""
+    monkeypatch.setattr("embgrad.comparison.hypotheses.attention.norms_of", lambda site: iter(norms))
+    at = site_of(attended(), attended(scale=1.0), BEFORE, real=REAL)
+    assert bool(AttentionCore().explain(at)) == (not norms)
+
+
 def test_what_a_module_without_weights_returns_may_have_been_turned_before() -> None:
     """The reference's norm without gains returns turned queries and keys, which the port's own function turns otherwise."""
 

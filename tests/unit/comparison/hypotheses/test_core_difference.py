@@ -63,6 +63,15 @@ def test_a_setting_is_named(change: dict[str, Any], cause: str, values: tuple[st
     assert [(one.cause, one.values) for one in found] == [(cause, values)]
 
 
+def test_a_window_of_both_sides_and_a_causal_one_of_the_same_keys_are_no_other_windows() -> None:
+    """A causal window counts the query itself."""
+    both, causal = (replace(CORE, mask=mask) for mask in (Mask(window=4), Mask(causal=True, window=5)))
+    assert [found.cause for found in differences(both, causal)] == ["attention-causal"]
+    assert [found.cause for found in differences(causal, both)] == ["attention-causal"]
+    found = differences(both, replace(CORE, mask=Mask(causal=True, window=4)))
+    assert [one.cause for one in found] == ["attention-causal", "attention-window"]
+
+
 def test_the_norm_that_one_side_lacks_is_named() -> None:
     for norm, roles in ((HeadNorm(None, GAIN), "queries"), (HeadNorm(GAIN, None), "keys")):
         both = HeadNorm(GAIN, GAIN)

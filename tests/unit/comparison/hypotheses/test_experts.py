@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 
 from embgrad.comparison.hypotheses.expert_weights import banks_of, stacks_of
 from embgrad.comparison.hypotheses.experts import Experts, Groups, Routing
-from embgrad.comparison.hypotheses.site import Explanation, Site
-from tests.unit.comparison.hypotheses.modules import best, module_site
+from embgrad.comparison.hypotheses.site import CHANGES, Explanation, Site
+from embgrad.comparison.recording import Tensor
+from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
 from tests.unit.comparison.hypotheses.planted import expect_exact
 
 RANDOM = np.random.default_rng(0)
@@ -376,3 +378,58 @@ def test_weights_that_b_stores_in_another_way_are_compared_by_their_values(
     weights = fused(gate, up, down)
     found = explained(site(mixed(gate=gate, up=up, down=down), held_b=weights))
     assert (found.cause, found.text) == (cause, text)
+
+
+GAIN = 1 + RANDOM.random(DIM)
+
+
+def behind_norm(b: np.ndarray, **further: Any) -> Site:
+    """Return a site at the norm of what the layer before, with the experts, returns, which is no point of b."""
+    outputs = (whole / np.sqrt((whole**2).mean(-1, keepdims=True) + 1e-6) * GAIN for whole in (A, b))
+    before = {"norm:input": A, "block.router": BEFORE["block.router"], "block": X, "residual": RESIDUAL}
+    given = {"key": "norm:output#0", "held_a": {**named(), "norm.gain": GAIN}, "alone": ["norm:input"], "layer": 1}
+    others = [Tensor("layer#0", "layer", "output", 0, ("layer.0",), 0.5, A)]
+    at = module_site(*outputs, before, others=others, **{**given, **further})
+    layers = {"norm.gain": 1}
+    held = (tuple(replace(it, layer=layers.get(it.name, 0)) for it in side.weights) for side in at.recordings)
+    sides = (replace(side, weights=weights) for side, weights in zip(at.recordings, held, strict=True))
+    return replace(at, recordings=tuple(sides))
+
+
+@pytest.mark.parametrize(
+    ("b", "text"),
+    [
+        (mixed(taken=1), "experts for each token 2 in a and 1 in b"),
+        (
+            mixed(normalised=False),
+            "the chosen experts' scores are divided by their sum in a and taken as they are in b",
+        ),
+        (mixed(factor=2.5), "the experts' sum is multiplied by 1 in a and 2.5 in b"),
+        (mixed(gate=UP, up=GATE), "of the experts' branches w1 activated in a and w3 activated in b"),
+    ],
+)
+def test_a_mixture_whose_norm_alone_is_a_point_is_explained_in_its_own_layer(b: np.ndarray, text: str) -> None:
+    """A function of a dict of parameters has no point in its residual stream."""
+    found = explained(behind_norm(b))
+    assert (found.text, found.layer) == (text, 0)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_mixture_behind_the_difference_of_an_earlier_sum_is_explained(moved: bool) -> None:
+    """What earlier layers differ by goes on in b's residual, and in what its experts are given where that is no point."""
+    change, own = RANDOM.normal(size=(2, *X.shape))
+    b = mixed(taken=1) + change
+    if moved:  # the router takes experts by what it is given in a
+        b = RESIDUAL + change
+        for place in np.ndindex(*X.shape[:2]):
+            expert = int(np.argmax(ROUTER @ X[place]))
+            units = np.array([silu(unit) for unit in GATE[expert] @ own[place]]) * (UP[expert] @ own[place])
+            b[place] += DOWN[expert] @ units
+    earlier = Explanation("expert-routing", "x", ("1", "2"), X)
+    at = behind_norm(b)
+    memory = {CHANGES: [(earlier, change)], "explained": [(replace(at, a=X, b=own), earlier)]}
+    (found,) = Experts().explain(replace(at, memory=memory))
+    assert found.text == "experts for each token 2 in a and 1 in b"
+    assert at.off(found.predicted) < 1e-6
+    np.testing.assert_allclose(memory[CHANGES][-1][1][REAL], (b - A)[REAL], atol=1e-9)  # all of what the next sum has
+    assert Experts().explain(behind_norm(b)) == []
