@@ -18,7 +18,8 @@ def with_exchanged_in_place(matching: Matching, a: Recording, b: Recording) -> M
     """Return the matching, with two norms of a layer of which b applies each with the weights of the other paired by place.
 
     Two norms, as of queries and keys, may be called in either order, so what they are given shows which is which: in a the
-    product with a matrix goes to one norm, and in b the product with its partner to the other.
+    product with a matrix goes to one norm, and in b the product with its partner to the other. Both are called in both models: a
+    norm that b leaves out is in no other one's place.
 
     Args:
         matching: the weights by their partners.
@@ -36,8 +37,11 @@ def with_exchanged_in_place(matching: Matching, a: Recording, b: Recording) -> M
     changed: dict[str, Match] = {}
     for first, second in itertools.chain(*(itertools.combinations(found, 2) for found in by_layer.values())):
         mine, its = held_a[first.a], held_a[second.a]
-        wanted = [matrices.get(sources_a.get(it.module, "")) for it in (mine, its)]
-        given = [sources_b.get(held_b[it.b].module) for it in (second, first)]
+        others = [held_b[it.b].module for it in (second, first)]
+        if not ({mine.module, its.module} <= sources_a.keys() and {*others} <= sources_b.keys()):
+            continue
+        wanted = [matrices.get(sources_a[it.module], "") for it in (mine, its)]
+        given = [sources_b[module] for module in others]
         if mine.shape == its.shape and _kind_of(mine) == _kind_of(its) and wanted[0] != wanted[1] and wanted == given:
             changed[first.a] = at_one_place(mine, held_b[second.b], {second.b: second.a})
             changed[second.a] = at_one_place(its, held_b[first.b], {first.b: first.a})
@@ -50,11 +54,10 @@ def _kind_of(weight: HeldWeight) -> str:
 
 
 def _sources_of(recording: Recording) -> dict[str, str]:
-    """Return by the paths of modules without a matrix the module with one whose output they are given."""
+    """Return by the paths of modules without a matrix the module with one whose output they are given; "" for another tensor."""
     matrices = dict.fromkeys(weight.module for weight in recording.weights if len(weight.shape) > 1)
     outputs = ((path, recording.of_module(path, OUTPUT)) for path in matrices)
     by_values = {tensor.values.tobytes(): path for path, tensor in outputs if tensor is not None}
     others = dict.fromkeys(weight.module for weight in recording.weights if weight.module not in matrices)
     inputs = ((path, recording.of_module(path, INPUT)) for path in others)
-    found = ((path, by_values.get(tensor.values.tobytes())) for path, tensor in inputs if tensor is not None)
-    return {path: source for path, source in found if source is not None}
+    return {path: by_values.get(tensor.values.tobytes(), "") for path, tensor in inputs if tensor is not None}

@@ -106,7 +106,7 @@ _FAULTS: Final = (
         planted("tanh-gelu", "gelu", "mlp|intermediate|DenseReluDense|dense|moe", tanh=True),
         planted("epsilon", EPSILON, NORM, epsilon=1e-6),
         planted("mask-ignored", "mask-ignored", ATTENTION, padded=False),
-        planted("mask-sign", "", ATTENTION, mask="sign"),
+        planted("mask-sign", "mask-ignored", ATTENTION, mask="sign", may_be_unnamed=True),
         planted("types-ignored", "types-ignored", "token_type|LayerNorm", types=False),
         planted("pre-norm", "norm-order", "layer|LayerNorm|attention", pre_norm=True),
         planted("residual-outside", "norm-order", "LayerNorm|layer", outside=True),

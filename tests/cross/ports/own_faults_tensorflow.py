@@ -106,7 +106,7 @@ _FAULTS: Final = (
         planted("types-ignored", "types-ignored", "token_type|LayerNorm|embeddings", types="none"),
         planted("tanh-missing", ACT, "pooler|classifier|output", pooler="linear"),
         planted("mean-for-first", "pooling", "pooler|classifier|output", pooling="mean"),
-        planted("mask-sign", "", ATTENTION, mask="sign"),
+        planted("mask-sign", "mask-ignored", ATTENTION, mask="sign"),
     ),
     *of("keras-mixtral",
         planted("not-normalised", "expert-routing", "moe|layers", order="before"),

@@ -137,7 +137,7 @@ _FAULTS: Final = (
         planted("maximum", "pooling", "output", pooling="max"),
         planted("not-normalised", "pooling", "output", unit=False),
         planted("mean-of-unit-vectors", "pooling", "output", pooling="each"),
-        planted("mask-inverted", "", ATTENTION, mask="inverted"),
+        planted("mask-inverted", "mask-ignored", ATTENTION, mask="inverted", may_be_unnamed=True),
         planted("mask-ignored", "mask-ignored", ATTENTION, mask="none"),
         planted("value-heads-inside", "permuted-weight", "value|self|attention",
             change=weights(r".*layer\.1\.attention\.self\.value\..*", by=heads_inside)),

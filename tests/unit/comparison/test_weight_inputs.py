@@ -68,3 +68,10 @@ def test_other_norms_stay_with_their_equals() -> None:
     assert partners(side({"q_norm": SUM, "k_norm": SUM}), side({"q_norm": SUM, "k_norm": SUM})) == OWN
     assert partners(side(RIGHT, layer=None), side(exchanged, layer=None)) == OWN
     assert partners(side({}), side({})) == OWN
+
+
+def test_a_norm_that_is_not_called_has_no_place() -> None:
+    """A port without the first of two norms gives its input to the second."""
+    both = {"q_norm": QUERY, "k_norm": SUM}
+    assert partners(side(both), side({"k_norm": QUERY})) == OWN
+    assert partners(side({"k_norm": QUERY}), side(both)) == OWN
