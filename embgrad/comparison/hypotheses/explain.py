@@ -33,10 +33,12 @@ from embgrad.comparison.hypotheses.skipped import Skipped
 from embgrad.comparison.hypotheses.terms import OtherTerm
 from embgrad.comparison.hypotheses.turned import TurnedFeatures
 from embgrad.comparison.hypotheses.unprojected import (
+    INPUTS,
     before_carried,
     before_product,
     before_sum,
     before_taken,
+    behind_known_input,
     carried_into_norm,
     carried_on,
     projected,
@@ -161,7 +163,10 @@ def _seen_before(site: Site, hypotheses: Sequence[Hypothesis]) -> Iterator[Expla
     for inner, product in before_product(site):
         explanation = _explain(inner, hypotheses)
         if explanation is not None:
+            site.memory.setdefault(INPUTS, []).append((inner.a, explanation))
             yield projected(explanation, product)
+    for explanation, product in behind_known_input(site):
+        yield projected(explanation, product)
     for inner, taken in before_taken(site):
         explanation = explain(inner, [it for it in hypotheses if not isinstance(it, SEARCHING)])
         known = {(it.cause, it.values) for _, it in site.memory.get("explained", []) if it is not None}

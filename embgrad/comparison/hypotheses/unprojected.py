@@ -15,10 +15,12 @@ from embgrad.comparison.sites import difference, name_of
 from embgrad.model_points.points import OUTPUT
 
 __all__ = [
+    "INPUTS",
     "before_carried",
     "before_product",
     "before_sum",
     "before_taken",
+    "behind_known_input",
     "carried_into_norm",
     "carried_on",
     "projected",
@@ -27,6 +29,9 @@ __all__ = [
     "with_carried",
     "with_carried_input",
 ]
+
+#: The key in a site's memory of the inputs of products that are explained, a's values and the explanation.
+INPUTS: Final = "inputs"
 
 #: The condition number up to which a matrix is inverted.
 MOST_CONDITION: Final = 1e4
@@ -50,20 +55,36 @@ def before_product(site: Site) -> Iterator[tuple[Site, Projection]]:
 
     The head that a function of the port applies to the last norm is such a product.
     """
+    for entry, key, matrix, bias in _products_of(site):
+        solved, product = _solved(matrix, site.b - bias), _product(matrix, bias)
+        if solved is not None and site.off(product(solved[0])) <= EXACT:
+            pair = replace(site.pair, name=entry.name, a=key)
+            yield replace(site, pair=pair, a=entry.values, b=solved[0], floor=site.floor * solved[1]), product
+            return
+
+
+def behind_known_input(site: Site) -> Iterator[tuple[Explanation, Projection]]:
+    """Yield the explanations of an input of earlier sites that a module of a multiplies with one matrix, and the product.
+
+    Where keys and values have fewer features than queries, their common input does not follow from theirs.
+    """
+    known: list[tuple[np.ndarray, Explanation]] = site.memory.get(INPUTS, [])
+    for entry, _, matrix, bias in _products_of(site) if known else ():
+        for values, explanation in known:
+            if np.array_equal(values, entry.values):
+                yield explanation, _product(matrix, bias)
+
+
+def _products_of(site: Site) -> Iterator[tuple[Before, str, np.ndarray, np.ndarray]]:
+    """Yield an input of a module of a that b has not, its key, and the matrix and the bias with which it becomes the output."""
     for path, entry in site.modules if np.isfinite(site.b[site.real]).all() else ():
         tensor = next((it for it in site.recordings[0].tensors.values() if name_of(it) == entry.name), None)
         if entry.shared or tensor is None or entry.values.shape[:2] != site.a.shape[:2]:
             continue
         for matrix in _matrices_of(site, path, entry.values.shape[-1]):
             bias = site.rows(site.a).mean(0) - site.rows(entry.values).mean(0) @ matrix
-            product = _product(matrix, bias)
-            if site.off(product(entry.values), from_a=True) > EXACT:
-                continue
-            solved = _solved(matrix, site.b - bias)
-            if solved is not None and site.off(product(solved[0])) <= EXACT:
-                pair = replace(site.pair, name=entry.name, a=tensor.key)
-                yield replace(site, pair=pair, a=entry.values, b=solved[0], floor=site.floor * solved[1]), product
-                return
+            if site.off(_product(matrix, bias)(entry.values), from_a=True) <= EXACT:
+                yield entry, tensor.key, matrix, bias
 
 
 def _solved(matrix: np.ndarray, product: np.ndarray) -> tuple[np.ndarray, float] | None:

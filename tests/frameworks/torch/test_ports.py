@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import embgrad
 
@@ -94,3 +94,35 @@ def test_weights_that_compute_the_same_are_right(gpt2: GPT2LMHeadModel, changes:
     with torch.no_grad():
         port.transformer.h[1].attn.c_attn.weight[:, :32] *= 1.5
     assert not embgrad.check_port(gpt2, port, BATCH).agrees
+
+
+def test_faults_beside_folded_norms_are_named_alone() -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=60, num_hidden_layers=3, max_position_embeddings=32, **sizes)
+    ).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * torch.randn_like(weight))
+    port = copy.deepcopy(model)
+    with torch.no_grad():
+        for layer in port.model.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            for norm, matrices in (
+                (layer.input_layernorm, (attention.q_proj, attention.k_proj, attention.v_proj)),
+                (layer.post_attention_layernorm, (mlp.gate_proj, mlp.up_proj)),
+            ):
+                for matrix in matrices:
+                    matrix.weight *= norm.weight
+                torch.nn.init.ones_(norm.weight)
+    assert embgrad.check_port(model, port, BATCH).agrees
+    port.model.layers[1].input_layernorm.variance_epsilon = 1e-2
+    port.model.layers[2].self_attn.scaling *= 1.1
+    report = embgrad.check_port(model, port, BATCH)
+    assert {(cause.cause, cause.layers) for cause in report.causes} == {
+        ("layer-norm-epsilon", (1,)),
+        ("attention-scale", (2,)),
+    }
+    assert report.unexplained == ()
+    assert report.explained == pytest.approx(1.0)

@@ -120,6 +120,30 @@ def test_a_norm_before_a_product_is_explained(module: str, is_turned: bool, bias
     assert not list(before_product(shared)), "b's input is a point"
 
 
+def test_a_narrow_product_is_explained_by_the_same_input_of_a_wide_one() -> None:
+    """Keys and values of few heads do not show what the norm before them returned, and the queries do."""
+
+    def site(width: int, *, memory: dict[str, Any], given: float = 1.0) -> Site:
+        matrix = np.random.default_rng(width).normal(size=(6, width))
+        a, b = normed(1e-5) * given @ matrix, normed(0.1) * given @ matrix
+        further = [Tensor("head:input#0", "head", "input", 0, (), 3.0, normed(1e-5) * given)]
+        further += [Tensor("head:output#0", "head", "output", 0, (), 4.0, a)]
+        made = site_of_function(a, b, behind_norm(normed(1e-5), *further), {"norm:input": X}, {"head.w": matrix})
+        return replace(made, memory=memory)
+
+    memory: dict[str, Any] = {}
+    wide = explain(site(20, memory=memory))
+    narrow = explain(site(3, memory=memory))
+    assert wide is not None
+    assert narrow is not None
+    assert wide.text == narrow.text == "epsilon 1e-05 in a and 0.1 in b"
+    expect_exact(site(3, memory=memory), narrow)
+    assert explain(site(3, memory={})) is None
+    assert explain(site(3, memory=memory, given=2.0)) is None, "the input is another one"
+    other = site(3, memory=memory)
+    assert explain(replace(other, b=other.b + 0.1 * RANDOM.normal(size=other.b.shape))) is None
+
+
 @pytest.mark.parametrize("condition", [3e3, 3e4])
 def test_a_product_with_a_nearly_singular_matrix_is_not_undone(condition: float) -> None:
     left, right = (np.linalg.qr(RANDOM.normal(size=(size, 6)))[0] for size in (6, 20))
