@@ -93,15 +93,22 @@ class AttentionCore:
             return None, None
         ported = [core for _, places in known if (core := places.at(site)) is not None]
         b = ported_core(site, a, ported, deep=deep)
-        if deep and (b is None or b.norm is not None) and (normed := with_norms(site, a)) is not None:
-            a, b = (
-                normed,
-                ported_core(site, normed),
-            )  # a norm is not missing in one model at one point, and in the other at another
+        normed = with_norms(site, a) if deep and (b is None or b.norm is not None) else None
+        # A norm of the queries is not missing in one model at one point, and in the other at another.
+        if normed is not None and (b is None or _norm_the_same(normed, b)):
+            a, b = normed, ported_core(site, normed)
         if b is not None and b not in ported:
             first, second = Places.of(site, a), Places.of(site, b)
             known += [(first, second)] if first is not None and second is not None else []
         return a, b
+
+
+def _norm_the_same(a: Core, b: Core) -> bool:
+    """Return whether two cores both apply norms to the queries, or to the keys."""
+    if a.norm is None or b.norm is None:
+        return False
+    pairs = ((a.norm.query, b.norm.query), (a.norm.key, b.norm.key))
+    return any(mine is not None and its is not None for mine, its in pairs)
 
 
 def _may_be_turned_before(site: Site, a: Core, b: Core) -> bool:

@@ -16,7 +16,7 @@ from embgrad.comparison.hypotheses.attention import AttentionCore
 from embgrad.comparison.hypotheses.core_parts import ROUNDED
 from embgrad.comparison.hypotheses.site import Explanation, Site
 from embgrad.comparison.recording import Tensor
-from embgrad.comparison.weights import Part
+from embgrad.comparison.weights import Matching, Part
 from tests.unit.comparison.hypotheses.attended import (
     BEFORE,
     HEADS,
@@ -291,6 +291,22 @@ def test_other_settings_of_norms_that_are_points_of_both_models_are_named(
     )
     at = site_of(attended(*own.values()), b, {**own, **given, **BEFORE}, real=REAL, weights=GAINS)
     assert [it.text for it in AttentionCore().explain(at)] == ([] if text is None else [text])
+
+
+@pytest.mark.parametrize(("missing", "name"), [("query", "queries"), ("key", "keys")])
+def test_a_norm_that_the_reference_lacks_is_named_beside_one_that_it_has(missing: str, name: str) -> None:
+    whole, first = {"query": QUERY, "key": KEY}, "key" if missing == "query" else "query"
+    gains = {side: GAINS[f"layers.0.{side[0]}_norm.weight"] for side in whole}
+    normed_in_b = {side: normed(values, gains[side]) for side, values in whole.items()}
+    own = {f"layers.0.{first[0]}_norm:input": whole[first], f"layers.0.{first[0]}_norm": normed_in_b[first]}
+    a = attended(**{**whole, first: normed_in_b[first]})
+    at = site_of(a, attended(**normed_in_b), {**own, **BEFORE}, real=REAL, weights=GAINS)
+    mine, its = at.recordings
+    held = tuple(weight for weight in mine.weights if weight.module in own)
+    alone = Matching((), {}, (), (f"layers.0.{missing[0]}_norm.weight",))
+    sides = replace(mine, weights=held), replace(its, weights=mine.weights)
+    at = replace(at, recordings=sides, matching=alone)
+    assert [it.text for it in AttentionCore().explain(at)] == [f"the norm of {name} is missing in a and applied in b"]
 
 
 @pytest.mark.parametrize("norms", [["a norm"], []])
