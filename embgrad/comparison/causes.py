@@ -135,10 +135,10 @@ def _key(site: Site, explanation: Explanation, moved: Container[tuple[int, int] 
 
 def _layer_of(site: Site, explanation: Explanation) -> int | None:
     """Return the index of the layer that a cause is in: its own, that of a term or its norm if it is another, else the site's."""
-    is_of_sum = explanation.cause in ("residual-scale", "missing-residual", "norm-order")
-    own = TERM.match(explanation.setting) if is_of_sum else None
     if explanation.layer is not None:
         return explanation.layer
+    is_of_sum = explanation.cause in ("residual-scale", "missing-residual", "norm-order")
+    own = TERM.match(explanation.setting) if is_of_sum else None
     return site.layer if own is None else int(own[1])
 
 

@@ -258,9 +258,16 @@ def explain_sites(examination: Examination, *, only_first: bool = False) -> list
     differing = {site.name for site in examination.sites}
     for site in examination.sites[:1] if only_first else examination.sites:
         site.memory.update(explained=explained, differing=differing)
-        again = any(it is None and _are_alike(site, other) for other, it in explained)
-        explained.append((site, _drawn(site) if site.name in examination.random else None if again else explain(site)))
+        is_drawn = site.name in examination.random
+        explained.append((site, _drawn(site) if is_drawn else _searched_once(site, explained)))
     return moved_positions(moved_terms(explained))
+
+
+def _searched_once(site: Site, explained: Sequence[tuple[Site, Explanation | None]]) -> Explanation | None:
+    """Return the explanation of a site; None without a search where an earlier site that ends as it does has none."""
+    if any(it is None and _are_alike(site, other) for other, it in explained):
+        return None
+    return explain(site)
 
 
 def _are_alike(first: Site, second: Site) -> bool:

@@ -213,9 +213,8 @@ def _by_modules(a: Recording, b: Recording, matching: Matching) -> Iterator[Pair
             if matrices or any(a.tensors[pair.a].side == OUTPUT for pair in pairs):
                 yield from pairs
     for other, modules in composed.items():
-        if not _holds_others(
-            held_b, other, matrices=True
-        ):  # one that never calls a part that it holds computes further parts
+        # A module that never calls a part that it holds leaves out what the part computes.
+        if not _holds_others(held_b, other, matrices=True):
             yield from _around(a, b, modules, other)
     for name, parts in matching.parts.items():
         for part in parts if not {held_b[part.name].module for part in parts} & composed.keys() else ():

@@ -78,7 +78,7 @@ def likely_rotaries(declared: Mapping[str, Any], candidate: Projections) -> Iter
         Rotary(number, size, HALVES, pairs=round(size * part) // 2)
         for number in bases[:2]
         for part in shares
-        if part < 1 and round(size * part) >= 2  # a rotation of none is none
+        if part < 1 and round(size * part) >= 2  # fewer are no pair to rotate
     ]
     if scaling is not None:
         plain += [replace(rotary, scaling=None) for rotary in plain]

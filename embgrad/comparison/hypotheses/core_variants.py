@@ -99,6 +99,8 @@ def with_norms(site: Site, core: Core) -> Core | None:
 
     A core that reads what they return has no settings of them.
     """
+    if core.norm is not None:
+        return None
     read = (core.query, core.key)
     given = [next((it for _, it in skipped_norms(site, source.values)), None) for source in read]
     gains, limit = gains_of(site, core.size), most_off(site)
@@ -115,12 +117,12 @@ def with_norms(site: Site, core: Core) -> Core | None:
             chosen = iter([gain for _, gain in found])
             query, key = (None if it is None else next(chosen) for it in given)
             best = off, HeadNorm(query, key, epsilon, offset, centred=centred)
-    if core.norm is not None or best is None:
+    if best is None:
         return None
-    sources = {
+    inputs = {
         name: Source(it.name, it.values) for name, it in zip(("query", "key"), given, strict=True) if it is not None
     }
-    return replace(core, norm=best[1], **sources)  # type: ignore[arg-type]
+    return replace(core, norm=best[1], **inputs)  # type: ignore[arg-type]
 
 
 def _off(norm: HeadNorm, given: np.ndarray, returned: np.ndarray) -> float:

@@ -160,12 +160,13 @@ def _carried_into_norm(
 
 def _seen_before(site: Site, hypotheses: Sequence[Hypothesis]) -> Iterator[Explanation]:
     """Yield the explanations of a site by what is before the product or the sum at its end."""
-    for inner, product in before_product(site):
+    products = [*before_product(site)]
+    for inner, product in products:
         explanation = _explain(inner, hypotheses)
         if explanation is not None:
             site.memory.setdefault(INPUTS, []).append((inner.a, explanation))
             yield projected(explanation, product)
-    for explanation, product in behind_known_input(site):
+    for explanation, product in behind_known_input(site) if not products else ():
         yield projected(explanation, product)
     for inner, taken in before_taken(site):
         explanation = explain(inner, [it for it in hypotheses if not isinstance(it, SEARCHING)])

@@ -361,15 +361,15 @@ class Counting(tf.Module):
 
 
 class TestState:
-    def test_variables_and_traces(self, tiny: Any) -> None:
-        weights = [one.numpy().tobytes() for one in tiny.variables]
-        traces = tiny.__call__.experimental_get_tracing_count()
+    def test_variables_and_traces(self) -> None:
+        model = hub.load(str(TINY))  # which no other test has traced
+        weights = [one.numpy().tobytes() for one in model.variables]
         for length in (3, 4, 6):
             embgrad.gradients(
-                tiny, BATCH.replace(ids=IDS[:, :length], mask=None, types=None), POOLED, training=length == 4
+                model, BATCH.replace(ids=IDS[:, :length], mask=None, types=None), POOLED, training=length == 4
             )
-        assert [one.numpy().tobytes() for one in tiny.variables] == weights
-        assert tiny.__call__.experimental_get_tracing_count() == traces
+        assert [one.numpy().tobytes() for one in model.variables] == weights
+        assert model.__call__.experimental_get_tracing_count() == 0
 
     @pytest.mark.parametrize("form", ["object", "signature"])
     @pytest.mark.parametrize("training", [True, False])
