@@ -92,6 +92,7 @@ def test_other_texts_are_other_ids_or_other_places() -> None:
     other = IDS.copy()
     other[0, 1] = 6
     assert against(replace(base, ids=other)).has_other_texts
+    assert against(replace(base, ids=np.where(MASK, IDS + 20, IDS))).has_other_texts  # aligned by index
     moved = np.array([[1, 5, 9, 2], [0, 1, 7, 2], [0, 0, 1, 2]])
     left = against(replace(base, ids=moved, mask=(moved > 0).astype(int)))
     assert left.has_other_texts

@@ -58,6 +58,13 @@ class TestModels:
         b = embgrad.gradients(model, batch, objective)
         assert causes(self.compared(b, (model, None)))[0] == (expected,)
 
+    def test_a_different_call_is_named_beside_a_rearrangement(self) -> None:
+        model = classifier()
+        b = embgrad.gradients(model, BATCH, embgrad.Sum())
+        values = np.zeros_like(b.values)
+        values[:, 1:] = b.values[:, :-1]
+        assert causes(self.compared(replace(b, values=values), (model, None)))[0] == ("sum-objective", "position-shift")
+
     def test_a_probability_is_named(self) -> None:
         model = classifier()
         a = embgrad.gradients(model, BATCH, embgrad.Logit(LABELS))
