@@ -178,13 +178,14 @@ class Core:
         query = self._split(self.query, self.heads, part.examples, part.rows, heads)
         key = self._split(self.key, self.pairs, part.examples, positions, shared)
         norm = None if self.norm is None else self.norm.of(heads, shared)
+        whole = (self.query.values[part.examples][:, part.rows], self.key.values[part.examples]) if norm else ()
         if norm is not None and not norm.late:
-            query, key = norm.apply(query, key)
+            query, key = norm.apply(query, key, whole)
         if self.rotary is not None:
             query = self.rotary.turn_queries(query, self._places(part, part.rows))
             key = self.rotary.turn_keys(key, self._places(part, positions))
-        if norm is not None and norm.late:
-            query, key = norm.apply(query, key)
+        if norm is not None and norm.late:  # positions leave the lengths as they are
+            query, key = norm.apply(query, key, whole)
         scores = query.transpose(0, 2, 1, 3) @ key.transpose(0, 2, 3, 1)
         if self.distances is not None:
             scores = scores + self.distances.products(query, key, part.rows, part.heads)

@@ -63,7 +63,9 @@ def _of_sources(a: Core, b: Core) -> Iterator[Difference]:
             yield Difference(its.cause, its.name, ("a's own", "others"), its.sentence)
         elif mine.name == its.name and mine.label == its.label:
             if role == "query" and not _is_split_alike(a, b):
-                yield Difference("permuted-weight", "the fused projection is split into", ("one order", "another"))
+                texts = _split(a), _split(b)
+                texts = texts if texts[0] != texts[1] else ("one order", "another")
+                yield Difference("permuted-weight", "the fused projection is split into", texts)
             if mine.matrix is not None and not np.array_equal(mine.matrix, its.matrix):
                 yield Difference("transposed-weight", f"{mine.label} is", ("applied as it is", "transposed"))
         elif its.name == f"{mine.name}:{INPUT}":
@@ -73,9 +75,23 @@ def _of_sources(a: Core, b: Core) -> Iterator[Difference]:
 
 
 def _is_split_alike(a: Core, b: Core) -> bool:
-    """Return whether queries and keys are the same features of the tensors that they are made of."""
-    places = [(core.query.features, core.key.order if isinstance(core.key, Fused) else None) for core in (a, b)]
+    """Return whether queries, keys and values are the same features of the tensors that they are made of."""
+    places = [
+        (core.query.features, core.key.order if isinstance(core.key, Fused) else core.key.features, core.value.features)
+        for core in (a, b)
+    ]
     return all(np.array_equal(mine, its) for mine, its in zip(*places, strict=True) if mine is not None)
+
+
+def _split(core: Core) -> str:
+    """Return the order of queries, keys and values in the tensor that holds all, "queries, keys, values"; "" where none does."""
+    held = {"queries": core.query, "keys": core.key, "values": core.value}
+    parts = {name: source.features for name, source in held.items() if source.features is not None}
+    if len({source.name for source in held.values()}) > 1 or len(parts) < len(held):
+        return ""
+    text = ", ".join(sorted(parts, key=lambda name: int(parts[name][0])))
+    is_whole = all((np.diff(features) == 1).all() for features in parts.values())
+    return text if is_whole else f"{text} of each group of heads"
 
 
 def _of_heads(a: Core, b: Core) -> Iterator[Difference]:
@@ -138,6 +154,9 @@ def _of_norms(a: HeadNorm | None, b: HeadNorm | None) -> Iterator[Difference]:
         yield Difference("norm-offset", "the gain is", (names[0], names[1]))
     if a.centred != b.centred:
         names = ["layer norms" if norm.centred else "root-mean-square norms" for norm in (a, b)]
+        yield Difference("norm-kind", "the norms of queries and keys are", (names[0], names[1]))
+    if a.across != b.across:
+        names = ["over all heads" if norm.across else "by head" for norm in (a, b)]
         yield Difference("norm-kind", "the norms of queries and keys are", (names[0], names[1]))
     if a.late != b.late:
         names = [f"{'after' if norm.late else 'before'} rotary positions" for norm in (a, b)]
@@ -217,8 +236,9 @@ def _of_positions(a: Core, b: Core) -> Iterator[Difference]:
     ):
         texts = ["missing" if core.bias is None else core.bias.text for core in (a, b)]
         yield Difference("attention-bias", "the bias by distance is", (texts[0], texts[1]))
-    if (a.sink is None) != (b.sink is None):
-        texts = ["missing" if core.sink is None else "added" if core.sink.any() else "0" for core in (a, b)]
+    if a.sink is not b.sink and (a.sink is None or b.sink is None or not np.array_equal(a.sink, b.sink)):
+        texts = ["missing" if core.sink is None else "0" if not core.sink.any() else "added" for core in (a, b)]
+        texts[1] = f"added times {_exact(b.scale)}" if texts[0] == texts[1] else texts[1]
         yield Difference("attention-bias", "the score for no value is", (texts[0], texts[1]))
     if a.rotary is None or b.rotary is None:
         if a.rotary is not b.rotary:

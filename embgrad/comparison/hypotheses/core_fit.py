@@ -315,6 +315,7 @@ INTERVALS: Final = {
     "cap": (-0.5, 3.0),
     "factor": (-2.0, 2.0),
     "soft": (-1.0, 4.0),
+    "epsilon": (-12.0, 0.0),
 }
 
 #: How many numbers of an interval are tried first, and how often the nearest is improved.
@@ -326,11 +327,13 @@ SMALL: Final = 1e-5
 
 
 def number_of(core: Core, name: str) -> float | None:
-    """Return a number of a core, "scale", "cap", "base", "factor" or "soft"; None where it has none."""
+    """Return a number of a core, of those in `INTERVALS`; None where it has none."""
     if name in ("scale", "cap"):
         return core.scale if name == "scale" else core.cap
     if name == "soft":
         return None if core.mask.soft is None else core.mask.soft.number
+    if name == "epsilon":
+        return None if core.norm is None else core.norm.epsilon or None  # 0 has no logarithm
     if core.rotary is None:
         return None
     if name == "base" or core.rotary.scaling is None:
@@ -345,6 +348,9 @@ def with_number(core: Core, name: str, number: float) -> Core:
     if name == "soft":
         assert core.mask.soft is not None, "the caller has checked"
         return replace(core, mask=replace(core.mask, soft=replace(core.mask.soft, number=number)))
+    if name == "epsilon":
+        assert core.norm is not None, "the caller has checked"
+        return replace(core, norm=replace(core.norm, epsilon=number))
     assert core.rotary is not None, "the caller has checked"
     if name == "base":
         return replace(core, rotary=replace(core.rotary, base=number))

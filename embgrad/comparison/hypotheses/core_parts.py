@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Final, Literal
@@ -381,6 +382,7 @@ class HeadNorm:
         offset: what is added to the gains: 0, or 1.
         late: whether the norms come after rotary positions.
         centred: whether the mean is subtracted first.
+        across: whether all heads of a position are normalised together.
     """
 
     query: np.ndarray | None
@@ -389,6 +391,7 @@ class HeadNorm:
     offset: float = 0.0
     late: bool = False
     centred: bool = False
+    across: bool = False
 
     def of(self, heads: np.ndarray, shared: np.ndarray) -> HeadNorm:
         """Return the norms of some heads of queries, and of some of keys."""
@@ -398,15 +401,26 @@ class HeadNorm:
         )
         return replace(self, query=query, key=key)
 
-    def apply(self, query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return both, (…, feature), after their norms."""
-        return self._normed(query, self.query), self._normed(key, self.key)
+    def apply(
+        self, query: np.ndarray, key: np.ndarray, wholes: Iterable[np.ndarray] = ()
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return queries and keys, (example, position, head, feature), after their norms.
 
-    def _normed(self, values: np.ndarray, gain: np.ndarray | None) -> np.ndarray:
+        Args:
+            query: the queries of some heads.
+            key: the keys of some heads.
+            wholes: those of all heads, (example, position, head × feature), which may be normalised together.
+        """
+        every = [whole[..., None, :] for whole in wholes] if self.across else (None, None)
+        return self._normed(query, self.query, every[0]), self._normed(key, self.key, every[1])
+
+    def _normed(self, values: np.ndarray, gain: np.ndarray | None, whole: np.ndarray | None) -> np.ndarray:
         if gain is None:
             return values
-        whole = values - values.mean(-1, keepdims=True) if self.centred else values
-        return np.asarray(whole / np.sqrt((whole**2).mean(-1, keepdims=True) + self.epsilon) * (gain + self.offset))
+        whole = values if whole is None else whole
+        mean = whole.mean(-1, keepdims=True) if self.centred else 0.0
+        square = ((whole - mean) ** 2).mean(-1, keepdims=True)
+        return np.asarray((values - mean) / np.sqrt(square + self.epsilon) * (gain + self.offset))
 
     @property
     def roles(self) -> tuple[str, ...]:

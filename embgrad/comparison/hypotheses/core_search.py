@@ -149,7 +149,8 @@ class _Search:
         """Return the numbers that are fitted, one at a time and then together."""
         turned = [] if core.rotary is None else ["base", "factor"]
         together = tuple(name for name in ("scale", "base", "cap") if number_of(core, name) is not None)
-        return [*((name,) for name in ("scale", *turned, "cap")), *([together] if len(together) > 1 else [])]
+        normed = [] if core.norm is None else ["epsilon"]
+        return [*((name,) for name in ("scale", *turned, "cap", *normed)), *([together] if len(together) > 1 else [])]
 
     def _whole(self, core: Core) -> float:
         return self._site.off(core.predicted)

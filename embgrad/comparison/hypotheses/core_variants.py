@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
@@ -68,7 +69,7 @@ def variants(site: Site, core: Core, *, rare: bool = True) -> Iterator[Core]:
         yield from (replace(core, mask=mask) for mask in _masks(site, core.mask, rare) if mask != core.mask)
         yield from (replace(core, rotary=rotary) for rotary in _rotaries(declared, core, rare) if rotary != core.rotary)
         yield from _of_bias(site, core)
-        yield from [replace(core, places=None)] if core.places is not None and core.rotary is not None else []
+        yield from [] if core.places is None else [replace(core, places=None)]
     yield from _of_heads(declared, core)
     yield from (replace(core, norm=norm) for norm in _norms(site, core))
     yield from _of_sources(site, core, rare)
@@ -95,41 +96,42 @@ def late_variants(core: Core) -> Iterator[tuple[Core, tuple[str, ...]]]:
 
 
 def with_norms(site: Site, core: Core) -> Core | None:
-    """Return the core of what norms of queries and keys are given, which it applies itself; None where it reads no norms by head.
+    """Return the core of what norms of queries and keys are given, which it applies itself; None where it reads no norms of them.
 
     A core that reads what they return has no settings of them.
     """
     if core.norm is not None:
         return None
-    read = (core.query, core.key)
-    given = [next((it for _, it in skipped_norms(site, source.values)), None) for source in read]
-    gains, limit = gains_of(site, core.size), most_off(site)
-    best: tuple[float, HeadNorm] | None = None
-    for epsilon, offset, centred in itertools.product(EPSILONS, (0.0, 1.0), (False, True)):
-        norms = [HeadNorm(gain, None, epsilon, offset, centred=centred) for gain in gains]
-        found = [
-            min(((_off(norm, it.values, source.values), norm.query) for norm in norms), key=lambda entry: entry[0])
-            for source, it in zip(read, given, strict=True)
-            if it is not None and norms
-        ]
-        off = max((off for off, _ in found), default=limit)
-        if off < (limit if best is None else best[0]):
-            chosen = iter([gain for _, gain in found])
-            query, key = (None if it is None else next(chosen) for it in given)
-            best = off, HeadNorm(query, key, epsilon, offset, centred=centred)
+    skipped = {
+        role: (given, source.values)
+        for role, source in (("query", core.query), ("key", core.key))
+        for _, given in itertools.islice(skipped_norms(site, source.values), 1)
+    }
+    best, least = None, most_off(site)
+    for across, epsilon, offset, centred in itertools.product((False, True), EPSILONS, (0.0, 1.0), (False, True)):
+        norm = HeadNorm(None, None, epsilon, offset, centred=centred, across=across)
+        found = [_with_gain(site, norm, core.size, given.values, values) for given, values in skipped.values()]
+        off = max((off for off, _ in found), default=least)
+        if off < least:
+            gains = dict(zip(skipped, (gain for _, gain in found), strict=True))
+            best, least = replace(norm, query=gains.get("query"), key=gains.get("key")), off
     if best is None:
         return None
-    inputs = {
-        name: Source(it.name, it.values) for name, it in zip(("query", "key"), given, strict=True) if it is not None
-    }
-    return replace(core, norm=best[1], **inputs)  # type: ignore[arg-type]
+    inputs = {role: Source(given.name, given.values) for role, (given, _) in skipped.items()}
+    return replace(core, norm=best, **inputs)  # type: ignore[arg-type]
 
 
-def _off(norm: HeadNorm, given: np.ndarray, returned: np.ndarray) -> float:
-    """Return the relative L2 of a norm of the heads of a tensor against what is returned of it."""
-    assert norm.query is not None
-    heads = given.reshape(*given.shape[:2], -1, len(norm.query))
-    return relative(norm.apply(heads, heads)[0].reshape(given.shape), returned)
+def _with_gain(
+    site: Site, norm: HeadNorm, size: int, given: np.ndarray, returned: np.ndarray
+) -> tuple[float, np.ndarray | None]:
+    """Return the gain in the site's layer with which a norm of heads of a size is nearest, behind its relative L2."""
+    heads = given.reshape(*given.shape[:2], -1, size)
+    best: tuple[float, np.ndarray | None] = math.inf, None
+    for weight in gains_of(site, given.shape[-1] if norm.across else size):
+        gain = weight.reshape(-1, size) if norm.across else weight
+        normed, _ = replace(norm, query=gain).apply(heads, heads, (given, given))
+        best = min(best, (relative(normed.reshape(given.shape), returned), gain), key=lambda entry: entry[0])
+    return best
 
 
 def _declared(site: Site) -> Mapping[str, Any]:
@@ -281,7 +283,9 @@ def _of_heads(declared: Mapping[str, Any], core: Core) -> Iterator[Core]:
 
 
 def _of_bias(site: Site, core: Core) -> Iterator[Core]:
-    yield replace(core, sink=np.zeros(core.heads) if core.sink is None else None)
+    yield replace(core, sink=np.zeros(core.heads))
+    if core.sink is not None:
+        yield from (replace(core, sink=None), replace(core, sink=core.sink * core.scale))
     if core.distances is not None:
         yield replace(core, distances=None)
         for distances in other_terms(site, core.distances, core.query, core.key, core.size):
@@ -314,6 +318,7 @@ def _norms(site: Site, core: Core) -> Iterator[HeadNorm | None]:
     yield replace(norm, offset=1 - norm.offset)
     yield replace(norm, late=not norm.late)
     yield replace(norm, centred=not norm.centred)
+    yield replace(norm, across=not norm.across)
     if norm.query is None or norm.key is None:
         yield replace(norm, query=norm.key, key=norm.query)
         return
@@ -369,12 +374,12 @@ def _of_sources(site: Site, core: Core, rare: bool) -> Iterator[Core]:
         yield replace(core, **given)  # type: ignore[arg-type]
     if core.query.name == core.key.name == core.value.name:
         whole = next(source for source in sources(site, len(site.before)) if source.name == core.query.name)
-        for _, query, key, value in splits(whole, core.heads, core.size):
+        for query, key, value in splits(whole, core.heads, core.size, reordered=True):
             yield replace(core, query=query, key=key, value=value)
     for parts in latent.other_orders(core, list(sources(site))) if core.is_latent else ():
         yield replace(core, query=parts.query, key=parts.key, value=parts.value)
     fused = _fused(site, roles)
-    for _, query, key, value in () if fused is None else splits(fused, core.heads, core.size):
+    for query, key, value in () if fused is None else splits(fused, core.heads, core.size, reordered=True):
         yield replace(core, query=query, key=key, value=value)
     for other in sources(site) if rare else ():
         for name in ("query", "key", "value"):

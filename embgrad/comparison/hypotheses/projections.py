@@ -84,22 +84,29 @@ def projections(site: Site, found: Sequence[Source], sizes: Sequence[int] = ()) 
     return [candidate for _, candidate in ranked]
 
 
-def splits(source: Source, heads: int, size: int) -> Iterator[tuple[str, Source, Source, Source]]:
-    """Yield the ways in which queries, keys and values may stand in a fused tensor, each with a description."""
+def splits(
+    source: Source, heads: int, size: int, *, reordered: bool = False
+) -> Iterator[tuple[Source, Source, Source]]:
+    """Yield queries, keys and values as they may stand in a fused tensor: one after the other, or so for each group of heads.
+
+    Args:
+        source: the fused tensor.
+        heads: the number of heads of queries.
+        size: the number of features of a head.
+        reordered: whether they may stand in any order, as a port may split them; queries, keys, values otherwise.
+    """
     width = source.values.shape[-1]
     pairs, left = divmod(width - heads * size, 2 * size)
     if left or pairs < 1 or heads % pairs:
         return
-    ends = [0, heads * size, (heads + pairs) * size, (heads + 2 * pairs) * size]
-    whole = [source.part(np.arange(*ends[at : at + 2]), role) for at, role in enumerate(("query", "key", "value"))]
-    yield "all queries, all keys, all values", whole[0], whole[1], whole[2]
-    by_group = np.arange(width).reshape(pairs, heads // pairs + 2, size)
-    parts = (by_group[:, :-2], by_group[:, -2], by_group[:, -1])
-    inner = [
-        source.part(features.ravel(), role) for features, role in zip(parts, ("query", "key", "value"), strict=True)
-    ]
-    if pairs > 1:
-        yield "by head", inner[0], inner[1], inner[2]
+    shares = {"query": heads // pairs, "key": 1, "value": 1}
+    for order in itertools.permutations(shares) if reordered else (tuple(shares),):
+        for groups in (1, pairs) if pairs > 1 else (1,):
+            by_group = np.arange(width).reshape(groups, -1, pairs // groups * size)
+            ends = np.cumsum([shares[role] for role in order])[:-1]
+            parts = dict(zip(order, np.split(by_group, ends, axis=1), strict=True))
+            query, key, value = (source.part(parts[role].ravel(), role) for role in shares)
+            yield query, key, value
 
 
 def is_causal(site: Site, candidate: Projections) -> bool:
@@ -173,7 +180,7 @@ def _fused(site: Site, found: Sequence[Source]) -> Iterator[tuple[int, Projectio
         if source.values.shape[-1] <= width:
             continue
         for size in divisors(width):
-            for _, query, key, value in splits(source, width // size, size):
+            for query, key, value in splits(source, width // size, size):
                 for tiled in (tiled for fits, tiled in _sizes(site, value) if fits == size):
                     yield rank, Projections(query, key, value, size, tiled)
                     for place, (normed, other) in enumerate(itertools.permutations(found, 2)):

@@ -135,6 +135,8 @@ SINKS = np.array([0.5, -1.0, 2.0, 0.0])
 PLANTED_SINKS: Mapping[str, tuple[Callable[[int], float], Callable[[int], float], tuple[str, str]]] = {
     "missing": (lambda head: SINKS[head], lambda head: -math.inf, ("added", "missing")),
     "zero": (lambda head: -math.inf, lambda head: 0.0, ("missing", "0")),
+    "zeros": (lambda head: SINKS[head], lambda head: 0.0, ("added", "0")),
+    "scaled": (lambda head: SINKS[head], lambda head: SINKS[head] * SIZE**-0.5, ("added", "added times 0.353553")),
 }
 
 
@@ -204,8 +206,18 @@ def test_a_fused_projection_is_split_in_another_way() -> None:
         by_group[..., 3, :].reshape(narrow),
     )
     found = only(site_between(attended(), b, {"layers.0.attention.qkv": whole}))
-    assert found.cause == "permuted-weight"
+    assert (found.cause, found.text) == (
+        "permuted-weight",
+        "the fused projection is split into queries, keys, values in a and queries, keys, values of each group of heads in b",
+    )
     assert only(site_between(b, attended(), {"layers.0.attention.qkv": whole})).cause == "permuted-weight"
+
+
+def test_a_fused_projection_is_split_in_another_order() -> None:
+    whole = np.concatenate([QUERY, KEY, VALUE], -1)
+    key, value, query = np.split(whole, [PAIRS * SIZE, 2 * PAIRS * SIZE], -1)
+    found = only(site_between(attended(), attended(query, key, value), {"layers.0.attention.qkv": whole}))
+    assert found.text == "the fused projection is split into queries, keys, values in a and keys, values, queries in b"
 
 
 def test_the_scale_after_a_fused_projection_is_named() -> None:
@@ -273,9 +285,10 @@ def test_norms_whose_outputs_the_reference_alone_has_are_computed_again() -> Non
     [
         ((1.0, 1e-6), (1.0, 1e-6), "the gains of the norms of queries and keys are applied in a and missing in b"),
         ((None, 1e-3), (None, 1e-3), "epsilon 1e-06 in a and 0.001 in b"),
+        ((None, 2e-2), (None, 2e-2), "epsilon 1e-06 in a and 0.02 in b"),
         ((None, 1e-6), (1.0, 1e-6), None),
     ],
-    ids=["no gains", "epsilon", "no gain of keys"],
+    ids=["no gains", "epsilon", "an epsilon that no model has", "no gain of keys"],
 )
 def test_other_settings_of_norms_that_are_points_of_both_models_are_named(
     query: tuple[float | None, float], key: tuple[float | None, float], text: str | None
@@ -291,6 +304,32 @@ def test_other_settings_of_norms_that_are_points_of_both_models_are_named(
     )
     at = site_of(attended(*own.values()), b, {**own, **given, **BEFORE}, real=REAL, weights=GAINS)
     assert [it.text for it in AttentionCore().explain(at)] == ([] if text is None else [text])
+
+
+@pytest.mark.parametrize(
+    ("by_head", "scale", "text"),
+    [
+        (True, 1.0, "the norms of queries and keys are over all heads in a and by head in b"),
+        (False, 2.0, "attention scale 0.353553 in a and 0.707107 in b"),
+    ],
+)
+def test_norms_over_all_heads_that_are_points_of_both_models_are_told_from_those_by_head(
+    by_head: bool, scale: float, text: str
+) -> None:
+    """OLMo 2 has such norms, and its ports compute them themselves."""
+    gains = {f"layers.0.{side}_norm.weight": 1 + RANDOM.random(x.shape[-1]) for side, x in (("q", QUERY), ("k", KEY))}
+    values = {"q": QUERY, "k": KEY}
+
+    def normed_together(side: str) -> np.ndarray:
+        x = values[side]
+        return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * gains[f"layers.0.{side}_norm.weight"])
+
+    own = {f"layers.0.{side}_norm": normed_together(side) for side in values}
+    given = {f"layers.0.{side}_norm:input": x for side, x in values.items()}
+    its = [normed(x, np.ones(SIZE)) * gains[f"layers.0.{side}_norm.weight"] for side, x in values.items()]
+    b = attended(*(its if by_head else own.values()), scale=scale * SIZE**-0.5)
+    at = site_of(attended(*own.values()), b, {**own, **given, **BEFORE}, real=REAL, weights=gains)
+    assert [it.text for it in AttentionCore().explain(at)] == [text]
 
 
 @pytest.mark.parametrize(("missing", "name"), [("query", "queries"), ("key", "keys")])

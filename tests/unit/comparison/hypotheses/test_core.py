@@ -126,6 +126,33 @@ def test_norms_come_before_rotary_positions_or_after_them() -> None:
     assert np.abs(late.predicted - wanted).max() > 0.01
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_norms_over_all_heads_come_before_rotary_positions_or_after_them(late: bool) -> None:
+    gains = np.arange(1.0, 1 + HEADS * SIZE) / 16, np.arange(1.0, 1 + KEY_SOURCE.values.shape[-1]) / 16
+    norm = HeadNorm(*(gain.reshape(-1, SIZE) for gain in gains), late=late, across=True)
+    core = replace(CORE, norm=norm, rotary=Rotary(10000.0, SIZE))
+    lengths = [np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) for x in (QUERY, KEY_SOURCE.values)]
+    query, key = (x / length for x, length in zip((QUERY, KEY_SOURCE.values), lengths, strict=True))
+    if late:  # the scores of turned queries and keys, of which each feature is multiplied by its gain
+        part = core.whole
+        turned = [
+            core.rotary.turn_queries(x.reshape(*x.shape[:2], -1, SIZE), np.arange(x.shape[1])) for x in (query, key)
+        ]
+        wanted = replace(
+            core,
+            query=replace(core.query, values=(turned[0].reshape(query.shape) * gains[0])),
+            key=replace(core.key, values=(turned[1].reshape(key.shape) * gains[1])),
+            norm=None,
+            rotary=None,
+        ).part(part)
+        np.testing.assert_allclose(core.part(part), wanted)
+    else:
+        wanted = attended(query * gains[0], key * gains[1], rotary={"base": 10000.0})
+        np.testing.assert_allclose(core.predicted, wanted)
+    part = Part(np.array([1]), np.array([2, 5]), np.array([0, 3]), np.ones((1, 2), bool))
+    np.testing.assert_allclose(core.part(part), part.of(core.predicted, SIZE))
+
+
 def test_a_part_is_that_of_the_whole() -> None:
     part = Part(np.array([1]), np.array([2, 5]), np.array([0, 3]), np.ones((1, 2), bool))
     core = replace(CORE, rotary=Rotary(10000.0, SIZE), bias=PositionBias())

@@ -52,6 +52,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str, tuple[str, str]]] = {
     "keys' gain for both": ({"norm": HeadNorm(GAIN[::-1], GAIN[::-1])}, "swapped-weights",
         ("that of queries", "that of keys")),
     "centred": ({"norm": replace(NORM, centred=True)}, "norm-kind", ("root-mean-square norms", "layer norms")),
+    "across": ({"norm": replace(NORM, across=True)}, "norm-kind", ("by head", "over all heads")),
     "queries' norm": ({"norm": HeadNorm(None, GAIN[::-1])}, "missing-norm", ("applied", "missing")),
     "ones": ({"norm": HeadNorm(np.ones(SIZE), np.ones(SIZE))}, "different-weight", ("applied", "missing")),
 }  # fmt: skip

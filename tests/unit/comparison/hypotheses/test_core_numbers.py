@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from embgrad.comparison.hypotheses.core import Core
 from embgrad.comparison.hypotheses.core_fit import _improved, fitted_numbers, number_of, settled, with_number
-from embgrad.comparison.hypotheses.core_parts import Mask, Rotary, Scaling
+from embgrad.comparison.hypotheses.core_parts import HeadNorm, Mask, Rotary, Scaling
 from embgrad.comparison.hypotheses.sources import Source, relative
 from tests.unit.comparison.hypotheses.attended import BEFORE, HEADS, REAL, SIZE
 
@@ -27,9 +28,17 @@ def test_numbers_are_found(planted: dict[str, float]) -> None:
     assert {name: number_of(found, name) for name in planted} == pytest.approx(planted, rel=1e-6)
 
 
+def test_the_epsilon_of_the_norms_of_heads_is_found() -> None:
+    core = replace(CORE, norm=HeadNorm(np.ones(SIZE), np.ones(SIZE), 1e-6))
+    found = fitted_numbers(core, core.whole, with_number(core, "epsilon", 0.03).part(core.whole), ("epsilon",))
+    assert number_of(found, "epsilon") == pytest.approx(0.03)
+    assert number_of(with_number(core, "epsilon", 0.0), "epsilon") is None
+
+
 def test_a_core_without_a_number_has_none() -> None:
     assert number_of(CORE, "cap") is None
     assert number_of(CORE, "factor") is None
+    assert number_of(CORE, "epsilon") is None
     assert number_of(replace(CORE, rotary=None), "base") is None
     assert number_of(with_number(CORE, "factor", 3.0), "factor") == 3.0
 

@@ -29,6 +29,12 @@ def test_tensors_of_the_other_layer_are_taken() -> None:
     np.testing.assert_array_equal(found.query.values, QUERY + 1)
 
 
+def test_keys_of_the_other_layer_are_hidden_where_its_padding_is() -> None:
+    found = Places.of(SITE, CORE).at(site_of(A, A, NEXT, real=~REAL))
+    assert found is not None
+    np.testing.assert_array_equal(found.real, ~REAL)
+
+
 def test_features_of_a_fused_tensor_are_taken() -> None:
     whole = np.concatenate([BEFORE[name] for name in CORE.inputs], -1)
     source = Source("layers.0.qkv", whole)

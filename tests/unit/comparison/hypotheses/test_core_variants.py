@@ -293,7 +293,9 @@ def test_biases_that_differ_in_one_setting() -> None:
 def test_a_score_for_no_value_is_added_or_left_out() -> None:
     added = [each.sink for each in variants(SITE, CORE) if each.sink is not None]
     np.testing.assert_array_equal(added, np.zeros((1, HEADS)))
-    assert sum(each.sink is None for each in variants(SITE, replace(CORE, sink=np.ones(HEADS)))) == 1
+    core = replace(CORE, sink=np.ones(HEADS), scale=0.25)
+    others = [each.sink for each in variants(SITE, core) if each.sink is not core.sink]
+    assert [None if sink is None else sink.tolist() for sink in others] == [[0] * HEADS, None, [0.25] * HEADS]
 
 
 def test_norms_of_heads_that_differ_in_one_setting() -> None:
@@ -307,20 +309,21 @@ def test_norms_of_heads_that_differ_in_one_setting() -> None:
         *((epsilon, 0, False, 1, 2) for epsilon in (1e-12, 1e-8, 1e-7, 1e-5, 1e-3, 0.0)),
         (1e-6, 1, False, 1, 2),
         (1e-6, 0, True, 1, 2),
-        (1e-6, 0, False, 1, 2),
+        *((1e-6, 0, False, 1, 2),) * 2,
         (1e-6, 0, False, 2, 1),
         (1e-6, 0, False, 2, 2),
         (1e-6, 0, False, 1, 1),
         (1e-6, 0, False, 1, 1),
     ]
     assert [each.centred for each in found if each].count(True) == 1
+    assert [each.across for each in found if each].count(True) == 1
     assert [each.roles for each in alone] == [("keys",), ("queries",)]
     (without,) = [each for each in found if each and each.key[-1] == 1]
     np.testing.assert_array_equal([without.query, without.key], np.ones((2, SIZE)))
     level = replace(norm, query=np.full(SIZE, 2.0), key=np.full(SIZE, 3.0), offset=1.0)
     found = [each.norm for each in variants(SITE, replace(CORE, norm=level)) if each.norm is not level]
     # Equal gains are no gains to leave out.
-    assert [each.offset for each in found if each and len(each.roles) == 2][-6:] == [0.0, *[1.0] * 5]
+    assert [each.offset for each in found if each and len(each.roles) == 2][-7:] == [0.0, *[1.0] * 6]
 
 
 def test_all_heads_may_have_the_gains_of_the_first() -> None:
@@ -399,7 +402,11 @@ def test_a_fused_tensor_is_split_in_each_way() -> None:
     split = [
         each.key.features[:2].tolist() for each in found if each.key.label == "key" and each.key.features is not None
     ]
-    assert split == [[32, 33], [16, 17]]  # all keys behind all queries, and each behind the two queries of its group
+    assert split[:2] == [
+        [32, 33],
+        [16, 17],
+    ]  # all keys behind all queries, and each behind the two queries of its group
+    assert len(split) == 12  # and so in the other orders of queries, keys and values
 
 
 def test_the_norms_of_queries_of_keys_and_of_both_are_skipped() -> None:

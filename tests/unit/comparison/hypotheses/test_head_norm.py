@@ -40,6 +40,21 @@ def test_each_head_has_its_own_gain_and_the_mean_may_be_subtracted() -> None:
     assert same.shape == x.shape
 
 
+def test_all_heads_may_be_normalised_together() -> None:
+    # The mean of squares of (1, 1) and (5, 5) is 13; with epsilon 3 the root is 4. Their mean is 3, and the variance 4.
+    gains = np.array([[1.0, 2.0], [3.0, 4.0]])
+    norm = HeadNorm(gains, gains[:, ::-1], 3.0, across=True)
+    x, whole = np.array([[1.0, 1.0], [5.0, 5.0]]), np.array([1.0, 1.0, 5.0, 5.0])
+    query, key = norm.apply(x, x, (whole, 2 * whole))
+    np.testing.assert_allclose(query, x / 4 * gains)
+    np.testing.assert_allclose(key, x / np.sqrt(55) * gains[:, ::-1])
+    query, _ = replace(norm, centred=True, epsilon=5.0).apply(x, x, (whole, whole))
+    np.testing.assert_allclose(query, (x - 3) / 3 * gains)
+    np.testing.assert_allclose(
+        replace(norm, across=False).apply(x, x, (whole, whole))[0][1], 5 / np.sqrt(28) * gains[1]
+    )
+
+
 def test_an_offset_is_added_to_gains() -> None:
     query, _ = HeadNorm(GAIN, OTHER, 12.5, offset=1.0).apply(np.array([3.0, 4.0]), np.ones(2))
     np.testing.assert_allclose(query, [1.2, 2.4])

@@ -77,23 +77,30 @@ def test_a_window_is_recognised() -> None:
     assert least_window(site, found_at(site)[0], causal=False) == 2
 
 
+def parts_of(width: int, heads: int, size: int, **options: bool) -> list[list[list[float]]]:
+    """Return the features of queries, keys and values in each split of a fused tensor."""
+    source = Source("qkv", np.arange(float(width)).reshape(1, 1, width))
+    return [[part.values.ravel().tolist() for part in parts] for parts in splits(source, heads, size, **options)]
+
+
 def test_a_fused_tensor_is_split() -> None:
-    # Two heads of one feature, with one pair of key and value each.
-    source = Source("qkv", np.arange(6.0).reshape(1, 1, 6))
-    found = [(name, *(part.values.ravel().tolist() for part in parts)) for name, *parts in splits(source, 2, 1)]
-    assert found == [
-        ("all queries, all keys, all values", [0, 1], [2, 3], [4, 5]),
-        ("by head", [0, 3], [1, 4], [2, 5]),
-    ]
+    # Two heads of one feature, with one pair of key and value each: one after the other, and by head.
+    assert parts_of(6, 2, 1) == [[[0, 1], [2, 3], [4, 5]], [[0, 3], [1, 4], [2, 5]]]
 
 
 def test_heads_that_share_one_key_stand_in_one_order_alone() -> None:
-    ((name, query, key, value),) = splits(Source("qkv", np.arange(8.0).reshape(1, 1, 8)), 2, 2)
-    assert name == "all queries, all keys, all values"
-    assert [part.values.ravel().tolist() for part in (query, key, value)] == [[0, 1, 2, 3], [4, 5], [6, 7]]
-    assert [part.label for part in (query, key, value)] == ["query", "key", "value"]
-    grouped = list(splits(Source("qkv", np.arange(8.0).reshape(1, 1, 8)), 4, 1))[1]
-    assert [part.values.ravel().tolist() for part in grouped[1:]] == [[0, 1, 4, 5], [2, 6], [3, 7]]
+    assert parts_of(8, 2, 2) == [[[0, 1, 2, 3], [4, 5], [6, 7]]]
+    assert parts_of(8, 4, 1)[1] == [[0, 1, 4, 5], [2, 6], [3, 7]]
+    parts = next(splits(Source("qkv", np.zeros((1, 1, 8))), 2, 2))
+    assert [part.label for part in parts] == ["query", "key", "value"]
+
+
+def test_a_port_may_split_a_fused_tensor_in_any_order() -> None:
+    found = parts_of(8, 4, 1, reordered=True)
+    assert len({str(parts) for parts in found}) == 12
+    assert found[:2] == parts_of(8, 4, 1)
+    assert [[4, 5, 6, 7], [0, 1], [2, 3]] in found  # keys, values, queries
+    assert [[2, 3, 6, 7], [0, 4], [1, 5]] in found  # so of each group
 
 
 @pytest.mark.parametrize(("heads", "size"), [(3, 1), (1, 5), (6, 1)])
