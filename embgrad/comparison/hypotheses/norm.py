@@ -17,6 +17,7 @@ from embgrad.comparison.hypotheses.changed_rows import with_changed_rows
 from embgrad.comparison.hypotheses.in_half import MOST_ROUNDOFFS, has_digits_of
 from embgrad.comparison.hypotheses.norm_fit import (
     EPSILONS,
+    LEAST_WIDE,
     ROUGHLY,
     TRIED,
     Parameters,
@@ -47,9 +48,6 @@ __all__ = [
 
 #: The number of a layer in a path.
 NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
-
-#: The least number of features of a norm.
-LEAST_WIDE: Final = 4
 
 #: The share of numbers that are equal where only what a norm returns is rounded to half precision.
 EXACTLY: Final = 0.98
@@ -416,9 +414,8 @@ def _has_digits_of(dtype: str, values: np.ndarray, norm: Parameters) -> bool:
 
 def _of_weights(site: Site, path: str, x: np.ndarray, y: np.ndarray) -> Parameters | None:
     """Return the norm with the module's own weights that is nearest to outputs; None where it has no such weights."""
-    vectors = [
-        weight.get().astype(np.float64).ravel()
-        for weight, _, _ in site.held_by(path).values()
-        if int(np.prod(weight.shape)) == x.shape[1]
-    ]
-    return norm_with_vectors(vectors, x, y, site.declared("epsilon"), site.near)
+    held = [weight for weight, _, _ in site.held_by(path).values() if int(np.prod(weight.shape)) == x.shape[1]]
+    vectors = [weight.get().astype(np.float64).ravel() for weight in held]
+    sizes = {weight.shape[-1] for weight in held}  # gains by head, (head, feature), are of norms by head
+    size = next(iter(sizes)) if len(sizes) == 1 and sizes != {x.shape[1]} else None
+    return norm_with_vectors(vectors, x, y, site.declared("epsilon"), site.near, size)

@@ -16,6 +16,7 @@ __all__ = [
     "ALIKE",
     "DIVISORS",
     "EPSILONS",
+    "LEAST_WIDE",
     "ROUGHLY",
     "ROUNDING",
     "TRIED",
@@ -30,6 +31,9 @@ __all__ = [
 
 #: The relative L2 up to which no other divisor is tried.
 EXACT: Final = 1e-6
+
+#: The least number of features of a norm.
+LEAST_WIDE: Final = 4
 
 #: The number of tokens from which a gain and a bias of each feature do not fit any function.
 LEAST_TOKENS: Final = 3
@@ -79,6 +83,7 @@ class Parameters:
         gain: γ, (feature,).
         shift: β, (feature,).
         divisor: what vectors are divided by, one of `DIVISORS`.
+        size: the number of features that are normalised together, such as those of a head; None for all that have a gain.
     """
 
     centred: bool
@@ -86,13 +91,13 @@ class Parameters:
     gain: np.ndarray
     shift: np.ndarray
     divisor: str = ROOT
+    size: int | None = None
 
     def apply(self, x: np.ndarray) -> np.ndarray:
         """Return the norm of vectors along the last axis, or of each of their equal parts as long as the gain."""
-        parts = x.reshape(-1, len(self.gain))
-        return np.asarray(_unit(parts, self.centred, self.epsilon, self.divisor) * self.gain + self.shift).reshape(
-            x.shape
-        )
+        parts = x.reshape(-1, self.size or len(self.gain))
+        unit = _unit(parts, self.centred, self.epsilon, self.divisor).reshape(-1, len(self.gain))
+        return np.asarray(unit * self.gain + self.shift).reshape(x.shape)
 
     @property
     def kind(self) -> str:
@@ -109,15 +114,29 @@ def _unit(x: np.ndarray, centred: bool, epsilon: float, divisor: str = ROOT) -> 
 
 
 def norm_with_vectors(
-    vectors: Sequence[np.ndarray], x: np.ndarray, y: np.ndarray, declared: float | None, near: float = NEAR
+    vectors: Sequence[np.ndarray],
+    x: np.ndarray,
+    y: np.ndarray,
+    declared: float | None,
+    near: float = NEAR,
+    size: int | None = None,
 ) -> Parameters | None:
-    """Return the norm with a gain, and a bias if there are two vectors, that is nearest to outputs; None where none is near."""
+    """Return the norm with a gain, and a bias if there are two vectors, that is nearest to outputs; None where none is near.
+
+    Args:
+        vectors: the gain, or the gain and the bias in either order, (feature,).
+        x: the inputs, (token, feature).
+        y: the outputs.
+        declared: the epsilon that the model declares; None where it declares none.
+        near: the relative L2 up to which outputs are near.
+        size: the number of features that are normalised together; None for all.
+    """
     if not vectors or len(vectors) > 2:
         return None
     zero = np.zeros(x.shape[1])
     weights = list(itertools.permutations(vectors)) if len(vectors) == 2 else [(vectors[0], zero)]
     kinds = [
-        Parameters(centred, EPSILONS[0], gain + offset, shift)
+        Parameters(centred, EPSILONS[0], gain + offset, shift, size=size)
         for gain, shift in weights
         for centred, offset in itertools.product((True, False), (0.0, 1.0))
     ]
@@ -127,7 +146,9 @@ def norm_with_vectors(
     best = _as_declared(fits, declared, best, x, y) or best
     if near < relative(best.apply(x), y) <= DISTANT:
         others = itertools.chain(
-            (with_best_epsilon(kind, x, y) for kind in kinds), *(_other_divisors(kind, known) for kind in kinds)
+            (with_best_epsilon(kind, x, y) for kind in kinds),
+            *(_other_divisors(kind, known) for kind in kinds),
+            *(_other_sizes(replace(kind, epsilon=epsilon)) for kind in kinds for epsilon in known),
         )
         best = min(others, key=lambda fit: relative(fit.apply(x), y))
     return best if relative(best.apply(x), y) <= near else None
@@ -220,7 +241,7 @@ def changed_norm(first: Parameters, x: np.ndarray, y: np.ndarray, declared: floa
     is_usual = best.epsilon in (first.epsilon, *known)
     if is_usual and relative(best.apply(x), y) <= EXACT:
         return best
-    divided = [*_other_divisors(first, (first.epsilon, *known))]
+    divided = [*_other_divisors(first, (first.epsilon, *known)), *_other_sizes(first)]
     offs = [relative(fit.apply(x), y) for fit in divided]
     other = divided[next(number for number, off in enumerate(offs) if off <= EQUALLY * min(offs))]
     enough = BETTER if is_usual else ALIKE  # another divisor is likelier than an epsilon that no model has
@@ -232,6 +253,13 @@ def _other_divisors(norm: Parameters, epsilons: Iterable[float]) -> Iterator[Par
     for divisor, epsilon in itertools.product(DIVISORS if norm.centred else DIVISORS[::2], epsilons):
         if divisor != norm.divisor:
             yield replace(norm, divisor=divisor, epsilon=epsilon)
+
+
+def _other_sizes(norm: Parameters) -> Iterator[Parameters]:
+    """Yield a norm of which another number of features are normalised together."""
+    features = len(norm.gain)
+    sizes = (size for size in range(LEAST_WIDE, features + 1) if features % size == 0)
+    yield from (replace(norm, size=size) for size in sizes if size != (norm.size or features))
 
 
 def with_best_epsilon(first: Parameters, x: np.ndarray, y: np.ndarray) -> Parameters:
@@ -258,6 +286,9 @@ def what_differs(first: Parameters, second: Parameters) -> tuple[str, str, tuple
     """Return the cause, the setting's name, and its values in both; an empty cause where nothing differs."""
     if first.centred != second.centred:
         return "norm-kind", "the norm is", (first.kind, second.kind)
+    if first.size != second.size:
+        sizes = [it.size or len(it.gain) for it in (first, second)]
+        return "norm-kind", "features that are normalised together", (str(sizes[0]), str(sizes[1]))
     if first.divisor != second.divisor:
         names = [it.divisor if first.centred else DIVISORS_OF_SQUARES[it.divisor] for it in (first, second)]
         return "norm-kind", "the norm divides by", (names[0], names[1])
@@ -269,9 +300,9 @@ def what_differs(first: Parameters, second: Parameters) -> tuple[str, str, tuple
     same_shift = np.allclose(second.shift, first.shift, rtol=1e-3, atol=1e-4)
     if same_gain and same_shift and first.epsilon != second.epsilon:
         return "layer-norm-epsilon", "epsilon", (f"{first.epsilon:.3g}", f"{second.epsilon:.3g}")
-    if same_gain and not second.shift.any():
+    if same_gain and not same_shift and not second.shift.any():
         return "missing-bias", "the norm's bias is", ("added", "missing")
-    if same_gain and not first.shift.any():
+    if same_gain and not same_shift and not first.shift.any():
         return "missing-bias", "the norm's bias is", ("missing", "added")
     if not same_gain or not same_shift:
         return "different-weight", "the norm's weights are", ("those of a", "others")

@@ -44,6 +44,37 @@ def test_the_norm_of_numbers_by_hand() -> None:
     assert (found.cause, found.text) == ("norm-kind", "the norm is a layer norm in a and a root-mean-square norm in b")
 
 
+HEADS, HEAD = 3, 8
+WIDE = RANDOM.normal(size=(2, 5, HEADS * HEAD)) * RANDOM.uniform(0.2, 2, size=(2, 5, HEADS * HEAD)) + 0.3
+WIDE_GAIN = 1 + 0.4 * RANDOM.normal(size=HEADS * HEAD)
+
+
+def normed_in_parts(size: int, *, centred: bool = False) -> np.ndarray:
+    """Return the norm of WIDE of which so many neighbouring features are normalised together."""
+    parts = WIDE.reshape(2, 5, -1, size)
+    unit = norm(parts, 1e-6, np.ones(size), np.zeros(size), centred=centred)
+    return unit.reshape(WIDE.shape) * WIDE_GAIN
+
+
+@pytest.mark.parametrize("epsilons", [None, 1e-6])
+@pytest.mark.parametrize(("first", "second"), [(HEADS * HEAD, HEAD), (HEAD, HEADS * HEAD), (HEAD, HEAD // 2)])
+def test_norms_of_all_features_and_of_each_head_are_told_apart(first: int, second: int, epsilons: float | None) -> None:
+    """OLMo 2 normalises all heads together, with a gain for each feature of all."""
+    a, b = normed_in_parts(first), normed_in_parts(second)
+    declared = ({"epsilon": epsilons},) * 2
+    found = explained(site(a, b, WIDE, held_a={"norm.gain": WIDE_GAIN}, declared=declared))
+    assert (found.cause, found.text) == (
+        "norm-kind",
+        f"features that are normalised together {first} in a and {second} in b",
+    )
+
+
+def test_a_norm_of_each_head_may_have_gains_by_head() -> None:
+    a, b = normed_in_parts(HEAD, centred=True), normed_in_parts(HEAD)
+    found = explained(site(a, b, WIDE, held_a={"norm.gain": WIDE_GAIN.reshape(HEADS, HEAD)}))
+    assert found.text == "the norm is a layer norm in a and a root-mean-square norm in b"
+
+
 @pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize(("first", "second"), [(1e-5, 1e-3), (1e-3, 1e-5), (1e-6, 1e-1), (1e-12, 1e-6)])
 def test_both_epsilons_are_named(first: float, second: float, centred: bool) -> None:

@@ -110,6 +110,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], str, tuple[str, str]]] = {
     "offset of a": ({"gain": GAIN - 1.0009}, "norm-offset", ("1 + w", "w")),
     "nearly an offset of b": ({"gain": GAIN + 1.05}, "different-weight", ("those of a", "others")),
     "nearly an offset of a": ({"gain": GAIN - 1.05}, "different-weight", ("those of a", "others")),
+    "by head": ({"size": 3}, "norm-kind", ("6", "3")),
     "no bias": ({"shift": ZERO}, "missing-bias", ("added", "missing")),
     "no bias and another epsilon": ({"shift": ZERO, "epsilon": 1e-3}, "missing-bias", ("added", "missing")),
     "another gain": ({"gain": GAIN * 1.002, "shift": ZERO}, "different-weight", ("those of a", "others")),
@@ -123,6 +124,19 @@ def test_what_differs_between_two_norms(changes: dict[str, Any], cause: str, val
     first = Parameters(True, EPSILON, GAIN, SHIFT)
     found = what_differs(first, replace(first, **changes))
     assert (found[0], found[2]) == (cause, values)
+
+
+def test_norms_without_bias_that_do_not_differ_lack_none() -> None:
+    first = Parameters(True, EPSILON, GAIN, ZERO)
+    assert what_differs(first, replace(first, gain=GAIN.copy()))[0] == ""
+
+
+def test_gains_near_zero_are_equal_up_to_their_size_beside_one() -> None:
+    gain = np.where(np.arange(SIZE) == 0, 0.0, GAIN)
+    changed = {"gain": gain + 9e-5, "shift": gain + 9e-5}
+    first = Parameters(True, EPSILON, gain, gain)
+    assert what_differs(first, replace(first, **changed, epsilon=1e-3))[0] == "layer-norm-epsilon"
+    assert what_differs(first, replace(first, gain=gain + 2e-3 * (gain == 0)))[0] == "different-weight"
 
 
 def test_digits_that_rounding_hides_are_left_out() -> None:
