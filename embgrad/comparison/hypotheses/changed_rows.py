@@ -76,7 +76,7 @@ def _explained(
         if site.off(predicted) <= SHARE * site.difference:
             compute, sentence = partial(_computed, norm, change, before.name), change.sentence.format(before.name)
             found = Explanation(change.cause, setting, change.values, predicted, compute, (before.name,), sentence)
-            remember(site, (found, given - entry.values))
+            remember(site, found, given - entry.values)
             yield found
 
 

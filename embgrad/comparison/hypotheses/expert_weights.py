@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from embgrad.comparison.hypotheses.core_difference import listed
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, GELUS, Activation
 from embgrad.comparison.recording import Recording
 
-__all__ = ["FUNCTIONS", "Bank", "Router", "Scores", "banks_of", "routers_of", "stacks_of"]
+__all__ = ["FUNCTIONS", "Bank", "Router", "Scores", "banks_of", "differing_weights", "routers_of", "stacks_of"]
 
 #: The weights that a layer has for each expert, (expert, …), by name without the expert's number.
 Stacks = Mapping[str, np.ndarray]
 
 #: A number in a weight's name, by which experts are counted.
 NUMBER: Final = re.compile(r"(?<=[._/])\d+(?=[._/])")
-
-#: gpt-oss's bound of both branches of the gate.
-BOUND: Final = 7.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +49,20 @@ class Bank:
         gate = rows @ self.gate[experts] + gate_bias
         if self.up is None:
             units = function.apply(gate)
-        elif function is CLAMPED:
-            units = function.apply(np.minimum(gate, BOUND))
-            units = units * (np.clip(rows @ self.up[experts] + up_bias, -BOUND, BOUND) + 1)
+        elif function in GATES:
+            bound, added = GATES[function]
+            units = function.apply(np.minimum(gate, bound))
+            units = units * (np.clip(rows @ self.up[experts] + up_bias, -bound, bound) + added)
         else:
             units = function.apply(gate) * (rows @ self.up[experts] + up_bias)
         return np.asarray(units @ self.down[experts] + down_bias)
+
+    def without_biases(self) -> Iterator[Bank]:
+        """Yield the bank without one of its biases, and without all of them."""
+        held = [number for number, bias in enumerate(self.biases) if np.any(bias)]
+        for left_out in [*({number} for number in held), *([set(held)] if len(held) > 1 else [])]:
+            gate, up, down = (0.0 if number in left_out else bias for number, bias in enumerate(self.biases))
+            yield replace(self, biases=(gate, up, down))
 
 
 class Scores(Bank):
@@ -74,9 +81,14 @@ class Scores(Bank):
         return np.asarray(np.repeat(self.down[experts], len(rows), axis=1))
 
 
-#: The gate of gpt-oss, whose branches are bounded, and one of them moved by 1.
-CLAMPED: Final = Activation("the bounded gate of gpt-oss", GELUS[2].apply)
-FUNCTIONS: Final = (*ACTIVATIONS, CLAMPED)
+#: gpt-oss's gate, whose branches are bounded and one of them moved by a number, and what ports make of it: both by function.
+GATES: Final[Mapping[Activation, tuple[float, float]]] = {
+    Activation("the bounded gate of gpt-oss", GELUS[2].apply): (7.0, 1.0),
+    Activation("gpt-oss's gate without bounds", GELUS[2].apply): (math.inf, 1.0),
+    Activation("gpt-oss's gate without the added 1", GELUS[2].apply): (7.0, 0.0),
+    Activation("gpt-oss's gate by SiLU", ACTIVATIONS[0].apply): (7.0, 1.0),
+}
+FUNCTIONS: Final = (*ACTIVATIONS, *GATES)
 
 
 class Router(NamedTuple):
@@ -206,3 +218,62 @@ def _short(name: str) -> str:
     """Return the part of a name that distinguishes a branch, such as "gate_proj"."""
     parts = [part for part in re.split(r"[./]", name) if part not in ("N", "weight", "kernel")]
     return parts[-1]
+
+
+def differing_weights(a: Bank, b: Bank) -> Iterator[tuple[str, str, tuple[str, str]]]:
+    """Yield what differs between the weights of two banks: a cause, the setting's name, and its values in both."""
+    if a.label != b.label and _has_other_branches(a, b):
+        yield "gate-swapped", "of the experts' branches", (a.label, b.label)
+    elif a is not b:
+        yield from _of_matrices(a, b)
+
+
+def _has_other_branches(a: Bank, b: Bank) -> bool:
+    """Return whether b activates units of a's that a does not: a label alone says how the matrices are stored."""
+    if a.up is None or b.up is None or a.gate.shape != b.gate.shape:
+        return True
+    both = np.concatenate([a.gate, a.up], -1)
+    first = b.gate[..., :1]
+    is_own = np.isclose(first, both).all(1).any(-1)
+    return any(is_own & ~np.isclose(a.gate, b.gate).all((1, 2)))
+
+
+def _of_matrices(a: Bank, b: Bank) -> Iterator[tuple[str, str, tuple[str, str]]]:
+    """Yield in which matrices two banks differ, and whether they are those of other experts."""
+    if _are_permuted(a, b):
+        yield "permuted-weight", "the entries of the experts' matrices are in", ("one order", "another")
+        return
+    for name, mine, its in (("gate", a.gate, b.gate), ("up", a.up, b.up), ("down", a.down, b.down)):
+        if mine is None or its is None or mine.shape != its.shape:
+            continue
+        wrong = [number for number in range(len(mine)) if not np.allclose(mine[number], its[number])]
+        whose = {
+            number: next((place for place in range(len(mine)) if np.allclose(mine[place], its[number])), None)
+            for number in wrong
+        }
+        others = [number for number in wrong if whose[number] is None]
+        if others:
+            yield "different-weight", f"the {name} matrices of experts {listed(others)} are", ("a's own", "others")
+        moved = [number for number in wrong if whose[number] is not None]
+        if moved:
+            values = (listed(moved), listed(whose[number] for number in moved))
+            yield "swapped-weights", f"the {name} matrices of experts {listed(moved)} are those of", values
+    for name, own, other in zip(("gate", "up", "down"), a.biases, b.biases, strict=True):
+        if np.array_equal(own, other):
+            continue
+        if np.any(own) and np.any(other):
+            yield "different-weight", f"the experts' {name} biases are", ("a's own", "others")
+        else:
+            texts = ["added" if np.any(bias) else "missing" for bias in (own, other)]
+            yield "missing-bias", f"the experts' {name} biases are", (texts[0], texts[1])
+
+
+def _are_permuted(a: Bank, b: Bank) -> bool:
+    """Return whether the matrices of each expert have the same entries in another order."""
+    if a.up is None or b.up is None or a.gate.shape != b.gate.shape:
+        return False
+    first, second = (
+        np.sort(np.concatenate([matrices.reshape(len(matrices), -1) for matrices in bank], 1))
+        for bank in ((a.gate, a.up, a.down), (b.gate, b.up, b.down))
+    )
+    return np.allclose(first, second) and not np.allclose(a.gate, b.gate)

@@ -11,20 +11,29 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from embgrad.comparison.hypotheses.activation import cause_of
-from embgrad.comparison.hypotheses.core_difference import listed
 from embgrad.comparison.hypotheses.expert_weights import (
     FUNCTIONS,
     Bank,
     Router,
     Scores,
     banks_of,
+    differing_weights,
     routers_of,
     stacks_of,
 )
 from embgrad.comparison.hypotheses.functions import ACTIVATIONS, Activation, logistic
-from embgrad.comparison.hypotheses.site import Explanation, Site, Values, known_changes, remember, together
+from embgrad.comparison.hypotheses.site import (
+    Changed,
+    Explanation,
+    Site,
+    Values,
+    known_changes,
+    remember,
+    together,
+    unset,
+)
 from embgrad.comparison.hypotheses.sources import Source, last_part, most_off, sources
-from embgrad.comparison.hypotheses.terms import Sum, sums
+from embgrad.comparison.hypotheses.terms import Sum, changed_sum, sums
 from embgrad.comparison.sites import count_layers
 from embgrad.model_points.roles import LAYER
 
@@ -154,9 +163,14 @@ class Mixture:
     added: tuple[Term, ...] = ()
     given: np.ndarray | None = None
 
-    def compute(self, at: Values) -> np.ndarray:
-        """Return the sum in a pass whose values at points a function returns, (example, position, feature)."""
-        return self._of(self.source.read(at), self.source.read(at), at)
+    def compute(self, at: Values, added: Values | None = None) -> np.ndarray:
+        """Return the sum in a pass whose values at points a function returns, (example, position, feature).
+
+        Args:
+            at: the function.
+            added: that of what is added, where it is another.
+        """
+        return self._of(self.source.read(at), self.source.read(at), added or at)
 
     def _of(self, values: np.ndarray, given: np.ndarray, at: Values) -> np.ndarray:
         """Return the sum of the experts that the router takes by some values, and of what else is added."""
@@ -192,21 +206,22 @@ class Experts:
             computed = next(sums(site))
             inner = _at_sum(site, computed)
             for first in itertools.islice(_fits(inner), 1):
-                for change, given in _changes_before(site, computed, first):
+                for before, given in _changes_before(site, computed, first):
+                    change = np.zeros(computed.whole.shape) if before is None else before.values
                     changed = replace(computed, apply=partial(_of_changed, computed.apply, change))
                     second = _ported(inner, replace(first, given=given), changed, change, most_off(site))
                     if second is not None:
-                        return _explanations(inner, first, second, changed, change)
+                        return _explanations(inner, first, second, computed, before)
         return []
 
 
-def _changes_before(site: Site, computed: Sum, a: Mixture) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+def _changes_before(site: Site, computed: Sum, a: Mixture) -> Iterator[tuple[Changed | None, np.ndarray | None]]:
     """Yield what b's sum may have beside a mixture, and the experts' own input: nothing, or what earlier sums of b differ by."""
-    yield np.zeros(computed.whole.shape), None
-    for _, change in reversed(known_changes(site)) if computed.name else ():
-        if change.shape == computed.whole.shape:
-            yield change, None
-            yield from ((change, it.b) for it, _ in site.memory["explained"] if np.array_equal(it.a, a.source.values))
+    yield None, None
+    for before in reversed(known_changes(site)) if computed.name else ():
+        if before.values.shape == computed.whole.shape:
+            yield before, None
+            yield from ((before, it.b) for it, _ in site.memory["explained"] if np.array_equal(it.a, a.source.values))
 
 
 def _of_changed(function: Callable[[np.ndarray], np.ndarray], change: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -232,6 +247,7 @@ def _fits(site: Site) -> Iterator[Mixture]:
         return
     every = _sums(site)
     near = [source for source in sources(site, 4 * MOST_INPUTS) if source.values.shape[:2] == site.a.shape[:2]]
+    near = [_of_both(site, source) for source in near]
     same = [source for source in near if source.values.shape == site.a.shape][:MOST_INPUTS]
     for source in [*same, *(source for source in near[:MOST_INPUTS] if source not in same)]:
         width = source.values.shape[-1]
@@ -248,6 +264,12 @@ def _fits(site: Site) -> Iterator[Mixture]:
                 for mixture in _nearest(site, start, [bank], functions, site.a, added, most):
                     if site.off(mixture.predicted(site), from_a=True) <= most:
                         yield mixture
+
+
+def _of_both(site: Site, source: Source) -> Source:
+    """Return a tensor as both models hold it, whose difference a pass is given there, where one of equal values is a's alone."""
+    shared = (it for it in site.before if it.shared and np.array_equal(it.values, source.values))
+    return next((Source(it.name, it.values) for it in shared), source)
 
 
 def _ported(site: Site, a: Mixture, computed: Sum, change: np.ndarray, most: float) -> Mixture | None:
@@ -267,6 +289,7 @@ def _ported(site: Site, a: Mixture, computed: Sum, change: np.ndarray, most: flo
     tried: list[tuple[Sequence[Bank], Sequence[Activation]]] = [
         ([a.bank], [a.function]),
         (readings, [a.function]),
+        ([*a.bank.without_biases()], [a.function]),
         ([a.bank], FUNCTIONS if is_mixed else ()),
         ([bank for bank in own if bank.label == a.bank.label], [a.function]),
         (own, [a.function]),
@@ -409,14 +432,22 @@ def _layer_of(site: Site) -> int | None:
     return max(set(layers), key=layers.count) if layers else site.layer
 
 
-def _explanations(site: Site, a: Mixture, b: Mixture, computed: Sum, change: np.ndarray) -> list[Explanation]:
+def _explanations(site: Site, a: Mixture, b: Mixture, computed: Sum, before: Changed | None) -> list[Explanation]:
     """Return the first setting in which two mixtures differ, with the others; what a norm is given is remembered."""
-    whole = b.predicted(site)
-    rest = (computed.apply(whole), lambda at: computed.apply(b.compute(at)), b.inputs)
-    layer = site.layer if computed.name else None
-    found = together([Explanation(*it, *rest, layer=layer) for it in _differences(a, b)])
-    if found and computed.name:
-        remember(site, (found[0], whole + change - site.a))
+    whole = b.predicted(site) + (0.0 if before is None else before.values)
+    predicted = computed.apply(whole)
+    if not computed.name:
+        return together([Explanation(*it, predicted, b.compute, b.inputs) for it in _differences(a, b)])
+
+    def change(at: Values) -> np.ndarray:
+        own = unset(at)(computed.name)
+        return b.compute(at) - own if before is None else b.compute(at, unset(at)) + before.read(at) - own
+
+    inputs = dict.fromkeys((computed.name, *b.inputs, *(() if before is None else before.inputs)))
+    further = (predicted, partial(changed_sum, computed, change, computed.name), tuple(inputs))
+    found = together([Explanation(*it, *further, layer=site.layer, change=change) for it in _differences(a, b)])
+    if found:
+        remember(site, found[0], whole - site.a)
     return found
 
 
@@ -448,53 +479,4 @@ def _differences(a: Mixture, b: Mixture) -> Iterator[tuple[str, str, tuple[str, 
             yield "missing-part", f"the gate {last_part(term.gate)} is", ("applied", "left out")
     if a.function is not b.function:
         yield cause_of(a.function, b.function), "the experts' activation is", (a.function.name, b.function.name)
-    if a.bank.label != b.bank.label and _has_other_branches(a.bank, b.bank):
-        yield "gate-swapped", "of the experts' branches", (a.bank.label, b.bank.label)
-    elif a.bank is not b.bank:
-        yield from _of_weights(a.bank, b.bank)
-
-
-def _has_other_branches(a: Bank, b: Bank) -> bool:
-    """Return whether b activates units of a's that a does not: a label alone says how the matrices are stored."""
-    if a.up is None or b.up is None or a.gate.shape != b.gate.shape:
-        return True
-    both = np.concatenate([a.gate, a.up], -1)
-    first = b.gate[..., :1]
-    is_own = np.isclose(first, both).all(1).any(-1)
-    return any(is_own & ~np.isclose(a.gate, b.gate).all((1, 2)))
-
-
-def _of_weights(a: Bank, b: Bank) -> Iterator[tuple[str, str, tuple[str, str]]]:
-    """Yield in which matrices two banks differ, and whether they are those of other experts."""
-    if _are_permuted(a, b):
-        yield "permuted-weight", "the entries of the experts' matrices are in", ("one order", "another")
-        return
-    for name, mine, its in (("gate", a.gate, b.gate), ("up", a.up, b.up), ("down", a.down, b.down)):
-        if mine is None or its is None or mine.shape != its.shape:
-            continue
-        wrong = [number for number in range(len(mine)) if not np.allclose(mine[number], its[number])]
-        whose = {
-            number: next((place for place in range(len(mine)) if np.allclose(mine[place], its[number])), None)
-            for number in wrong
-        }
-        others = [number for number in wrong if whose[number] is None]
-        if others:
-            yield "different-weight", f"the {name} matrices of experts {listed(others)} are", ("a's own", "others")
-        moved = [number for number in wrong if whose[number] is not None]
-        if moved:
-            values = (listed(moved), listed(whose[number] for number in moved))
-            yield "swapped-weights", f"the {name} matrices of experts {listed(moved)} are those of", values
-    biases = zip(("gate", "up", "down"), a.biases, b.biases, strict=True)
-    for name in (name for name, mine, its in biases if not np.array_equal(mine, its)):
-        yield "different-weight", f"the experts' {name} biases are", ("a's own", "others")
-
-
-def _are_permuted(a: Bank, b: Bank) -> bool:
-    """Return whether the matrices of each expert have the same entries in another order."""
-    if a.up is None or b.up is None or a.gate.shape != b.gate.shape:
-        return False
-    first, second = (
-        np.sort(np.concatenate([matrices.reshape(len(matrices), -1) for matrices in bank], 1))
-        for bank in ((a.gate, a.up, a.down), (b.gate, b.up, b.down))
-    )
-    return np.allclose(first, second) and not np.allclose(a.gate, b.gate)
+    yield from differing_weights(a.bank, b.bank)

@@ -16,7 +16,6 @@ from embgrad.comparison.hypotheses.attention import AttentionCore
 from embgrad.comparison.hypotheses.combination import Combination
 from embgrad.comparison.hypotheses.convolution_changes import Convolving
 from embgrad.comparison.hypotheses.dropping import Dropout
-from embgrad.comparison.hypotheses.exchanged_norms import ExchangedNorms
 from embgrad.comparison.hypotheses.experts import Experts
 from embgrad.comparison.hypotheses.gate import Gate
 from embgrad.comparison.hypotheses.held_vector import HeldVector
@@ -24,6 +23,7 @@ from embgrad.comparison.hypotheses.in_half import InHalf
 from embgrad.comparison.hypotheses.layer_order import LayerOrder
 from embgrad.comparison.hypotheses.lookup import Rows
 from embgrad.comparison.hypotheses.norm import Norm, NormOfSum
+from embgrad.comparison.hypotheses.norm_in_sum import NormInSum
 from embgrad.comparison.hypotheses.pooling import Pooling
 from embgrad.comparison.hypotheses.product import Product
 from embgrad.comparison.hypotheses.recurrent import Recurrent
@@ -79,7 +79,7 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     Product(),
     Combination(),
     OtherTerm(),
-    ExchangedNorms(),
+    NormInSum(),
     HeldVector(),
     ActivationFunction(),
     Pooling(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ __all__ = [
     "real_of",
     "remember",
     "together",
+    "unset",
 ]
 
 #: The key in a site's memory of whether its difference is so small that only what is known from others is tried.
@@ -62,6 +63,11 @@ def arrived(name: str) -> str:
     return f"{name} as it arrives"
 
 
+def unset(at: Values) -> Values:
+    """Return the values at points as a computes them: an input that a pass changes is changed for its module alone."""
+    return lambda name: at(arrived(name)) if name.endswith(f":{INPUT}") else at(name)
+
+
 @dataclass(frozen=True, eq=False)
 class Before:
     """A tensor at a point before a site.
@@ -94,6 +100,7 @@ class Explanation:
         rivals: explanations of the same predicted output, which other sites may decide for.
         goes_on: whether this is the difference of an earlier site alone, which has the cause.
         layer: the index of the layer that it is in, where that is not the site's own; None where it is.
+        change: what is added to a sum in b, by the values at earlier points; None where that is not known, or no sum is changed.
     """
 
     cause: str
@@ -107,6 +114,7 @@ class Explanation:
     rivals: tuple[Explanation, ...] = ()
     goes_on: bool = False
     layer: int | None = None
+    change: Callable[[Values], np.ndarray] | None = None
 
     @property
     def text(self) -> str:
@@ -133,8 +141,25 @@ class Explanation:
         )
 
 
-#: An explanation of a sum, and what is added to the sum in b.
-Changed = tuple[Explanation, np.ndarray]
+class Changed(NamedTuple):
+    """What is added to a sum in b, and is in later sums as well where no point stops it.
+
+    Attributes:
+        explanation: the explanation of the sum.
+        values: what is added, (example, position, feature).
+    """
+
+    explanation: Explanation
+    values: np.ndarray
+
+    def read(self, at: Values) -> np.ndarray:
+        """Return what is added in a pass whose values at points a function returns; the same as here where that is not known."""
+        return self.values if self.explanation.change is None else self.explanation.change(at)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the points that it reads."""
+        return () if self.explanation.change is None else self.explanation.inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,10 +336,10 @@ def known_changes(site: Site) -> list[Changed]:
     return known
 
 
-def remember(site: Site, changed: Changed) -> None:
-    """Keep the change of a sum for later sites."""
+def remember(site: Site, explanation: Explanation, change: np.ndarray) -> None:
+    """Keep what is added to a sum for later sites."""
     known = known_changes(site)
-    known[:] = [*known, changed][-MOST_KNOWN:]
+    known[:] = [*known, Changed(explanation, change)][-MOST_KNOWN:]
 
 
 def together(found: Sequence[Explanation]) -> list[Explanation]:

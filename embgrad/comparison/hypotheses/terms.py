@@ -13,7 +13,16 @@ import numpy as np
 from embgrad.comparison.hypotheses.combination import by_multipliers, distinct, terms_of
 from embgrad.comparison.hypotheses.lookup import explanation_of_rows, roles_of, rows_of, table_of
 from embgrad.comparison.hypotheses.norm import norms_of
-from embgrad.comparison.hypotheses.site import Before, Changed, Explanation, Site, Values, known_changes, remember
+from embgrad.comparison.hypotheses.site import (
+    Before,
+    Changed,
+    Explanation,
+    Site,
+    Values,
+    known_changes,
+    remember,
+    unset,
+)
 from embgrad.comparison.hypotheses.sources import Term, carried, norms_before, skipped_norms
 from embgrad.model_points.points import INPUT, OUTPUT
 
@@ -73,7 +82,7 @@ class OtherTerm:
 
     def explain(self, site: Site) -> list[Explanation]:
         """Return how b's sum differs from a's; an empty list where a computes none."""
-        if site.a.shape[-1] < 2 or not np.isfinite(site.rows(site.b)).all():
+        if not np.isfinite(site.rows(site.b)).all():
             return []
         tensors = list(distinct(site))
         tensors += list(distinct(site, shared=False))[:MOST_UNSHARED]
@@ -86,9 +95,9 @@ class OtherTerm:
                 found.append(replace(explanation, predicted=predicted))
                 if site.off(predicted) <= site.near:
                     rivals = [] if _is_known(explanation, known) else explanation.rivals
-                    remember(site, (explanation, change))
+                    remember(site, explanation, change)
                     for rival in rivals:
-                        remember(site, (rival, rival.predicted - computed.whole))
+                        remember(site, rival, rival.predicted - computed.whole)
                     return found[-1:]
         return found
 
@@ -98,7 +107,7 @@ def _again(computed: Sum, known: Sequence[Changed]) -> Iterator[Changed]:
     for explanation, change in known:
         if change.shape == computed.whole.shape:
             again, _ = _of_change(computed, replace(explanation, also=()), change)
-            yield (again if computed.name else replace(again, compute=None, inputs=())), change
+            yield Changed(again if computed.name else replace(again, compute=None, inputs=()), change)
 
 
 def _is_known(explanation: Explanation, known: Sequence[Changed]) -> bool:
@@ -108,14 +117,19 @@ def _is_known(explanation: Explanation, known: Sequence[Changed]) -> bool:
 
 def _of_change(computed: Sum, explanation: Explanation, change: np.ndarray) -> Changed:
     """Return an explanation with b's function: a norm of its input in a with the change, or the changed sum."""
-    whole = computed.whole + change
-    compute = partial(changed_sum, computed, change, computed.name) if computed.name else lambda _: whole
-    return replace(explanation, compute=compute, inputs=(computed.name,) if computed.name else ()), change
+    whole, changed = computed.whole + change, Changed(explanation, change)
+    if not computed.name:
+        return changed._replace(explanation=replace(explanation, compute=lambda _: whole, inputs=()))
+    names = tuple(dict.fromkeys((computed.name, *changed.inputs)))
+    compute = partial(changed_sum, computed, changed.read, computed.name)
+    return changed._replace(explanation=replace(explanation, compute=compute, inputs=names))
 
 
-def changed_sum(computed: Sum, change: np.ndarray, name: str, at: Values) -> np.ndarray:
+def changed_sum(
+    computed: Sum, change: np.ndarray | Callable[[Values], np.ndarray], name: str, at: Values
+) -> np.ndarray:
     """Return what the function of a sum, which is read at a point, returns of the sum with a change."""
-    return computed.apply(at(name) + change)
+    return computed.apply(unset(at)(name) + (change(at) if callable(change) else change))
 
 
 def _explanations(site: Site, computed: Sum, tensors: Sequence[Before]) -> Iterator[Changed]:
@@ -139,12 +153,11 @@ def _explanations(site: Site, computed: Sum, tensors: Sequence[Before]) -> Itera
     if any(led):
         terms = [change or term for change, term in zip(led, own, strict=True)]
         yield from _of_multipliers(site, computed, terms, multipliers)
-    for (_, change), number in itertools.product(reversed(known_changes(site)), range(len(own))):
-        if change.shape == computed.whole.shape:  # which goes on in one of the terms
+    for earlier, number in itertools.product(reversed(known_changes(site)), range(len(own))):
+        if earlier.values.shape == computed.whole.shape:  # which goes on in one of the terms
             terms = [*own]
-            terms[number] = Term(own[number].before, own[number].values + change)
-            for explanation, whole in _of_multipliers(site, computed, terms, multipliers):
-                yield _of_change(computed, explanation, whole)
+            terms[number] = _with_change(own[number], earlier)
+            yield from _of_multipliers(site, computed, terms, multipliers)
     looked_up: list[tuple[Before, float, Looked]] = []
     for term, multiplier in zip(own, multipliers, strict=True):
         path = term.before.name.removesuffix(f":{OUTPUT}").partition("#")[0]
@@ -184,8 +197,16 @@ def _of_skipped_norms(site: Site, computed: Sum, term: np.ndarray, multiplier: f
         if is_held:
             cause, values = "norm-order", ("what it returns", "what it is given")
             text = f"b adds what the norm {norm} is given, where a adds what it returns"
-        found = Explanation(cause, f"the norm {norm}", values, given.values, sentence=text)
+        found = Explanation(
+            cause, f"the norm {norm}", values, given.values, None, (given.name, norm), text,
+            change=partial(_times, multiplier, given.name, norm),
+        )  # fmt: skip
         yield _of_change(computed, found, multiplier * (given.values - term))
+
+
+def _times(multiplier: float, name: str, other: str, at: Values) -> np.ndarray:
+    """Return a multiple of the difference of two points."""
+    return multiplier * (at(name) - at(other))
 
 
 def _of_normed_residuals(site: Site, computed: Sum) -> Iterator[Changed]:
@@ -197,8 +218,16 @@ def _of_normed_residuals(site: Site, computed: Sum) -> Iterator[Changed]:
         sentence = f"b adds what the norm {norm} returns, where a adds what it is given"
         own = Term(returned, returned.values)
         for term in filter(None, (carried(site, own), own)):
-            found = Explanation("norm-order", f"the norm {norm}", texts, term.values, sentence=sentence)
+            found = Explanation(
+                "norm-order", f"the norm {norm}", texts, term.values, None, (given.name, *term.inputs), sentence,
+                change=partial(_in_place_of, term, given.name),
+            )  # fmt: skip
             yield _of_change(computed, found, term.values - given.values)
+
+
+def _in_place_of(term: Term, name: str, at: Values) -> np.ndarray:
+    """Return what a sum differs by that has a term in the place of a point."""
+    return term.read(at) - at(name)
 
 
 def _of_multipliers(site: Site, computed: Sum, terms: Sequence[Term], multipliers: np.ndarray) -> Iterator[Changed]:
@@ -215,13 +244,28 @@ def _of_multipliers(site: Site, computed: Sum, terms: Sequence[Term], multiplier
         for explanation in itertools.islice(by_multipliers(site, terms, multipliers, factors * multipliers), 1)
     ]
     if found:
-        inner = found[0].compute
-        compute = None if inner is None else partial(_composed, computed.apply, inner)
-        yield replace(found[0], compute=compute, rivals=tuple(found[1:])), found[0].predicted - computed.whole
+        first, *rivals = (_with_sum(it, computed.name) for it in found)
+        change = first.predicted - computed.whole
+        changed = replace(first, rivals=tuple(rivals))
+        yield Changed(changed, change) if first.compute is None else _of_change(computed, changed, change)
 
 
-def _composed(function: Function, inner: Callable[[Values], np.ndarray], at: Values) -> np.ndarray:
-    return function(inner(at))
+def _with_sum(explanation: Explanation, name: str) -> Explanation:
+    """Return the explanation of a sum, which a point is given, with its change."""
+    whole = explanation.compute
+    return explanation if whole is None else replace(explanation, change=lambda at: whole(at) - unset(at)(name))
+
+
+def _with_change(term: Term, earlier: Changed) -> Term:
+    """Return a term in which the change of an earlier sum goes on."""
+    name = term.before.name
+    carrying = replace(
+        earlier.explanation,
+        compute=lambda at: unset(at)(name) + earlier.read(at),
+        inputs=(name, *earlier.inputs),
+        also=(),
+    )
+    return Term(term.before, term.values + earlier.values, carrying)
 
 
 def _with_unchanged(site: Site, terms: Sequence[Term], factors: np.ndarray) -> list[np.ndarray]:
@@ -300,7 +344,7 @@ def _rows_behind(site: Site, computed: Sum, rest: np.ndarray, table: np.ndarray)
     """Return the rows of a table with which the rest of a sum leads to b's output; None where none do."""
     if computed.free is None:
         return rows_of(table, site.rows(site.b) - rest)
-    if table.size * len(rest) > MOST_TRIED * table.shape[1]:
+    if len(table) * len(rest) > MOST_TRIED:
         return None
     rest, table = rest[:, computed.shown], table[:, computed.shown]
     power = (rest**2).sum(-1)[:, None] + 2 * rest @ table.T + (table**2).sum(-1)

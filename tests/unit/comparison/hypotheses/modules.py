@@ -10,7 +10,7 @@ import numpy as np
 
 from embgrad import TokenBatch
 from embgrad.comparison.findings import CAUSES
-from embgrad.comparison.hypotheses.site import Before, Explanation, Site
+from embgrad.comparison.hypotheses.site import Before, Explanation, Site, Values, arrived
 from embgrad.comparison.recording import HeldWeight, Recording, Tensor
 from embgrad.comparison.settings import Declared
 from embgrad.comparison.sites import Pair
@@ -100,14 +100,28 @@ def module_site(
     )
 
 
-def best(site: Site, explanations: Sequence[Explanation]) -> Explanation:
-    """Return the first explanation that predicts b's output nearly exactly, also as a function of the tensors before."""
-    at = {before.name: before.values for before in site.before}
+def in_pass(at: Mapping[str, np.ndarray]) -> Values:
+    """Return the values at points in a pass that changes none of them."""
+    return {**at, **{arrived(name): values for name, values in at.items()}}.__getitem__
+
+
+def best(
+    site: Site, explanations: Sequence[Explanation], earlier: Mapping[str, np.ndarray] | None = None
+) -> Explanation:
+    """Return the first explanation that predicts b's output nearly exactly, also as a function of the tensors before.
+
+    Args:
+        site: the site.
+        explanations: those of a hypothesis.
+        earlier: further tensors at earlier points, by name.
+    """
+    at = {**(earlier or {}), **{before.name: before.values for before in site.before}}
+    values = in_pass(at)
     for explanation in explanations:
         if site.off(explanation.predicted) < 1e-6:
             assert explanation.cause in CAUSES
             assert explanation.compute is not None
-            np.testing.assert_allclose(explanation.compute(at.__getitem__), explanation.predicted, rtol=1e-9, atol=1e-9)
+            np.testing.assert_allclose(explanation.compute(values), explanation.predicted, rtol=1e-9, atol=1e-9)
             assert set(explanation.inputs) <= set(at)
             return explanation
     raise AssertionError([(item.text, site.off(item.predicted)) for item in explanations])

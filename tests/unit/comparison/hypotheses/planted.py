@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from embgrad import TokenBatch
-from embgrad.comparison.hypotheses.site import Before, Explanation, Site
+from embgrad.comparison.hypotheses.site import Before, Explanation, Site, arrived
 from embgrad.comparison.recording import HeldWeight, Recording, Tensor
 from embgrad.comparison.sites import Pair
 from embgrad.comparison.weights import Matching
@@ -63,6 +63,5 @@ def expect_exact(site: Site, explanation: Explanation) -> None:
     assert explanation.compute is not None
     assert set(explanation.inputs) <= set(at)
     assert site.off(explanation.predicted) < 1e-6
-    np.testing.assert_allclose(
-        explanation.compute(lambda name: at[name]), explanation.predicted, rtol=1e-12, atol=1e-12
-    )
+    values = {**at, **{arrived(name): array for name, array in at.items()}}
+    np.testing.assert_allclose(explanation.compute(values.__getitem__), explanation.predicted, rtol=1e-12, atol=1e-12)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.hypotheses.expert_weights import (
-    CLAMPED,
+    GATES,
     Bank,
     Router,
     Scores,
@@ -18,6 +18,7 @@ from embgrad.comparison.hypotheses.expert_weights import (
     _is_of,
     _short,
     banks_of,
+    differing_weights,
     routers_of,
     stacks_of,
 )
@@ -30,7 +31,6 @@ from embgrad.comparison.hypotheses.experts import (
     _differences,
     _few,
     _layer_of,
-    _of_weights,
     _routings,
     _sums,
 )
@@ -65,9 +65,20 @@ def test_the_output_of_an_expert_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gate", "up", "units"), [(2.0, 3.0, (2.0, 4.0)), (9.0, 8.0, (7.0, 8.0)), (-9.0, -9.0, (-9.0, -6.0))]
+    ("name", "gate", "up", "units", "slope"),
+    [
+        ("the bounded gate of gpt-oss", 2.0, 3.0, (2.0, 4.0), 1.702),
+        ("the bounded gate of gpt-oss", 9.0, 8.0, (7.0, 8.0), 1.702),
+        ("the bounded gate of gpt-oss", -9.0, -9.0, (-9.0, -6.0), 1.702),
+        ("gpt-oss's gate without bounds", 9.0, 8.0, (9.0, 9.0), 1.702),
+        ("gpt-oss's gate without the added 1", 9.0, 8.0, (7.0, 7.0), 1.702),
+        ("gpt-oss's gate by SiLU", 9.0, -8.0, (7.0, -6.0), 1.0),
+    ],
 )
-def test_the_bounded_gate_of_gpt_oss_by_hand(gate: float, up: float, units: tuple[float, float]) -> None:
+def test_the_gate_of_gpt_oss_by_hand(
+    name: str, gate: float, up: float, units: tuple[float, float], slope: float
+) -> None:
+    function = next(function for function in GATES if function.name == name)
     bank = Bank(
         "",
         numbers(gate - 0.5, 0),
@@ -76,8 +87,15 @@ def test_the_bounded_gate_of_gpt_oss_by_hand(gate: float, up: float, units: tupl
         (np.array([[[0.5]]]), np.array([[[0.25]]]), 0.0),
     )
     active, other = units
-    (((output,),),) = bank.outputs(ROWS, CLAMPED)
-    assert output == pytest.approx(active / (1 + np.exp(-1.702 * active)) * other)
+    (((output,),),) = bank.outputs(ROWS, function)
+    assert output == pytest.approx(active / (1 + np.exp(-slope * active)) * other)
+
+
+def test_a_bank_is_taken_without_each_of_its_biases_and_without_all() -> None:
+    first, last = np.ones((1, 1, 1)), 2 * np.ones((1, 1, 1))
+    bank = Bank("", first, first, first, (first, 0.0, last))
+    assert [it.biases for it in bank.without_biases()] == [(0.0, 0.0, last), (first, 0.0, 0.0), (0.0, 0.0, 0.0)]
+    assert [it.biases for it in replace(bank, biases=(0.0, 0.0, last)).without_biases()] == [(0.0, 0.0, 0.0)]
 
 
 def test_scores_are_which_expert_is_taken() -> None:
@@ -299,18 +317,21 @@ def test_experts_without_numbers_are_no_experts() -> None:
 def test_matrices_of_other_experts_are_told_from_other_matrices() -> None:
     gate, down = np.arange(8.0).reshape(4, 2, 1), np.arange(8.0).reshape(4, 1, 2)
     own = Bank("", gate, None, down, (np.ones((4, 1, 1)), 0.0, 0.0))
-    assert list(_of_weights(own, own)) == []
+    assert list(differing_weights(own, own)) == []
     turned = replace(own, gate=gate[[1, 0, 2, 3]])
-    assert list(_of_weights(own, turned)) == [
+    assert list(differing_weights(own, turned)) == [
         ("swapped-weights", "the gate matrices of experts 0, 1 are those of", ("0, 1", "1, 0"))
     ]
     both = gate[[0, 0, 2, 3]] + np.array([0, 0, 0, 9.0])[:, None, None]
-    assert list(_of_weights(own, replace(own, gate=both))) == [
+    assert list(differing_weights(own, replace(own, gate=both))) == [
         ("different-weight", "the gate matrices of experts 3 are", ("a's own", "others")),
         ("swapped-weights", "the gate matrices of experts 1 are those of", ("1", "0")),
     ]
-    assert list(_of_weights(own, replace(own, up=gate))) == []  # which a has none of
-    assert list(_of_weights(replace(own, up=gate), own)) == []
-    assert list(_of_weights(own, replace(own, gate=gate[:3]))) == []
-    biases = list(_of_weights(own, replace(own, biases=(2 * np.ones((4, 1, 1)), 0.0, 1.0))))
-    assert [text for _, text, _ in biases] == ["the experts' gate biases are", "the experts' down biases are"]
+    assert list(differing_weights(own, replace(own, up=gate))) == []  # which a has none of
+    assert list(differing_weights(replace(own, up=gate), own)) == []
+    assert list(differing_weights(own, replace(own, gate=gate[:3]))) == []
+    biases = list(differing_weights(own, replace(own, biases=(2 * np.ones((4, 1, 1)), 0.0, 1.0))))
+    assert biases == [
+        ("different-weight", "the experts' gate biases are", ("a's own", "others")),
+        ("missing-bias", "the experts' down biases are", ("missing", "added")),
+    ]

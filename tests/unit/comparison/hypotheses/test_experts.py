@@ -13,9 +13,9 @@ import pytest
 
 from embgrad.comparison.hypotheses.expert_weights import banks_of, stacks_of
 from embgrad.comparison.hypotheses.experts import Experts, Groups, Routing
-from embgrad.comparison.hypotheses.site import CHANGES, Explanation, Site
+from embgrad.comparison.hypotheses.site import CHANGES, Changed, Explanation, Site
 from embgrad.comparison.recording import Tensor
-from tests.unit.comparison.hypotheses.modules import REAL, best, module_site
+from tests.unit.comparison.hypotheses.modules import REAL, best, in_pass, module_site
 from tests.unit.comparison.hypotheses.planted import expect_exact
 
 RANDOM = np.random.default_rng(0)
@@ -253,10 +253,7 @@ def test_both_branches_may_be_in_one_stack_with_biases(is_interleaved: bool) -> 
     what = "units" if is_interleaved else "half"
     assert found.values == tuple(f"the {name} {what} activated" for name in names)
     found = explained(site(mixed(), a, held=held, held_b={**held, "block.down_bias": np.zeros_like(bias)}))
-    assert (found.cause, found.text) == (
-        "different-weight",
-        "the experts' down biases are a's own in a and others in b",
-    )
+    assert (found.cause, found.text) == ("missing-bias", "the experts' down biases are added in a and missing in b")
 
 
 def test_experts_may_have_one_branch() -> None:
@@ -427,9 +424,42 @@ def test_a_mixture_behind_the_difference_of_an_earlier_sum_is_explained(moved: b
             b[place] += DOWN[expert] @ units
     earlier = Explanation("expert-routing", "x", ("1", "2"), X)
     at = behind_norm(b)
-    memory = {CHANGES: [(earlier, change)], "explained": [(replace(at, a=X, b=own), earlier)]}
+    memory: dict[str, Any] = {CHANGES: [Changed(earlier, change)], "explained": [(replace(at, a=X, b=own), earlier)]}
     (found,) = Experts().explain(replace(at, memory=memory))
     assert found.text == "experts for each token 2 in a and 1 in b"
     assert at.off(found.predicted) < 1e-6
     np.testing.assert_allclose(memory[CHANGES][-1][1][REAL], (b - A)[REAL], atol=1e-9)  # all of what the next sum has
     assert Experts().explain(behind_norm(b)) == []
+
+
+def test_what_a_mixture_adds_to_a_sum_follows_the_tensors_of_a_pass() -> None:
+    values, residual, whole = RANDOM.normal(size=(3, *X.shape))
+    other = {"block": values, "residual": residual, "norm:input": whole}
+    memory: dict[str, Any] = {}
+    (found,) = Experts().explain(behind_norm(mixed(taken=1), memory=memory))
+    wanted = mixed(taken=1, x=values, added=residual)
+    assert found.compute is not None
+    assert found.change is not None
+    np.testing.assert_allclose(found.change(in_pass(other)), wanted - whole)
+    np.testing.assert_allclose(
+        found.compute(in_pass(other)), wanted / np.sqrt((wanted**2).mean(-1, keepdims=True) + 1e-6) * GAIN
+    )
+    # The next mixture is added to what this one differs by.
+    change = mixed(taken=1) - A
+    at = behind_norm(mixed(taken=1) + change, memory={**memory, "explained": []})
+    (again,) = Experts().explain(at)
+    assert again.change is not None
+    np.testing.assert_allclose(again.change(in_pass(other)), 2 * (wanted - whole))
+
+
+def test_a_mixture_reads_a_tensor_where_both_models_hold_it() -> None:
+    """What the experts are given is no point of a port in functions, and what their router is given is one."""
+    at = behind_norm(mixed(taken=1))
+    before = [replace(it, shared=False) for it in at.before if it.name == "block"]
+    before += [
+        *(it for it in at.before if it.name != "block"),
+        replace(before[0], name="block.gate:input", shared=True),
+    ]
+    (found,) = Experts().explain(replace(at, before=before))
+    assert "block.gate:input" in found.inputs
+    assert "block" not in found.inputs

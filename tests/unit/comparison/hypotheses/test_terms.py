@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from embgrad.comparison.hypotheses.site import CHANGES, Explanation, Site
 from embgrad.comparison.hypotheses.terms import OtherTerm
 from embgrad.comparison.sites import Pair
 from embgrad.comparison.weight_values import rounded
-from tests.unit.comparison.hypotheses.modules import IDS, REAL, best, module_site
+from tests.unit.comparison.hypotheses.modules import IDS, REAL, best, in_pass, module_site
 
 RANDOM = np.random.default_rng(0)
 SIZE = 6
@@ -39,8 +40,8 @@ def behind(a: np.ndarray, b: np.ndarray, *, centred: bool = True, gain: np.ndarr
     return module_site(*outputs, before, **{**settings, **further})
 
 
-def explained(at: Site) -> Explanation:
-    return best(at, OtherTerm().explain(at))
+def explained(at: Site, earlier: Mapping[str, np.ndarray] | None = None) -> Explanation:
+    return best(at, OtherTerm().explain(at), earlier)
 
 
 WHOLE = WORD + PLACE + KIND
@@ -142,7 +143,14 @@ def test_a_norm_that_b_skips_before_a_norm_is_named_and_known_at_later_sums() ->
     added = RANDOM.normal(size=WORD.shape)
     later = [norm(values, 2 * GAIN, -SHIFT) for values in (stream + added, WORD + added)]
     at = module_site(*later, {"second:input": stream + added}, key="second:output#0", **settings)
-    assert explained(at).text == "b lacks the norm first"
+    found = explained(at, before)
+    assert found.text == "b lacks the norm first"
+    # In another pass, in which the norm is given other numbers, the sum differs by others.
+    moved = {"second:input": stream + added, "first": 2 * stream, "first:input": WORD + stream}
+    assert found.compute is not None
+    np.testing.assert_allclose(
+        found.compute(in_pass(moved)), norm(added + WORD, 2 * GAIN, -SHIFT), rtol=1e-9, atol=1e-9
+    )
     settings["memory"].clear()
     assert OtherTerm().explain(at) == [], "nothing shows it there alone"
 
@@ -191,21 +199,32 @@ def test_of_two_terms_before_a_norm_the_sum_behind_says_which_is_multiplied(carr
     stream, branch, first, more = 1e3 * RANDOM.normal(size=(4, *WORD.shape))  # beside which the epsilon is nothing
     a, b = stream + branch, carried * stream + added * branch
     memory: dict[str, Any] = {}
+    earlier = {"branch": branch, "stream:input": stream}
 
-    def found(a: np.ndarray, b: np.ndarray, terms: dict[str, np.ndarray]) -> Explanation:
-        weights = {"norm.gain": GAIN, "norm.shift": SHIFT}
-        settings = {"key": "norm:output#0", "held_a": weights, "alone": ["norm:input"], "memory": memory}
-        return explained(module_site(norm(a), norm(b), {"norm:input": a, **terms}, **settings))
+    def found(path: str, a: np.ndarray, b: np.ndarray, terms: dict[str, np.ndarray]) -> Explanation:
+        weights = {f"{path}.gain": GAIN, f"{path}.shift": SHIFT}
+        settings = {"key": f"{path}:output#0", "held_a": weights, "alone": [f"{path}:input"], "memory": memory}
+        named = explained(module_site(norm(a), norm(b), {f"{path}:input": a, **terms}, **settings), earlier)
+        earlier[f"{path}:input"] = a
+        return named
 
     texts = [
         f"branch is multiplied by 1 in a and {added / carried:g} in b",
         f"stream:input is multiplied by 1 in a and {carried / added:g} in b",
     ]
-    at_first = found(a, b, {"branch": branch, "stream:input": stream})
+    at_first = found("first", a, b, {"branch": branch, "stream:input": stream})
     assert [at_first.text, *(rival.text for rival in at_first.rivals)] == texts
-    assert found(a + first, b + first, {"next": first, "sum:input": a}).text == texts[carried != 1]
+    at_second = found("second", a + first, b + first, {"next": first, "sum:input": a})
+    assert at_second.text == texts[carried != 1]
+    assert at_second.compute is not None
+    other = {**earlier, "branch": 2 * branch, "stream:input": 3 * stream, "second:input": a + branch + first}
+    moved = carried * 3 * stream + added * 2 * branch
+    np.testing.assert_allclose(
+        at_second.compute(in_pass(other)), norm(moved - a + a + branch + first), rtol=1e-6, atol=1e-6
+    )
     terms = {"last": more, "later:input": a + first}
-    assert found(a + first + more, b + first + 3 * more, terms).text == "last is multiplied by 1 in a and 3 in b"
+    at_third = found("third", a + first + more, b + first + 3 * more, terms)
+    assert at_third.text == "last is multiplied by 1 in a and 3 in b"
 
 
 def test_values_that_are_not_finite_have_no_terms() -> None:
