@@ -312,6 +312,13 @@ def test_an_example_may_be_off_by_four_tolerances_and_eight_roundoffs_of_the_lar
     assert (differing(1.9, 0, each), differing(1e-9, 1, each)) == ([], [1])
 
 
+def test_results_that_agree_are_not_diagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from embgrad.comparison.diagnosis import diagnose
+
+    monkeypatch.setattr(diagnose, "diagnosed", lambda *_, **__: pytest.fail("nothing differs"))
+    assert embgrad.compare(gradient(), gradient()).agrees
+
+
 def test_advice_depends_on_the_models_that_are_known() -> None:
     model, plain = object(), gradient()
     assert _advice(plain, (model, model)).startswith("No known cause explains the difference")

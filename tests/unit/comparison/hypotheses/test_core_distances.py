@@ -11,7 +11,7 @@ import pytest
 
 from embgrad.comparison.hypotheses import core_fit
 from embgrad.comparison.hypotheses.attention import AttentionCore
-from embgrad.comparison.hypotheses.core_distances import DistanceTerms, _Table, distance_terms
+from embgrad.comparison.hypotheses.core_distances import DistanceTerms, _Table, distance_terms, other_terms
 from embgrad.comparison.hypotheses.projections import Projections
 from embgrad.comparison.hypotheses.site import Site
 from embgrad.comparison.hypotheses.sources import Source
@@ -167,3 +167,13 @@ def test_distances_are_in_their_rows() -> None:
     rows = terms.products(ones[:, :1], ones, np.array([15]), np.arange(1))[0, 0, 0]
     wanted = {0: 8, 1: 9, 4: 12, 5: 13, 6: 14, 7: 15, 8: 15, 15: 15, -1: 7, -4: 4, -5: 3, -6: 2, -7: 1, -8: 1, -15: 0}
     assert {behind: int(rows[15 - behind]) for behind in wanted} == wanted
+
+
+def test_products_of_queries_of_keys_and_of_both_are_tried() -> None:
+    at = site_of(VALUE, VALUE, BEFORE, weights=DEBERTA, settings=SETTINGS)
+    query, key = (Source(f"layers.0.{name}", BEFORE[f"layers.0.{name}"]) for name in "qk")
+    terms = next(distance_terms(at, Projections(query, key, Source("layers.0.v", VALUE), SIZE)))
+    found = list(other_terms(at, terms, query, key, SIZE))
+    assert [(it.of_queries, it.of_keys) for it in found[:3]] == [(True, True), (True, False), (False, True)]
+    assert {it.senses for it in found} >= {(-1, -1), (-1, 1), (1, -1), (1, 1)}
+    assert {it.exchanged for it in found} == {True, False}
