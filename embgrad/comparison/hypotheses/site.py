@@ -142,7 +142,7 @@ class Explanation:
 
 
 class Changed(NamedTuple):
-    """What is added to a sum in b, and is in later sums as well where no point stops it.
+    """A change of a sum in b, which later sums contain as well where no point stops it.
 
     Attributes:
         explanation: the explanation of the sum.
