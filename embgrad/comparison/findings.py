@@ -42,7 +42,7 @@ CAUSES: Final[dict[str, str]] = {
     "dropout": "one side ran with dropout on",
     # norms
     "layer-norm-epsilon": "the two have different epsilons in their norms",
-    "norm-kind": "one side's norm subtracts the mean, the other's does not",
+    "norm-kind": "the two's norms are of different kinds, or take other features together",
     "norm-offset": "one side's norm multiplies by its weight, the other's by one more",
     "norm-order": "one side's norm comes before a part, the other's behind it",
     "norm-in-half": "one side's norm computes in half precision",

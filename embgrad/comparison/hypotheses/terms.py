@@ -34,8 +34,8 @@ MOST_TRIED: Final = 2**24
 #: The size of a gain, as a share of the largest, up to which its feature of a norm's input cannot be seen.
 HIDDEN: Final = 1e-6
 
-#: The most tensors of a alone that may be terms.
-MOST_UNSHARED: Final = 8
+#: The number of nearest tensors among which those of a alone may be terms.
+MOST_UNSHARED: Final = 12
 
 #: The most norms before a sum that may be those of one of its terms.
 MOST_NORMS: Final = 4
@@ -84,8 +84,8 @@ class OtherTerm:
         """Return how b's sum differs from a's; an empty list where a computes none."""
         if not np.isfinite(site.rows(site.b)).all():
             return []
-        tensors = list(distinct(site))
-        tensors += list(distinct(site, shared=False))[:MOST_UNSHARED]
+        near = itertools.islice(distinct(site, shared=False), MOST_UNSHARED)
+        tensors = [*distinct(site), *(it for it in near if not it.shared)]
         known = known_changes(site)
         found: list[Explanation] = []
         for computed in sums(site):
