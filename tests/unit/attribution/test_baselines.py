@@ -403,3 +403,6 @@ def test_the_configuration_of_a_model_knows_its_padding() -> None:
     model.config = Config()  # type: ignore[attr-defined]
     found = embgrad.attribute(model, IDS, LOGIT, methods.IntegratedGradients(80))
     assert found.provenance["method"]["baseline_taken"] == [6, 6]
+    Config.eos_token_id = 0  # type: ignore[assignment]
+    found = embgrad.attribute(model, IDS, LOGIT, methods.IntegratedGradients(80))
+    assert found.provenance["method"]["baseline_taken"] == [0, 0]

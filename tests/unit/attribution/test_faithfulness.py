@@ -359,6 +359,10 @@ def test_metrics_that_are_not_requested_are_absent_and_cost_nothing() -> None:
         *short.table().split()[-2:],
     ]
     assert short.to_dict()["deletion"] is None
+    heads = full.table().splitlines()[0].split()
+    assert dict(zip(heads[::2], heads[1::2], strict=True)) == {
+        **{"comprehensiveness": "↑", "sufficiency": "↓", "leave-one-out": "↑", "deletion": "↓", "insertion": "↑"}
+    }
 
 
 def test_the_result_is_shown_as_a_table_and_as_json() -> None:

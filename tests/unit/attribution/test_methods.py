@@ -302,6 +302,7 @@ def test_sampled_shapley_values_approach_the_exact_ones() -> None:
     drawn = sample_coalitions(members, 900, generator)
     assert len(whole) == 1024
     assert len(drawn) == 900
+    assert set(drawn.sum(1)) == set(range(members + 1))
     exact = exact_values(whole, value(whole.astype(float)))
     sampled = fit_values(drawn, value(drawn.astype(float)))
     assert np.linalg.norm(sampled - exact) < 0.1 * np.linalg.norm(exact)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 import embgrad
-from embgrad.results.spans import Span
+from embgrad.results.spans import Span, _merge
 from tests.unit.inputs.test_offsets import wordpiece
 from tests.unit.refusals import refused
 from tests.unit.results.attributed import attribution_of, by_words, byte_level
@@ -129,3 +129,8 @@ def test_spans_without_texts_or_offsets_are_refused() -> None:
         embgrad.EmbgradError, "where the tokens stand in the texts is not known", "use a tokenizers.Tokenizer"
     ):
         texts.spans()
+
+
+def test_characters_within_those_of_another_token_are_one_run_with_them() -> None:
+    offsets = np.array([[0, 5], [1, 3], [5, 6], [7, 8]])
+    assert _merge(offsets, np.arange(4)) == [(0, 5, (0, 1)), (5, 6, (2,)), (7, 8, (3,))]

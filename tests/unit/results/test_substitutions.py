@@ -49,6 +49,7 @@ def test_substitutions_are_restored_bit_for_bit(tmp_path: Path, made: Substituti
         (lambda arrays, entry: arrays.update(ids=np.ones((2, 2), np.int64)), "holds ids of shape (2, 2): expected (example"),
         (lambda arrays, entry: arrays.update(ids=np.ones((2, 2, 2))), "holds ids of dtype float64: expected int64"),
         (lambda arrays, entry: arrays.update(original=np.ones((2, 3), np.int64)), "holds original of shape (2, 3)"),
+        (lambda arrays, entry: arrays.update(original=np.full((2, 2), -1)), "holds -1 in original"),
         (lambda arrays, entry: arrays.update(mask=np.full((2, 2), 2)), "holds 2 in mask"),
         (lambda arrays, entry: arrays.update(scores=np.zeros((2, 2, 2), np.float32)), "holds scores of dtype float32"),
         (lambda arrays, entry: arrays.update(objective=np.zeros(3)), "holds objective of shape (3,)"),
