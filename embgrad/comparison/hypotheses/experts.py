@@ -27,6 +27,7 @@ from embgrad.comparison.hypotheses.site import (
     Explanation,
     Site,
     Values,
+    kept,
     known_changes,
     remember,
     together,
@@ -443,9 +444,10 @@ def _explanations(site: Site, a: Mixture, b: Mixture, computed: Sum, before: Cha
         own = unset(at)(computed.name)
         return b.compute(at) - own if before is None else b.compute(at, unset(at)) + before.read(at) - own
 
-    inputs = dict.fromkeys((computed.name, *b.inputs, *(() if before is None else before.inputs)))
-    further = (predicted, partial(changed_sum, computed, change, computed.name), tuple(inputs))
-    found = together([Explanation(*it, *further, layer=site.layer, change=change) for it in _differences(a, b)])
+    inputs = tuple(dict.fromkeys((computed.name, *b.inputs, *(() if before is None else before.inputs))))
+    added = kept(change, inputs)
+    further = (predicted, partial(changed_sum, computed, added, computed.name), inputs)
+    found = together([Explanation(*it, *further, layer=site.layer, change=added) for it in _differences(a, b)])
     if found:
         remember(site, found[0], whole - site.a)
     return found

@@ -19,6 +19,7 @@ from embgrad.comparison.hypotheses.site import (
     Explanation,
     Site,
     Values,
+    kept,
     known_changes,
     remember,
     unset,
@@ -146,9 +147,10 @@ def _explanation(
         return np.asarray(whole(at) - found.whole(found.inner, at, unset(at)))
 
     names = (found.given.name, *(it.name for it, _ in found.rest), *(() if before is None else before.inputs))
-    further = (predicted, compute, tuple(dict.fromkeys(names)))
+    inputs = tuple(dict.fromkeys(names))
+    further, added = (predicted, compute, inputs), kept(change, inputs)
     if inner[0] == found.inner[0]:
-        return Explanation(*what_differs(found.inner[1], inner[1]), *further, change=change)
+        return Explanation(*what_differs(found.inner[1], inner[1]), *further, change=added)
     changed = [(found.inner, inner)]
     if found.outer is not None and outer is not None and outer is not found.outer:
         changed.append((found.outer, outer))
@@ -157,7 +159,7 @@ def _explanation(
         for (mine, _), (its, _) in changed
     )
     setting, values = _named(site, found.inner[0]), ("a's own", NUMBER.sub("N", inner[0]))
-    return Explanation("swapped-weights", setting, values, *further, sentence, change=change)
+    return Explanation("swapped-weights", setting, values, *further, sentence, change=added)
 
 
 def _named(site: Site, path: str) -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "Explanation",
     "Site",
     "arrived",
+    "kept",
     "known_changes",
     "real_of",
     "remember",
@@ -340,6 +341,22 @@ def remember(site: Site, explanation: Explanation, change: np.ndarray) -> None:
     """Keep what is added to a sum for later sites."""
     known = known_changes(site)
     known[:] = [*known, Changed(explanation, change)][-MOST_KNOWN:]
+
+
+def kept(function: Callable[[Values], np.ndarray], names: Sequence[str]) -> Callable[[Values], np.ndarray]:
+    """Return a function of the values at points with these names, which is computed once for the tensors of a pass.
+
+    What is added to a sum is read at all later sums, and contains what is added to those before.
+    """
+    last: list[tuple[list[np.ndarray], np.ndarray]] = []
+
+    def read(at: Values) -> np.ndarray:
+        tensors = [at(name) for name in names]
+        if not last or any(known is not tensor for known, tensor in zip(last[0][0], tensors, strict=True)):
+            last[:] = [(tensors, function(at))]
+        return last[0][1]
+
+    return read
 
 
 def together(found: Sequence[Explanation]) -> list[Explanation]:

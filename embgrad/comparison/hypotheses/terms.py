@@ -19,6 +19,7 @@ from embgrad.comparison.hypotheses.site import (
     Explanation,
     Site,
     Values,
+    kept,
     known_changes,
     remember,
     unset,
@@ -253,7 +254,10 @@ def _of_multipliers(site: Site, computed: Sum, terms: Sequence[Term], multiplier
 def _with_sum(explanation: Explanation, name: str) -> Explanation:
     """Return the explanation of a sum, which a point is given, with its change."""
     whole = explanation.compute
-    return explanation if whole is None else replace(explanation, change=lambda at: whole(at) - unset(at)(name))
+    if whole is None:
+        return explanation
+    inputs = tuple(dict.fromkeys((*explanation.inputs, name)))
+    return replace(explanation, change=kept(lambda at: whole(at) - unset(at)(name), inputs), inputs=inputs)
 
 
 def _with_change(term: Term, earlier: Changed) -> Term:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embgrad.comparison.hypotheses.site import CHANGES, Explanation, Site
+from embgrad.comparison.hypotheses.site import CHANGES, Explanation, Site, Values, kept
 from embgrad.comparison.hypotheses.terms import OtherTerm
 from embgrad.comparison.sites import Pair
 from embgrad.comparison.weight_values import rounded
@@ -225,6 +225,19 @@ def test_of_two_terms_before_a_norm_the_sum_behind_says_which_is_multiplied(carr
     terms = {"last": more, "later:input": a + first}
     at_third = found("third", a + first + more, b + first + 3 * more, terms)
     assert at_third.text == "last is multiplied by 1 in a and 3 in b"
+
+
+def test_what_is_added_is_computed_once_for_the_tensors_of_a_pass() -> None:
+    calls = []
+
+    def doubled(at: Values) -> np.ndarray:
+        calls.append(at)
+        return 2 * at("x")
+
+    read, first, second = kept(doubled, ["x", "y"]), {"x": WORD, "y": PLACE}, {"x": KIND, "y": PLACE}
+    for at in (first, {**first}, second, second, first):
+        np.testing.assert_array_equal(read(at.__getitem__), 2 * at["x"])
+    assert len(calls) == 3
 
 
 def test_values_that_are_not_finite_have_no_terms() -> None:
