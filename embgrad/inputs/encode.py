@@ -296,10 +296,10 @@ def _expect_instance(tokenizer: Any) -> None:
 
 
 def _with_pieces(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
-    return [_encode_pieces(tokenizer, example, max_length) for example in examples]
+    return [_encode_pieces(tokenizer, example, max_length, number) for number, example in enumerate(examples)]
 
 
-def _encode_pieces(tokenizer: Any, example: tuple[str, ...], max_length: int | None) -> Encoded:
+def _encode_pieces(tokenizer: Any, example: tuple[str, ...], max_length: int | None, number: int) -> Encoded:
     """Encode as [CLS] text [SEP], or [CLS] text [SEP] text [SEP]; where too long, drop pieces from the end of the longer text."""
     start, end, _ = BERT_SPECIAL
     pieces = [[str(piece) for piece in tokenizer.tokenize(text)] for text in example]
@@ -311,10 +311,10 @@ def _encode_pieces(tokenizer: Any, example: tuple[str, ...], max_length: int | N
         max(pieces, key=len).pop()
         cut += 1
     tokens, types = [start], [0]
-    for number, text_pieces in enumerate(pieces):
+    for part, text_pieces in enumerate(pieces):
         tokens += [*text_pieces, end]
-        types += [number] * (len(text_pieces) + 1)
-    return Encoded(_ids_of(tokenizer.convert_tokens_to_ids(tokens), 0), types, tokens, None, cut, texts=example)
+        types += [part] * (len(text_pieces) + 1)
+    return Encoded(_ids_of(tokenizer.convert_tokens_to_ids(tokens), number), types, tokens, None, cut, texts=example)
 
 
 def _with_callable(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:

@@ -379,3 +379,14 @@ def test_models_of_tensorflow_and_keras_take_tensors_of_strings(module: str, tak
     base = type("Layer", (), {"__module__": module})
     assert is_preprocessor(type("Own", (base,), {})()) is takes_strings
     assert is_preprocessor(base()) is takes_strings
+
+
+def test_the_text_whose_pieces_have_no_numbers_is_named() -> None:
+    class Broken(Pieces):
+        def convert_tokens_to_ids(self, tokens: list[str]) -> Any:
+            return "none" if "plot" in tokens else super().convert_tokens_to_ids(tokens)
+
+    with pytest.raises(
+        embgrad.errors.BatchError, match="the tokenizer returned 'none' for example 1: expected a list of at least one"
+    ):
+        embgrad.encode(["a film", "a plot"], Broken())
