@@ -93,6 +93,15 @@ def test_the_table_is_short_however_many_points_are_at_fault() -> None:
     assert table[-1].endswith("20 at fault")
 
 
+def test_points_at_fault_have_their_names_within_the_layer() -> None:
+    names = [("a.0.p", 0), ("a.0.q", 0), ("a.0", 0), ("elsewhere.r", 1), ("a.1", 1), ("head.2.s", None), ("out", None)]
+    every = tuple(point(name, layer, 1.0, 0.0 if name in ("a.1", "out") else 1.0) for name, layer in names)
+    lines = repr(report(points=every)).splitlines()
+    table = lines[next(number for number, line in enumerate(lines) if line.startswith("point ")) + 1 :]
+    heads = [re.split(r"\s{2,}", line.strip())[0] for line in table]
+    assert heads == ["✗ p", "✗ q", "layer 0 ✗", "✗ elsewhere.r", "layer 1", "✗ head.2.s", "out"]
+
+
 def test_without_gradients_there_is_no_column_of_them() -> None:
     plain = report(points=(point("layers.0", 0, 0.5, gradient=None), point("output", None, 0.25, gradient=None)))
     assert repr(plain).splitlines()[-3:] == [
