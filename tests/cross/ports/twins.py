@@ -390,7 +390,7 @@ TWIN_FAULTS: Final = (
     _configured("dots1", "scores", "expert-routing", "mlp|layers", norm_topk_prob=False),
     _configured("ernie4.5-moe", "top-k", "expert-routing", "mlp|layers", moe_k=1),
     _configured("gpt-oss", "top-k", "expert-routing", "mlp|layers", num_experts_per_tok=3),
-    _planted("gpt-oss", "down-bias", "different-weight", "mlp|layers", changed("down_proj_bias", zeros)),
+    _planted("gpt-oss", "down-bias", "missing-bias", "mlp|layers", changed("down_proj_bias", zeros)),
     _configured("gpt-oss", "window", "attention-window", "attn", sliding_window=9),
     _planted("gpt-oss", "sinks", "attention-bias different-weight", "attn", changed("sinks", _of(-30.0))),
     _configured("gpt-oss", "epsilon", _EPSILON, "norm", rms_norm_eps=1e-3),
