@@ -75,7 +75,9 @@ def _of_sources(a: Core, b: Core) -> Iterator[Difference]:
 
 
 def _is_split_alike(a: Core, b: Core) -> bool:
-    """Return whether queries, keys and values are the same features of the tensors that they are made of."""
+    """Return whether queries, keys and values are the same features of the tensors that they are made of, or exchanged parts."""
+    if any(getattr(a, role).label != getattr(b, role).label for role in ("key", "value")):
+        return True
     places = [
         (core.query.features, core.key.order if isinstance(core.key, Fused) else core.key.features, core.value.features)
         for core in (a, b)

@@ -218,6 +218,14 @@ def test_a_fused_projection_is_split_in_another_order() -> None:
     key, value, query = np.split(whole, [PAIRS * SIZE, 2 * PAIRS * SIZE], -1)
     found = only(site_between(attended(), attended(query, key, value), {"layers.0.attention.qkv": whole}))
     assert found.text == "the fused projection is split into queries, keys, values in a and keys, values, queries in b"
+    first, *others = AttentionCore().explain(
+        site_between(attended(), attended(key=VALUE, value=KEY), {"layers.0.attention.qkv": whole})
+    )
+    assert not others
+    assert [it.text for it in (first, *first.also)] == [
+        "the key is key of qkv in a and value of qkv in b",
+        "the value is value of qkv in a and key of qkv in b",
+    ]
 
 
 def test_the_scale_after_a_fused_projection_is_named() -> None:
