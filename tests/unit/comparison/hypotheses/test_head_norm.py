@@ -50,6 +50,9 @@ def test_all_heads_may_be_normalised_together() -> None:
     np.testing.assert_allclose(key, x / np.sqrt(55) * gains[:, ::-1])
     query, _ = replace(norm, centred=True, epsilon=5.0).apply(x, x, (whole, whole))
     np.testing.assert_allclose(query, (x - 3) / 3 * gains)
+    each = np.array([[1.0, 3.0], [5.0, 7.0]])  # each head has a mean and a variance of its own
+    apart, _ = replace(norm, across=False, centred=True).apply(each, each)
+    np.testing.assert_allclose(apart, np.array([[-1, 1], [-1, 1]]) / 2 * gains)
     np.testing.assert_allclose(
         replace(norm, across=False).apply(x, x, (whole, whole))[0][1], 5 / np.sqrt(28) * gains[1]
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embgrad.comparison.hypotheses.norm_in_sum import NormInSum
-from embgrad.comparison.hypotheses.site import Site
+from embgrad.comparison.hypotheses.site import CHANGES, Changed, Explanation, Site
 from embgrad.comparison.hypotheses.terms import OtherTerm
 from tests.unit.comparison.hypotheses.modules import IDS, best, in_pass, module_site
 
@@ -135,3 +135,23 @@ def test_the_same_epsilon_of_both_norms_is_named() -> None:
 
 def test_a_norm_within_a_sum_that_does_not_differ_is_left_alone() -> None:
     assert NormInSum().explain(site("first", "second")) == []
+
+
+def test_a_norm_within_a_sum_is_found_beside_what_earlier_sums_differ_by() -> None:
+    change, weights = RANDOM.normal(size=STREAM.shape), {f"{name}.gain": gain for name, gain in GAINS.items()}
+    a, b = (STREAM + 0.5 * norm(ADDED, "first", epsilon=it) for it in (1e-5, 1e-3))
+    before = {"first": norm(ADDED, "first"), "first:input": ADDED, "stream": STREAM}
+    earlier = Explanation("residual-scale", "x", ("1", "2"), a)
+    memory = {CHANGES: [Changed(earlier, change)]}
+    at = module_site(a, b + change, before, key="part:input#0", held_a=weights, alone=["first"], memory=memory)
+    found = best(at, NormInSum().explain(at))
+    assert found.text == "epsilon 1e-05 in a and 0.001 in b"
+    assert found.change is not None
+    np.testing.assert_allclose(found.change(in_pass(before)), b + change - a, atol=1e-6)
+
+
+def test_what_the_weights_of_another_norm_add_to_a_sum_is_known() -> None:
+    found = best(at := site("second", "second"), NormInSum().explain(at))
+    before = {it.name: it.values for it in at.before}
+    assert found.change is not None
+    np.testing.assert_allclose(found.change(in_pass(before)), norm(ADDED, "second") - norm(ADDED, "first"), atol=1e-6)
