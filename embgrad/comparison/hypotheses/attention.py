@@ -35,9 +35,8 @@ class AttentionCore:
         """Return how the cores of both models differ; an empty list where a computes none that is known."""
         if site.a.shape[1] < 2 or not np.isfinite(site.b[site.real]).all():
             return []
-        if (
-            next(norms_of(site), None) is not None
-        ):  # what a norm returns is no attention, and the search for one is long
+        # What a norm returns is no attention, and the search for one is long.
+        if next(norms_of(site), None) is not None:
             return []
         failures: dict[str, int] = site.memory.setdefault("attention failures", {})
         kind = re.sub(r"\d+", "N", site.name)

@@ -178,7 +178,9 @@ class Core:
         query = self._split(self.query, self.heads, part.examples, part.rows, heads)
         key = self._split(self.key, self.pairs, part.examples, positions, shared)
         norm = None if self.norm is None else self.norm.of(heads, shared)
-        whole = (self.query.values[part.examples][:, part.rows], self.key.values[part.examples]) if norm else ()
+        whole: tuple[np.ndarray, ...] = ()
+        if norm is not None and norm.across:
+            whole = self.query.values[part.examples][:, part.rows], self.key.values[part.examples]
         if norm is not None and not norm.late:
             query, key = norm.apply(query, key, whole)
         if self.rotary is not None:

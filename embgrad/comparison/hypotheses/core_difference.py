@@ -240,7 +240,8 @@ def _of_positions(a: Core, b: Core) -> Iterator[Difference]:
         yield Difference("attention-bias", "the bias by distance is", (texts[0], texts[1]))
     if a.sink is not b.sink and (a.sink is None or b.sink is None or not np.array_equal(a.sink, b.sink)):
         texts = ["missing" if core.sink is None else "0" if not core.sink.any() else "added" for core in (a, b)]
-        texts[1] = f"added times {_exact(b.scale)}" if texts[0] == texts[1] else texts[1]
+        if a.sink is not None and b.sink is not None and texts[0] == texts[1]:
+            texts[1] = f"added times {_exact(float(a.sink @ b.sink / (a.sink @ a.sink)))}"
         yield Difference("attention-bias", "the score for no value is", (texts[0], texts[1]))
     if a.rotary is None or b.rotary is None:
         if a.rotary is not b.rotary:

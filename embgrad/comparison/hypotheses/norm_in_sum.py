@@ -75,7 +75,8 @@ class NormInSum:
         for found in _sums(site):
             for before in changes:
                 change = np.zeros_like(site.a) if before is None else before.values
-                for inner, outer in (*_exchanged(site, found), *_with_other_settings(site, found, change, at)):
+                ways = _exchanged(site, found), _with_other_settings(site, found, change, at)
+                for inner, outer in itertools.chain(*ways):
                     whole = found.whole(inner, at) + change
                     predicted = whole if outer is None else outer[1].apply(whole)
                     if site.off(predicted) <= min(NEAR, site.most_left):

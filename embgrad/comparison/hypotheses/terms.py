@@ -200,14 +200,14 @@ def _of_skipped_norms(site: Site, computed: Sum, term: np.ndarray, multiplier: f
             text = f"b adds what the norm {norm} is given, where a adds what it returns"
         found = Explanation(
             cause, f"the norm {norm}", values, given.values, None, (given.name, norm), text,
-            change=partial(_times, multiplier, given.name, norm),
+            change=partial(_instead, Term(given, given.values), norm, multiplier),
         )  # fmt: skip
         yield _of_change(computed, found, multiplier * (given.values - term))
 
 
-def _times(multiplier: float, name: str, other: str, at: Values) -> np.ndarray:
-    """Return a multiple of the difference of two points."""
-    return multiplier * (at(name) - at(other))
+def _instead(term: Term, name: str, multiplier: float, at: Values) -> np.ndarray:
+    """Return what a sum differs by that has a multiple of a term in place of that of a point."""
+    return multiplier * (term.read(at) - at(name))
 
 
 def _of_normed_residuals(site: Site, computed: Sum) -> Iterator[Changed]:
@@ -221,14 +221,9 @@ def _of_normed_residuals(site: Site, computed: Sum) -> Iterator[Changed]:
         for term in filter(None, (carried(site, own), own)):
             found = Explanation(
                 "norm-order", f"the norm {norm}", texts, term.values, None, (given.name, *term.inputs), sentence,
-                change=partial(_in_place_of, term, given.name),
+                change=partial(_instead, term, given.name, 1.0),
             )  # fmt: skip
             yield _of_change(computed, found, term.values - given.values)
-
-
-def _in_place_of(term: Term, name: str, at: Values) -> np.ndarray:
-    """Return what a sum differs by that has a term in the place of a point."""
-    return term.read(at) - at(name)
 
 
 def _of_multipliers(site: Site, computed: Sum, terms: Sequence[Term], multipliers: np.ndarray) -> Iterator[Changed]:
